@@ -1,0 +1,69 @@
+"""Celery tasks that take effect once per operation.
+
+The public names; each is imported when it is first used, so that those who need no Celery import none.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .celery.task import IdempotentTask
+    from .errors import (
+        ConfigurationError,
+        Conflict,
+        CrashLoop,
+        IdempotencyError,
+        KeyReused,
+        LeaseLost,
+        MissingKey,
+        PreviouslyFailed,
+        ResultUnavailable,
+        StoreError,
+        StoreUnreachable,
+    )
+    from .events import Event, add_hook, remove_hook
+    from .policy import Policy
+    from .stores import Store, open_store
+
+__all__ = [
+    "ConfigurationError",
+    "Conflict",
+    "CrashLoop",
+    "Event",
+    "IdempotencyError",
+    "IdempotentTask",
+    "KeyReused",
+    "LeaseLost",
+    "MissingKey",
+    "Policy",
+    "PreviouslyFailed",
+    "ResultUnavailable",
+    "Store",
+    "StoreError",
+    "StoreUnreachable",
+    "add_hook",
+    "open_store",
+    "remove_hook",
+]
+
+_HOMES = {
+    "IdempotentTask": "celery",
+    "Policy": "policy",
+    "Store": "stores",
+    "open_store": "stores",
+    "Event": "events",
+    "add_hook": "events",
+    "remove_hook": "events",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

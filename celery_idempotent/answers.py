@@ -1,0 +1,87 @@
+"""The nouns between the guard and an adapter: a delivery goes in, an answer comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from .errors import LeaseLost
+from .events import Event, emit
+from .heartbeat import Holding
+from .records import Claim, Outcome, Record, Release
+
+__all__ = ["Answer", "Busy", "Delivery", "Dropped", "Ending", "Ignored", "Ran", "Replayed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The body ran here, and ``value`` is what it returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The operation was done before; ``value`` is what it returned then."""
+
+    value: Any
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """The operation was done before and left no result of its own; ``reference`` may name a task that has it."""
+
+    reference: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds."""
+
+    remaining: float
+    holder_task_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A later copy of this message will be answered; this one needs nothing."""
+
+
+Answer: TypeAlias = Ran | Replayed | Ignored | Busy | Dropped
+Ending: TypeAlias = Release | Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One delivery as an adapter hands it to the guard.
+
+    Arguments:
+        claim: What it asks of the store.
+        body: Runs the work, given what it holds.
+        ending: What an exception of the body means for the record.
+        task: The task's name, for events.
+        task_id: The message's id, for events.
+        wants_result: Whether somebody reads the value: a caller, a callback, a chain, a chord.
+        patience: Longest time in seconds that the delivery may be held before the body runs.
+        stopping: Tells whether this process is about to stop, so that nobody should wait.
+        lost_error: Which `LeaseLost` the body's holding raises.
+        max_lease: Seconds after which its lease is not renewed any more, or None.
+    """
+
+    claim: Claim
+    body: Callable[[Holding], Any]
+    ending: Callable[[BaseException], Ending]
+    task: str = ""
+    task_id: str = ""
+    wants_result: bool = True
+    patience: float = float("inf")
+    stopping: Callable[[], bool] = lambda: False
+    lost_error: type[LeaseLost] = LeaseLost
+    max_lease: float | None = None
+
+    def event(self, kind: type[Event], **data: Any) -> None:
+        """Emit an event about this delivery."""
+        emit(kind(self.claim.key, self.task, self.task_id, **data))

@@ -1,0 +1,97 @@
+"""What can go wrong, as one tree.
+
+::
+
+    IdempotencyError
+    ├── ConfigurationError       an option, a store URL or a declaration is wrong (also a ValueError)
+    ├── MissingKey               the operation has no key: the task fails before it runs
+    ├── KeyReused                the same key came with other arguments
+    ├── Conflict                 the operation is being done right now, and this caller may not wait
+    ├── Superseded               a later copy or attempt of this message has taken its place
+    ├── CrashLoop                the operation killed its worker too many times in a row
+    ├── LeaseLost                somebody else took the operation over; this run has become a duplicate
+    ├── ResultUnavailable        the operation is done, its value was not kept
+    ├── PreviouslyFailed         the operation failed for good, and its exception cannot be rebuilt
+    └── StoreError               the store did not do what it was asked
+        ├── StoreUnreachable     it did not answer, or answered that it cannot serve now: ask again later
+        ├── StoreRefused         it answered that it will not serve: wrong password, missing rights
+        └── RecordUnreadable     the record is damaged, or was written by a newer version
+
+Every message says what was expected, what was got, and what to do. Each error is made from its message alone, so that
+it survives the trip through a result backend.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigurationError",
+    "Conflict",
+    "CrashLoop",
+    "IdempotencyError",
+    "KeyReused",
+    "LeaseLost",
+    "MissingKey",
+    "PreviouslyFailed",
+    "RecordUnreadable",
+    "ResultUnavailable",
+    "StoreError",
+    "StoreRefused",
+    "StoreUnreachable",
+    "Superseded",
+]
+
+
+class IdempotencyError(Exception):
+    """Base of every error that this library raises."""
+
+
+class ConfigurationError(IdempotencyError, ValueError):
+    """Raised when an option, a store URL or the declaration of a task is wrong."""
+
+
+class MissingKey(IdempotencyError):
+    """Raised when no key can be told from a call; the task fails before its body runs."""
+
+
+class KeyReused(IdempotencyError):
+    """Raised when a key that is known comes with other arguments; nothing runs and nothing is retried."""
+
+
+class Conflict(IdempotencyError):
+    """Raised when a duplicate meets a live lease and may neither be deferred nor wait."""
+
+
+class Superseded(IdempotencyError):
+    """Raised when a later copy or attempt of the same message has arrived before this one."""
+
+
+class CrashLoop(IdempotencyError):
+    """Raised instead of running an operation whose holders died ``max_crashes`` times in a row."""
+
+
+class LeaseLost(IdempotencyError):
+    """Raised when the lease is no longer ours: what this run does from here on is a duplicate's."""
+
+
+class ResultUnavailable(IdempotencyError):
+    """Raised when a duplicate wants the value of an operation that is done and whose value was not kept."""
+
+
+class PreviouslyFailed(IdempotencyError):
+    """Raised for a duplicate of a remembered failure whose exception class is not one that may be rebuilt."""
+
+
+class StoreError(IdempotencyError):
+    """Base of what can go wrong between us and the store."""
+
+
+class StoreUnreachable(StoreError):
+    """Raised when the store does not answer, or says that it cannot serve at the moment."""
+
+
+class StoreRefused(StoreError):
+    """Raised when the store answers that it will not serve us: a wrong password, a missing right, a wrong database."""
+
+
+class RecordUnreadable(StoreError):
+    """Raised when a record is damaged, is no record of ours, or was written by a newer version of this library."""

@@ -1,0 +1,250 @@
+"""The algorithm: acquire, run under the heartbeat, settle or release; or replay; or stand aside.
+
+It knows no framework and no server. An adapter translates its request into a `Claim`, what an exception means into
+an `Ending`, and the `Answer` into its own control flow; a store decides who holds the lease.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from time import monotonic
+
+from . import events
+from .answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from .errors import Conflict, CrashLoop, KeyReused, LeaseLost, RecordUnreadable, ResultUnavailable, StoreError
+from .heartbeat import Heartbeat, Holding
+from .pauses import Pauses, uninterrupted
+from .policy import Policy
+from .records import Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from .results import Codec, Kind
+from .stores.base import Store
+from .stores.breaker import Breaker
+
+__all__ = ["Guard"]
+
+#: Pauses in seconds: between tries while the store cannot serve, and while a waiter looks whether the holder settled.
+STORE_PAUSE = (0.1, 5.0)
+WAIT_PAUSE = (0.05, 1.0)
+#: A record that cannot be read is looked at again after this: by then it was mended, or this worker upgraded.
+UNREADABLE_PAUSE = 60.0
+
+
+@dataclass(eq=False)
+class Guard:
+    """Make each operation of one task take effect once.
+
+    Arguments:
+        store: Remembers the operations.
+        policy: The task's options.
+        codec: Turns values into payloads and back.
+        heartbeat: Renews the leases of this process.
+        breaker: Spares a store that cannot serve.
+    """
+
+    store: Store
+    policy: Policy
+    codec: Codec
+    heartbeat: Heartbeat
+    breaker: Breaker
+
+    def run(self, delivery: Delivery) -> Answer:
+        """Answer a delivery: run its body, or replay what an earlier run settled, or say that it must wait.
+
+        Raises:
+            KeyReused, CrashLoop, Conflict, ResultUnavailable: see `celery_idempotent.errors`; the body did not run.
+            StoreError: the store cannot serve, and the policy is ``on_store_error="raise"``.
+            BaseException: what the body raised, or what the settled run raised.
+        """
+        patience = Pauses(STORE_PAUSE, delivery.patience, delivery.stopping)
+        waiting: Pauses | None = None
+        while True:
+            since = monotonic()
+            found = self._acquire(delivery)
+            if isinstance(found, StoreError):
+                answer = self._store_failed(delivery, found, patience)
+                if answer is not None:
+                    return answer
+            elif isinstance(found, Lease):
+                return self._hold(delivery, found, since)
+            elif found.verdict is not Verdict.CONFLICT:
+                return self._refused(delivery, found)
+            else:
+                if waiting is None:
+                    self._conflict(delivery, found.record)
+                    limit = min(self.policy.wait_timeout, patience.end - monotonic())
+                    waiting = Pauses(WAIT_PAUSE, limit, delivery.stopping)
+                wait = self.policy.on_conflict == "wait" and found.record.task_id != delivery.claim.task_id
+                if not (wait and waiting.wait()):
+                    return Busy(found.record.remaining, found.record.task_id)
+
+    def _acquire(self, delivery: Delivery) -> Lease | Refusal | StoreError:
+        try:
+            return self.breaker.call(self.store, self.store.acquire, delivery.claim)
+        except StoreError as error:
+            return error
+        except BaseException as error:  # interrupted: the store may have granted what nobody would give back
+            release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
+            self._released(delivery, Holding(self.store, Lease(delivery.claim, 0), monotonic()), release)
+            raise
+
+    def _store_failed(self, delivery: Delivery, error: StoreError, patience: Pauses) -> Answer | None:
+        if isinstance(error, RecordUnreadable):
+            return self._unreadable(error)
+        if self.policy.on_store_error == "raise":
+            raise error
+        if self.policy.on_store_error == "run":
+            delivery.event(events.RanUnprotected, error=str(error))
+            return Ran(delivery.body(Holding(self.store, Lease(delivery.claim, 0), monotonic())))
+        return None if patience.wait() else Busy(STORE_PAUSE[1])
+
+    def _unreadable(self, error: RecordUnreadable) -> Busy:
+        if self.policy.on_store_error == "raise":
+            raise error
+        events.logger.error("%s", error)  # and stand aside, not run: it may well say that the operation is done
+        return Busy(UNREADABLE_PAUSE)
+
+    def _hold(self, delivery: Delivery, lease: Lease, since: float) -> Answer:
+        holding = Holding(self.store, lease, since, max_lease=delivery.max_lease, lost_error=delivery.lost_error)
+        try:
+            try:
+                if lease.taken_over:
+                    delivery.event(events.TakenOver, fence=lease.fence, crashes=lease.crashes)
+                else:
+                    delivery.event(events.Acquired, fence=lease.fence)
+                self.heartbeat.watch(holding)
+                value = delivery.body(holding)
+            except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
+                return self._raised(delivery, holding, error)
+            payload = self.codec.encode_value(value, store_result=self.policy.store_result)
+            if self._settled(delivery, holding, Outcome(State.COMPLETED, payload)):
+                return Ran(value)
+            delivery.event(events.LeaseMissed, ending=State.COMPLETED.value)
+            return self._duplicate(delivery)
+        finally:  # however this was left, nobody may go on to renew the lease
+            self.heartbeat.forget(holding)
+
+    def _raised(self, delivery: Delivery, holding: Holding, error: BaseException) -> Answer:
+        self.heartbeat.forget(holding)
+        ending = _ending(delivery, error)
+        if isinstance(ending, Outcome):
+            ours = self._settled(delivery, holding, ending)
+        else:
+            ours = self._released(delivery, holding, ending)
+        # Who raises LeaseLost may be acked for it: somebody must be left to answer, also where the store said nothing.
+        if ours and not isinstance(error, LeaseLost):
+            raise error
+        delivery.event(events.LeaseMissed, ending="".join(traceback.format_exception_only(error)).strip())
+        if not isinstance(error, Exception):  # the process is to end, whoever holds the lease
+            raise error
+        if isinstance(ending, Release) and ending.reason is Reason.RETRY:
+            return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
+        return self._duplicate(delivery)
+
+    def _settled(self, delivery: Delivery, holding: Holding, outcome: Outcome) -> bool:
+        """Settle, and tell whether the lease was still ours, as far as anybody knows."""
+        self.heartbeat.forget(holding)
+        completed = outcome.state is State.COMPLETED
+        ttl = self.policy.result_ttl if completed else self.policy.failure_ttl
+        pauses = Pauses(STORE_PAUSE, holding.deadline - monotonic(), lambda: False)  # a stopping worker waits for this
+        while True:
+            try:
+                uninterrupted(lambda: self.store.settle(holding.lease, outcome, ttl=ttl))
+            except LeaseLost:
+                return False
+            except Exception as error:  # noqa: BLE001 - the store's own, or a second interruption
+                if uninterrupted(pauses.wait):
+                    continue
+                # The effect has happened: to run again for want of a record is the one thing we are here to prevent.
+                delivery.event(events.SettleFailed, error=str(error))
+                return not holding.lost
+            if completed:
+                delivery.event(events.Completed, fence=holding.fence)
+            else:
+                delivery.event(events.Failed)
+            return True
+
+    def _released(self, delivery: Delivery, holding: Holding, release: Release) -> bool:
+        """Release, and tell whether the lease was still ours, as far as anybody knows."""
+        try:
+            ours: bool = uninterrupted(lambda: self.store.release(holding.lease, release))
+        except Exception as error:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
+            events.logger.error("The lease on %s could not be released: %s", holding.key, error)
+            return not holding.lost
+        if ours:
+            delivery.event(events.Released, reason=release.reason.value)
+        return ours
+
+    def _duplicate(self, delivery: Delivery) -> Answer:
+        """Answer a run that lost its lease: with what is settled, or by standing aside until something is."""
+        try:
+            record = uninterrupted(lambda: self.store.get(delivery.claim.key))
+        except Exception as error:  # noqa: BLE001 - the store cannot tell, and will be asked again
+            events.logger.warning("What became of %s cannot be told yet: %s", delivery.claim.key, error)
+            record = None
+        if record is not None and record.state in (State.COMPLETED, State.FAILED):
+            return self._replay(delivery, record)
+        return Busy(record.remaining, record.task_id) if record else Busy(STORE_PAUSE[1])
+
+    def _conflict(self, delivery: Delivery, record: Record) -> None:
+        delivery.event(events.Conflicted, holder=record.holder, remaining=record.remaining)
+        if self.policy.on_conflict == "raise" and record.task_id != delivery.claim.task_id:
+            holder = record.holder or "a retry that is due later"
+            raise Conflict(
+                f"{record.key!r} is being done by {holder} for another {record.remaining:.1f} s. "
+                'Try again later, or let the task wait with on_conflict="defer".'
+            )
+
+    def _refused(self, delivery: Delivery, refusal: Refusal) -> Answer:
+        record, key = refusal.record, refusal.record.key
+        match refusal.verdict:
+            case Verdict.COMPLETED | Verdict.FAILED:
+                return self._replay(delivery, record)
+            case Verdict.SUPERSEDED:
+                delivery.event(events.Superseding)
+                return Dropped()
+            case Verdict.KEY_REUSED:
+                delivery.event(events.Reused)
+                when = f"{record.age:.0f} s ago" if record.age else "just now"
+                raise KeyReused(
+                    f"The key {key!r} was used {when} with other arguments (by task {record.task_id}). "
+                    "Expected the same arguments for the same key: give this call a key of its own, "
+                    "or leave arguments that may differ out of the comparison with fingerprint=[...]."
+                )
+            case _:
+                delivery.event(events.CrashLooped, crashes=record.crashes)
+                raise CrashLoop(
+                    f"{key!r} has lost its worker {record.crashes} times in a row; this message does not run it again. "
+                    "Look for what kills the worker (memory, a native crash); publish the task anew once it is mended."
+                )
+
+    def _replay(self, delivery: Delivery, record: Record) -> Answer:
+        completed = record.state is State.COMPLETED
+        if completed and self.policy.on_duplicate == "raise" and record.task_id != delivery.claim.task_id:
+            raise Conflict(f'{record.key!r} was done {record.age:.0f} s ago, and the task says on_duplicate="raise".')
+        try:
+            payload = self.codec.decode(record.payload)
+        except RecordUnreadable as error:
+            return self._unreadable(error)
+        delivery.event(events.Replayed, age=record.age)
+        if not completed:
+            raise self.codec.rebuild_exception(payload, self.policy.remember_failures)
+        if payload.kind is Kind.VALUE:
+            return Replayed(payload.data, record)
+        if payload.kind is Kind.IGNORED:
+            return Ignored(payload.reason, record)
+        if delivery.wants_result:
+            raise ResultUnavailable(
+                f"{record.key!r} was done {record.age:.0f} s ago and its result was not kept ({payload.reason}). "
+                "The task does not run again; read the result where the first run left it."
+            )
+        return Replayed(None, record)
+
+
+def _ending(delivery: Delivery, error: BaseException) -> Ending:
+    """Ask the adapter what an exception means; should that fail, it must not hide the exception."""
+    try:
+        return uninterrupted(lambda: delivery.ending(error))
+    except Exception:  # noqa: BLE001 - the adapter's own
+        events.logger.exception("%s: what this error means cannot be told: %r", delivery.claim.key, type(error))
+        return Release(Reason.FAILED)

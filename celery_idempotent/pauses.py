@@ -1,0 +1,56 @@
+"""Trying again: growing pauses between tries, and calls that an interruption does not end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from time import monotonic
+from typing import TypeVar
+
+from .errors import IdempotencyError
+from .events import logger
+
+__all__ = ["Pauses", "uninterrupted"]
+
+T = TypeVar("T")
+
+
+class Pauses:
+    """Sleep longer from try to try, until a time has passed or the process is about to stop.
+
+    Arguments:
+        pauses: The first and the longest pause, in seconds; each is shortened by a random part.
+        limit: Seconds after which there is no more waiting.
+        stopping: Tells whether the process is about to stop.
+    """
+
+    def __init__(self, pauses: tuple[float, float], limit: float, stopping: Callable[[], bool]) -> None:
+        self.pause, self.longest = pauses
+        self.end = monotonic() + limit
+        self.stopping = stopping
+
+    def wait(self) -> bool:
+        """Sleep for the next pause and return true; return false at once if there is no time left."""
+        left = self.end - monotonic()
+        if left <= 0 or self.stopping():
+            return False
+        time.sleep(min(left, self.pause * random.uniform(0.5, 1.0)))
+        self.pause = min(self.longest, self.pause * 2)
+        return True
+
+
+def uninterrupted(call: Callable[[], T]) -> T:
+    """Call, and call again if something other than the call itself raised in it.
+
+    A soft time limit is an exception that a signal raises wherever the process happens to be. Within a store call it
+    would leave us not knowing what the store did; every verb may be asked again, so we ask, and the operation ends as
+    it was about to.
+    """
+    try:
+        return call()
+    except IdempotencyError:
+        raise
+    except Exception as interruption:  # noqa: BLE001 - see above
+        logger.warning("Interrupted by %r while recording an ending; asking again", interruption)
+        return call()
