@@ -1,0 +1,82 @@
+"""The contract between the algorithm and whatever remembers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
+
+__all__ = ["Store"]
+
+
+class Store(ABC):
+    """Remember which operations are done, and which are being done.
+
+    Promises, checked for every store by `celery_idempotent.testing.StoreContract`:
+
+    1. Of all callers that acquire a key at once, one gets the lease.
+    2. Every write by a holder is refused once the lease was taken over, settled, or purged and made anew. A record that
+       is gone and not made anew does not refuse: what the holder did must not be done again because a server forgot.
+    3. acquire, renew, settle and release are idempotent for the same owner: a reply that was lost may be asked for
+       again.
+    4. The fences of one key only rise, also across deletion of the record (a store says where it is weaker).
+    5. A settled record is never settled again with another outcome, and is forgotten after its ttl, not before.
+    6. Expiry is decided by the store's clock; a worker whose clock is wrong takes nothing early.
+    7. A store may be used from several threads, and after a fork.
+
+    Every verb raises `StoreUnreachable` if the store cannot serve now, `StoreRefused` if it will not serve us, and
+    `RecordUnreadable` if what it holds under the key is no record of ours. What each verb decides is in
+    `celery_idempotent.stores.rules`, in Python; a store that decides on its server is held against it by the tests.
+    """
+
+    @abstractmethod
+    def acquire(self, claim: Claim) -> Lease | Refusal:
+        """Take the lease on ``claim.key``, or answer why not with the record in the way; atomic."""
+
+    @abstractmethod
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Let each lease last its ttl from now on, and return those that are lost; one round trip for all."""
+
+    @abstractmethod
+    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        """Record how the operation ended, to be kept for ``ttl`` seconds.
+
+        Raises:
+            LeaseLost: the lease is not ours any more; nothing was written.
+        """
+
+    @abstractmethod
+    def release(self, lease: Lease, release: Release) -> bool:
+        """Give the lease back unsettled, and tell whether it was still ours.
+
+        Only ``lease.key`` and ``lease.owner`` are looked at, so that a process that never saw the fence can release for
+        a dead one.
+        """
+
+    @abstractmethod
+    def announce(self, key: str, task_id: str) -> bool:
+        """Remember that the callbacks of ``task_id`` were dispatched; false if the record is not a settled one."""
+
+    @abstractmethod
+    def get(self, key: str) -> Record | None:
+        """Return the record, or None if the store knows nothing of the key."""
+
+    @abstractmethod
+    def delete(self, key: str) -> bool:
+        """Forget a key whatever its state, and tell whether there was anything to forget; for operators."""
+
+    @abstractmethod
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        """Iterate over the records whose key begins with ``prefix``, in no order, without blocking the store."""
+
+    def purge(self) -> int:
+        """Remove what has expired and return how much; 0 where the server expires by itself."""
+        return 0
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Return if the store can serve; raise what an acquire would raise if not."""
+
+    def close(self) -> None:  # noqa: B027 - most stores have nothing to close
+        """Close the connections of this process; the store opens new ones if it is used again."""

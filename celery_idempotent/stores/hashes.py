@@ -1,0 +1,95 @@
+"""How a claim is said to the scripts, and how a record is read from the hash that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import RecordUnreadable
+from ..records import Claim, Lease, Record, State
+
+__all__ = ["claim_args", "lease_args", "ms", "padded", "record_of", "unreadable"]
+
+
+def claim_args(claim: Claim) -> tuple[Any, ...]:
+    """Return a claim as the arguments of acquire.lua."""
+    attempt = claim.attempt
+    return (
+        claim.owner,
+        claim.task_id,
+        f"{padded(attempt)}.{claim.copy:06d}",
+        claim.token,
+        "1" if claim.is_copy else "0",
+        claim.sender,
+        claim.fingerprint,
+        claim.max_crashes,
+        ms(claim.lease_ttl),
+        ms(claim.keep_ttl),
+        claim.holder,
+        padded(attempt) if attempt else "",
+    )
+
+
+def lease_args(lease: Lease) -> tuple[Any, ...]:
+    """Return a lease as renew.lua and settle.lua want it: the proof, and what it takes to restore a lost record."""
+    claim = lease.claim
+    proof = (claim.owner, lease.fence, ms(claim.lease_ttl), ms(claim.keep_ttl))
+    return (*proof, claim.holder, claim.task_id, claim.fingerprint, padded(claim.attempt) if claim.attempt else "")
+
+
+def padded(attempt: int) -> str:
+    """Return an attempt in fixed width: the scripts compare marks as strings."""
+    return f"{attempt:012d}"
+
+
+def ms(seconds: float) -> int:
+    """Return seconds as whole milliseconds."""
+    return round(seconds * 1000)
+
+
+def whole(digits: bytes) -> int:
+    """Return the number; `int` alone takes -5 and 1_0, which the scripts do not."""
+    if not digits.isdigit():
+        raise ValueError(f"{digits!r} is no whole number")
+    return int(digits)
+
+
+def record_of(key: str, flat: Sequence[bytes], now: int) -> Record:
+    """Return the record that a hash holds, seen at the server's time `now` in microseconds.
+
+    Raises:
+        RecordUnreadable: it holds none, or one of a newer version.
+    """
+    raw = dict(zip(flat[::2], flat[1::2], strict=True))
+    try:
+        state = State(raw[b"state"].decode())
+        if b"version" in raw:
+            raise ValueError("a version that this one does not know")
+        end = whole(raw[b"lease_end"] if state is State.IN_PROGRESS else raw.get(b"not_before", b"0"))
+        ended = whole(raw.get(b"ended", b"0")) * 1_000_000
+        return Record(
+            key=key,
+            state=state,
+            fence=whole(raw[b"fence"]),
+            owner=raw.get(b"owner", b"").decode(),
+            task_id=raw.get(b"task", b"").decode(),
+            holder=raw.get(b"holder", b"").decode(),
+            crashes=whole(raw.get(b"crashes", b"0")),
+            reason=raw.get(b"reason", b"").decode(),
+            fingerprint=raw.get(b"fingerprint", b"").decode(),
+            payload=raw.get(b"payload", b""),
+            remaining=max(0, end - now) / 1e6,
+            age=max(0, now - ended) / 1e6 if ended else 0.0,
+            announced=frozenset(name[10:].decode() for name in raw if name.startswith(b"announced:")),
+        )
+    except (KeyError, ValueError) as error:
+        raise unreadable(key, flat) from error
+
+
+def unreadable(key: str, flat: Sequence[bytes]) -> RecordUnreadable:
+    """Return the error for a hash that is no record of this version."""
+    names = ", ".join(sorted(name.decode(errors="replace") for name in flat[::2]))
+    return RecordUnreadable(
+        f"The record {key!r} is damaged or was written by a newer version of celery_idempotent (its fields: {names}). "
+        "Upgrade this worker, or delete the key if it is garbage."
+    )

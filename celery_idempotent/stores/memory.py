@@ -1,0 +1,109 @@
+"""A store in this process: for tests, for eager mode, and as the model that the others are held against."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from time import monotonic
+
+from ..errors import LeaseLost
+from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
+from . import rules
+from .base import Store
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(Store):
+    """Keep the records in a dictionary; nothing outlives the process, and no other process sees it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, rules.Row] = {}
+        self._lock = threading.RLock()
+        self._last_fence = 0
+        #: seconds by which this store's clock is ahead; tests age records by moving it
+        self.offset = 0.0
+
+    def _now(self) -> int:
+        return int((monotonic() + self.offset) * rules.SECOND)
+
+    def _row(self, key: str, now: int) -> rules.Row | None:
+        row = self._rows.get(key)
+        if row is not None and row.expires <= now:
+            del self._rows[key]
+            return None
+        return row
+
+    def acquire(self, claim: Claim) -> Lease | Refusal:
+        with self._lock:
+            now = self._now()
+            # The clock may tick slower than we are asked, and a record may be deleted between two leases within one
+            # tick.
+            answer, row = rules.acquire(claim.key, self._row(claim.key, now), claim, now)
+            if isinstance(answer, Lease) and claim.key not in self._rows:
+                row.fence = max(row.fence, self._last_fence + 1)
+                answer = Lease(claim, row.fence)
+            self._rows[claim.key] = row
+            self._last_fence = max(self._last_fence, row.fence)
+            return answer
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        with self._lock:
+            now = self._now()
+            return [lease for lease in leases if not self._renew(lease, now)]
+
+    def _renew(self, lease: Lease, now: int) -> bool:
+        row = rules.renew(self._row(lease.key, now), lease, now)
+        if row is not None:
+            self._rows[lease.key] = row
+        return row is not None
+
+    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        with self._lock:
+            now = self._now()
+            row = rules.settle(self._row(lease.key, now), lease, outcome, ttl, now)
+            if row is None:
+                raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+            self._rows[lease.key] = row
+
+    def release(self, lease: Lease, release: Release) -> bool:
+        with self._lock:
+            now = self._now()
+            return rules.release(self._row(lease.key, now), lease, release, now)
+
+    def announce(self, key: str, task_id: str) -> bool:
+        with self._lock:
+            row = self._row(key, self._now())
+            if row is None or row.state is not State.COMPLETED:
+                return False
+            row.announced.add(task_id)
+            return True
+
+    def get(self, key: str) -> Record | None:
+        with self._lock:
+            now = self._now()
+            row = self._row(key, now)
+            return None if row is None else rules.view(key, row, now)
+
+    def delete(self, key: str) -> bool:
+        with self._lock:
+            known = self._row(key, self._now()) is not None
+            self._rows.pop(key, None)
+            return known
+
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        for key in [key for key in list(self._rows) if key.startswith(prefix)]:
+            record = self.get(key)
+            if record is not None and state in (None, record.state):
+                yield record
+
+    def purge(self) -> int:
+        with self._lock:
+            now = self._now()
+            expired = [key for key, row in self._rows.items() if row.expires <= now]
+            for key in expired:
+                del self._rows[key]
+            return len(expired)
+
+    def ping(self) -> None:
+        return None

@@ -1,0 +1,200 @@
+"""What each verb decides, as plain functions over one row.
+
+This is the specification in executable form. Stores that decide in this process (memory, and any whose server can only
+compare and set) use it as it is; stores that decide on their server are held against it by a state machine in the
+tests.
+
+Times are microseconds of the store's clock. Rules that follow from failures seen in practice say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
+
+__all__ = ["Row", "acquire", "release", "renew", "settle", "view"]
+
+SECOND = 1_000_000
+#: A holder that has renewed this often is no crash loop; three renewals make one ttl.
+STEADY_RENEWALS = 10
+RENEWALS_PER_TTL = 3
+
+_KEEPS_CRASHES = {Reason.SHUTDOWN, Reason.REVOKED}
+_KEEPS_MARK = {Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED}
+
+
+@dataclass(slots=True)
+class Row:
+    """One record as a store keeps it."""
+
+    state: State
+    fence: int = 0
+    owner: str = ""
+    task_id: str = ""
+    holder: str = ""
+    lease_end: int = 0
+    not_before: int = 0
+    crashes: int = 0
+    reason: str = ""
+    fingerprint: str = ""
+    payload: bytes = b""
+    ended: int = 0
+    expires: int = 0
+    #: per waiting task id the (attempt, copy, token) that arrived last
+    waiting: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    #: per task id the attempt below which copies are superseded
+    attempts: dict[str, int] = field(default_factory=dict)
+    announced: set[str] = field(default_factory=set)
+
+
+def view(key: str, row: Row, now: int) -> Record:
+    """Return the row as the outside sees it at ``now``."""
+    end = row.lease_end if row.state is State.IN_PROGRESS else row.not_before
+    return Record(
+        key=key,
+        state=row.state,
+        fence=row.fence,
+        owner=row.owner,
+        task_id=row.task_id,
+        holder=row.holder,
+        crashes=row.crashes,
+        reason=row.reason,
+        fingerprint=row.fingerprint,
+        payload=row.payload,
+        remaining=max(0, end - now) / SECOND,
+        age=max(0, now - row.ended) / SECOND if row.ended else 0.0,
+        announced=frozenset(row.announced),
+    )
+
+
+def superseded(row: Row, claim: Claim) -> bool:
+    """Tell whether a later copy or attempt of the same message has taken the place of this one.
+
+    Only a copy can be: what somebody published on purpose, as an operator does who sends a failed task again, is never
+    dropped.
+    """
+    if not claim.is_copy:
+        return False
+    if claim.attempt < row.attempts.get(claim.task_id, 0):
+        return True
+    if claim.task_id not in row.waiting:
+        return False
+    attempt, copy, token = row.waiting[claim.task_id]
+    if claim.attempt != attempt:
+        return claim.attempt < attempt
+    return claim.copy < copy or (claim.copy == copy and claim.copy > 0 and claim.token != token)
+
+
+def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | Refusal, Row]:
+    """Answer a claim, and return the row that is to be stored with the answer."""
+    if row is None:
+        return _grant(Row(State.RELEASED), claim, now, taken_over=False)
+    mine = row.task_id == claim.task_id
+    alive = row.state is State.IN_PROGRESS and row.lease_end > now
+    settled = row.state in (State.COMPLETED, State.FAILED)
+    reused = claim.fingerprint and row.fingerprint and not mine and row.fingerprint != claim.fingerprint
+    if reused and row.state is not State.RELEASED:
+        return Refusal(Verdict.KEY_REUSED, view(key, row, now)), row
+    if settled:
+        row.waiting.pop(claim.task_id, None)
+        return Refusal(Verdict(row.state.value), view(key, row, now)), row
+    if row.state is State.IN_PROGRESS and row.owner == claim.owner:
+        # The first reply was lost, perhaps long ago: the asker counts its lease from this request.
+        _extend(row, claim, now)
+        return Lease(claim, row.fence, crashes=row.crashes), row
+    if superseded(row, claim):
+        return Refusal(Verdict.SUPERSEDED, view(key, row, now)), row
+    ended_by_publishing = row.state is State.IN_PROGRESS and bool(claim.sender) and claim.sender == row.owner
+    retry_due = row.state is State.RELEASED and row.not_before > now and not mine
+    if (alive and not ended_by_publishing) or retry_due:
+        row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
+        return Refusal(Verdict.CONFLICT, view(key, row, now)), row
+    lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing
+    row.crashes += lapsed
+    if row.crashes >= claim.max_crashes and mine and (lapsed or claim.is_copy or row.reason == Reason.CRASHED):
+        row.state, row.owner, row.reason, row.not_before = State.RELEASED, "", Reason.CRASH_LOOP.value, 0
+        return Refusal(Verdict.CRASH_LOOP, view(key, row, now)), row
+    return _grant(row, claim, now, taken_over=lapsed)
+
+
+def _grant(row: Row, claim: Claim, now: int, *, taken_over: bool) -> tuple[Lease, Row]:
+    row.state, row.owner, row.holder, row.task_id = State.IN_PROGRESS, claim.owner, claim.holder, claim.task_id
+    row.fence = max(now, row.fence + 1)
+    _extend(row, claim, now)
+    row.fingerprint, row.reason, row.not_before = claim.fingerprint, "", 0
+    row.waiting.pop(claim.task_id, None)
+    row.attempts.pop(claim.task_id, None)
+    if claim.attempt:
+        row.attempts[claim.task_id] = claim.attempt
+    return Lease(claim, row.fence, taken_over=taken_over, crashes=row.crashes), row
+
+
+def _extend(row: Row, claim: Claim, now: int) -> None:
+    row.lease_end = now + int(claim.lease_ttl * SECOND)
+    row.expires = row.lease_end + int(claim.keep_ttl * SECOND)
+
+
+def forgotten(lease: Lease) -> Row:
+    """Return the row of a lease whose record is gone, although nobody else has claimed the key.
+
+    A store that lost its data in the middle of a run must not make the run a duplicate of nothing: its effect has
+    happened or is about to, and would happen again.
+    """
+    claim = lease.claim
+    row = Row(State.IN_PROGRESS, lease.fence, lease.owner, claim.task_id, claim.holder, fingerprint=claim.fingerprint)
+    if claim.attempt:
+        row.attempts[claim.task_id] = claim.attempt
+    return row
+
+
+def renew(row: Row | None, lease: Lease, now: int) -> Row | None:
+    """Return the row with the lease extended, or None if the lease is lost."""
+    row = row or forgotten(lease)
+    if row.state is not State.IN_PROGRESS or row.owner != lease.owner:
+        return None
+    _extend(row, lease.claim, now)
+    if now - row.fence > int(lease.claim.lease_ttl * SECOND) * STEADY_RENEWALS // RENEWALS_PER_TTL:
+        row.crashes = 0
+    return row
+
+
+def settle(row: Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int) -> Row | None:
+    """Return the settled row, or None if the lease is lost."""
+    row = row or forgotten(lease)
+    if row.state is outcome.state and row.fence == lease.fence:
+        return row
+    if row.state is not State.IN_PROGRESS or row.owner != lease.owner:
+        return None
+    return Row(
+        state=outcome.state,
+        fence=row.fence,
+        task_id=row.task_id,
+        fingerprint=row.fingerprint,
+        payload=outcome.payload,
+        ended=now,
+        expires=now + int(ttl * SECOND),
+    )
+
+
+def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
+    """Free the row in place, and tell whether the lease was still ours; one that nobody knows of is free already."""
+    if row is None:
+        return True
+    if row.owner != lease.owner or row.state not in (State.IN_PROGRESS, State.RELEASED):
+        return False
+    if row.state is State.RELEASED:
+        return True
+    row.state, row.reason, row.holder = State.RELEASED, release.reason.value, ""
+    row.expires = now + int(lease.claim.keep_ttl * SECOND)
+    if release.reason is Reason.CRASHED:
+        row.crashes += 1
+    elif release.reason not in _KEEPS_CRASHES:
+        row.crashes = 0
+    if release.reason is Reason.RETRY:
+        row.attempts[row.task_id] = release.next_attempt
+        row.not_before = now + int(release.retry_in * SECOND)
+        row.expires += int(release.retry_in * SECOND)
+    elif release.reason not in _KEEPS_MARK:
+        row.attempts.pop(row.task_id, None)
+    return True

@@ -1,0 +1,54 @@
+"""For those who write a store: the facts that every store must show, as a base class of tests; needs pytest.
+
+A subclass says where the store comes from, and how a record grows old without anybody sleeping. pytest does the rest::
+
+    import pytest
+    from celery_idempotent.testing import StoreContract
+
+    class TestMyStore(StoreContract):
+        @pytest.fixture
+        def store(self):
+            store = MyStore(...)      # empty, and this test's alone
+            yield store
+            store.close()
+
+        def age(self, store, key, seconds):
+            store.execute("update records set lease_end = lease_end - %s, ... where key = %s", (seconds, key))
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Before they are imported, so that a fact that does not hold says what it saw instead.
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("_acquiring", "_copies", "_crashes", "_holding")))
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("_asking", "_ending", "_keeping", "_sharing")))
+
+from ..stores.base import Store  # noqa: E402
+from ._acquiring import AcquiringFacts  # noqa: E402
+from ._copies import CopyFacts  # noqa: E402
+from ._crashes import CrashFacts  # noqa: E402
+from ._ending import EndingFacts  # noqa: E402
+from ._holding import HoldingFacts  # noqa: E402
+from ._keeping import KeepingFacts  # noqa: E402
+from ._sharing import SharingFacts  # noqa: E402
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingFacts, KeepingFacts, SharingFacts):
+    """What every store does; each test is one fact, and its name says which.
+
+    The promises are those of `celery_idempotent.stores.base.Store`. A subclass overrides both members.
+    """
+
+    @pytest.fixture
+    def store(self) -> Store:
+        """An empty store, made for this test alone."""
+        raise NotImplementedError("give your subclass of StoreContract a fixture `store`")
+
+    def age(self, store: Store, key: str, seconds: float) -> None:
+        """Make the record look as if this much more time had passed: bring forward, by so many seconds, the end of its
+        lease, the time its retry is due, the time it was settled, and the time it is forgotten. The fence stays.
+        """  # fmt: skip
+        raise NotImplementedError("give your subclass of StoreContract a method `age`")

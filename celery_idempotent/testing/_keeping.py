@@ -1,0 +1,139 @@
+"""Facts: how long a record is kept, and how it is looked at."""
+
+from __future__ import annotations
+
+import pytest
+
+from ..records import Outcome, Reason, State
+from ..stores.base import Store
+from ._asking import DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, copy, free, known, retry, take, verdict
+
+
+class KeepingFacts(Ages):
+    """Promise 5, and the verbs for operators."""
+
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: str(outcome.state))
+    def test_what_was_settled_is_kept_for_its_ttl_and_not_longer(self, store: Store, outcome: Outcome) -> None:
+        store.settle(take(store), outcome, ttl=RESULT)
+        self.age(store, KEY, RESULT - 10)
+        record = known(store)
+        assert record.payload == outcome.payload
+        assert RESULT - 20 < record.age < RESULT
+        assert verdict(store) == outcome.state.value
+        self.age(store, KEY, 11)
+        assert store.get(KEY) is None
+        assert not take(store).taken_over
+
+    def test_a_record_is_kept_longer_than_its_lease_lasted(self, store: Store) -> None:
+        """One ttl for lease and retention would forget a result as fast as it replaces a dead holder."""
+        store.settle(take(store, lease_ttl=1, keep_ttl=1), DONE, ttl=RESULT)
+        self.age(store, KEY, RESULT - 10)
+        assert verdict(store) is not None
+
+    def test_a_lease_that_ran_out_is_remembered(self, store: Store) -> None:
+        """A broker may redeliver an hour later, and the crash must still be known."""
+        take(store)
+        self.age(store, KEY, LEASE + KEEP - 10)
+        lease = take(store, redelivered=True)
+        assert (lease.taken_over, lease.crashes) == (True, 1)
+
+    def test_a_lease_that_ran_out_is_not_remembered_for_ever(self, store: Store) -> None:
+        take(store)
+        self.age(store, KEY, LEASE + KEEP + 1)
+        assert store.get(KEY) is None
+        lease = take(store, redelivered=True)
+        assert (lease.taken_over, lease.crashes) == (False, 0)
+
+    def test_what_was_released_is_remembered_and_not_for_ever(self, store: Store) -> None:
+        free(store, take(store), Reason.CRASHED)
+        self.age(store, KEY, KEEP - 10)
+        assert known(store).crashes == 1
+        self.age(store, KEY, 11)
+        assert store.get(KEY) is None
+
+    def test_what_waits_for_a_retry_is_remembered_until_long_after_it(self, store: Store) -> None:
+        retry(store, take(store), 2 * KEEP)
+        self.age(store, KEY, 3 * KEEP - 10)
+        assert known(store).state is State.RELEASED
+        self.age(store, KEY, 11)
+        assert store.get(KEY) is None
+
+    def test_a_refusal_keeps_no_record_longer(self, store: Store) -> None:
+        take(store)
+        self.age(store, KEY, LEASE - 10)
+        assert verdict(store, task_id="b", **copy(1, "x")) is not None
+        self.age(store, KEY, KEEP + 11)
+        assert store.get(KEY) is None
+
+    def test_the_callbacks_of_a_task_are_announced_once(self, store: Store) -> None:
+        store.settle(take(store), DONE, ttl=RESULT)
+        assert known(store).announced == frozenset()
+        for task_id in ("a", "b b", "a"):
+            assert store.announce(KEY, task_id)
+        record = known(store)
+        assert record.announced == {"a", "b b"}
+        assert (record.payload, verdict(store)) == (DONE.payload, "completed")
+        self.age(store, KEY, RESULT + 1)
+        assert store.get(KEY) is None
+
+    def test_only_what_is_completed_is_announced(self, store: Store) -> None:
+        assert not store.announce(KEY, "a")
+        assert store.get(KEY) is None
+        lease = take(store)
+        assert not store.announce(KEY, "a")
+        free(store, lease, Reason.FAILED)
+        assert not store.announce(KEY, "a")
+        assert known(store).announced == frozenset()
+
+    def test_a_key_that_nobody_asked_for_has_no_record(self, store: Store) -> None:
+        assert store.get(KEY) is None
+
+    def test_a_deleted_key_starts_anew(self, store: Store) -> None:
+        free(store, take(store), Reason.CRASHED)
+        assert store.delete(KEY)
+        assert not store.delete(KEY)
+        assert store.get(KEY) is None
+        lease = take(store, redelivered=True)
+        assert (lease.taken_over, lease.crashes) == (False, 0)
+
+    def test_the_records_are_found_by_prefix_and_state(self, store: Store) -> None:
+        leases = {key: take(store, key) for key in ("a:1", "a:2", "a:3", "b:1")}
+        store.settle(leases["a:2"], DONE, ttl=RESULT)
+        store.settle(leases["b:1"], DONE, ttl=RESULT)
+        free(store, leases["a:3"], Reason.FAILED)
+
+        def keys(prefix: str, state: State | None = None) -> list[str]:
+            return sorted({record.key for record in store.scan(prefix=prefix, state=state)})
+
+        assert keys("a:") == ["a:1", "a:2", "a:3"]
+        assert keys("") == ["a:1", "a:2", "a:3", "b:1"]
+        assert keys("", State.COMPLETED) == ["a:2", "b:1"]
+        assert keys("a:", State.RELEASED) == ["a:3"]
+        assert keys("a:", State.FAILED) == []
+        assert {record.fence for record in store.scan(prefix="a:2")} == {leases["a:2"].fence}
+
+    @pytest.mark.parametrize("prefix", ["*", "?", "[a]", "\\", "%", "_", "a^b", "{"])
+    def test_a_prefix_means_its_letters(self, store: Store, prefix: str) -> None:
+        take(store, "a-stranger")
+        take(store, "xyz")
+        take(store, f"{prefix}1")
+        assert [record.key for record in store.scan(prefix=prefix)] == [f"{prefix}1"]
+
+    def test_more_records_are_found_than_fit_one_answer(self, store: Store) -> None:
+        expected = {f"many:{number}" for number in range(1200)}
+        for key in expected:
+            take(store, key)
+        assert {record.key for record in store.scan(prefix="many:")} == expected
+
+    def test_what_was_forgotten_is_not_found(self, store: Store) -> None:
+        take(store)
+        self.age(store, KEY, LEASE + KEEP + 1)
+        assert list(store.scan()) == []
+
+    def test_purging_removes_what_has_expired_and_nothing_else(self, store: Store) -> None:
+        store.settle(take(store, "old"), DONE, ttl=RESULT)
+        self.age(store, "old", RESULT + 1)
+        take(store, "new")
+        assert store.purge() in (0, 1)
+        assert store.purge() == 0
+        assert [record.key for record in store.scan()] == ["new"]
