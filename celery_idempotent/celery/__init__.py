@@ -1,0 +1,7 @@
+"""Celery: a task base class, its request, and nothing else to set up."""
+
+from .delivery import TaskLeaseLost
+from .request import IdempotentRequest
+from .task import IdempotentTask
+
+__all__ = ["IdempotentRequest", "IdempotentTask", "TaskLeaseLost"]

@@ -1,0 +1,245 @@
+"""One delivery of a Celery message: from its request to a claim, from the guard's answer to Celery's control flow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import states
+from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
+from kombu.exceptions import OperationalError as BrokerError
+
+from .. import events
+from ..answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from ..errors import Conflict, LeaseLost, ResultUnavailable
+from ..heartbeat import Holding
+from ..pauses import Pauses
+from ..records import Claim, Outcome, Reason, Release, State, attempt_number
+from . import copies, fanout, worker
+from .binding import Binding, current_holder
+from .identity import DeliveryState
+
+__all__ = ["MessageDelivery", "TaskLeaseLost", "is_outage", "put_back"]
+
+#: Part of a task's own time limit that may be spent waiting for the store.
+PATIENCE = 0.8
+#: Seconds to pause (less up to half, at random), first and at most, before a message goes back to its queue: it comes
+#: straight back, and must not spin.
+REQUEUE_PAUSE = (2.0, 30.0)
+#: Most seconds between two looks at a message that can neither run nor be published again.
+SLOT_PAUSE = 5.0
+
+
+class TaskLeaseLost(LeaseLost, Ignore):
+    """`LeaseLost` inside a task: as Celery's `Ignore`, so that ``autoretry_for=(Exception,)`` lets it pass."""
+
+
+class _Expired(Ignore):
+    """The copy's expiry passed while it waited for its turn."""
+
+
+class MessageDelivery:
+    """One delivery of a message to a task.
+
+    Arguments:
+        task: The task.
+        request: Its request, as the tracer pushed it.
+        run: What runs the body.
+        args, kwargs: The message's arguments.
+    """
+
+    def __init__(self, task: Any, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        request._protected = 1  # Celery's word for: further calls of this task are calls of their own
+        self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
+        self.binding: Binding = task._binding
+        self.state = DeliveryState.of(request)
+        self.explicit = self.binding.explicit(self.state.identity)
+
+    def answer(self) -> Any:
+        """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
+
+        Raises:
+            IdempotencyError: the task fails without having run; see `celery_idempotent.errors`.
+            Ignore: another copy of the message will be answered.
+            Reject: the broker takes no copy.
+            Exception: what the body raised.
+        """
+        delivery = self._delivery()
+        while True:
+            try:
+                answer = self.binding.guard.run(delivery)
+            except _Expired:
+                # As Celery does for what expires in its sight; a caller would wait for ever.
+                self.task.backend.mark_as_revoked(
+                    self.request.id, "expired", self.request, not fanout.ignores_result(self.task, self.request)
+                )
+                raise
+            if not isinstance(answer, Busy):
+                return self._conclude(answer)
+            self._stand_aside(answer)
+
+    def _delivery(self) -> Delivery:
+        task, request, state, run = self.task, self.request, self.state, self.run
+
+        def body(holding: Holding) -> Any:
+            if copies.is_expired(state.identity):
+                raise _Expired(f"expired at {state.identity.expires}")
+            # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
+            state.holding, state.entered = holding, run == task.run
+            return run(*self.args, **self.kwargs)
+
+        hard, soft = request.timelimit or (None, None)
+        limits = (hard or task.time_limit or worker.limits[0], soft or task.soft_time_limit or worker.limits[1])
+        patience = PATIENCE * min(limit or float("inf") for limit in limits)
+        if request.is_eager:  # the caller waits, who may be serving a request
+            patience = min(patience, self.binding.policy.wait_timeout)
+        return Delivery(
+            self._claim(),
+            body,
+            self._ending,
+            task=task.name,
+            task_id=request.id,
+            wants_result=fanout.has_reader(task, request),
+            patience=patience,
+            stopping=worker.is_stopping,
+            lost_error=TaskLeaseLost,
+            max_lease=self.binding.max_lease(limits[0]),
+        )
+
+    def _claim(self) -> Claim:
+        request, identity, policy = self.request, self.state.identity, self.binding.policy
+        arguments = self.binding.arguments(identity, self.args, self.kwargs)
+        self.state.key = self.binding.key(identity, request.id, arguments, request.headers)
+        return Claim(
+            key=self.state.key,
+            owner=identity.owner,
+            lease_ttl=policy.lease_ttl,
+            keep_ttl=policy.failure_ttl,
+            task_id=request.id if self.explicit else "",
+            nesting=request.replaced_task_nesting or 0,
+            retries=request.retries or 0,
+            copy=identity.copy,
+            token=identity.token,
+            redelivered=bool((request.delivery_info or {}).get("redelivered")),
+            sender=identity.sender,
+            fingerprint=self.binding.fingerprint(arguments) if self.explicit else "",
+            max_crashes=policy.max_crashes,
+            holder=current_holder(),
+        )
+
+    def _ending(self, error: BaseException) -> Ending:
+        """Translate how the body ended into what the record is to say."""
+        nesting, retries = self.request.replaced_task_nesting or 0, self.request.retries or 0
+        codec = self.binding.guard.codec
+        match error:
+            case Retry():
+                return Release(Reason.RETRY, _seconds_until(error.when), attempt_number(nesting, retries + 1))
+            case Reject():
+                return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
+            case _Expired():
+                return Release(Reason.REVOKED)
+            case LeaseLost():
+                return Release(Reason.REQUEUED)
+            case Ignore():
+                if getattr(self.state.replaced_by, "task", None) == self.task.name:
+                    return Release(Reason.RETRY, 0.0, attempt_number(nesting + 1, 0))
+                return Outcome(State.COMPLETED, codec.encode_ignored(self.request.id))
+            case Exception():
+                if isinstance(error, self.binding.policy.remember_failures):
+                    return Outcome(State.FAILED, codec.encode_exception(error))
+                return Release(Reason.FAILED)
+            case SystemExit() if not worker.is_stopping():
+                # Celery takes it for the loss of a child and puts the message back: that must not go on for ever.
+                return Release(Reason.CRASHED)
+            case _:
+                return Release(Reason.SHUTDOWN)
+
+    def _conclude(self, answer: Answer) -> Any:
+        """Translate the guard's answer into Celery's control flow."""
+        match answer:
+            case Ran(value):
+                fanout.give_ids(self.request, self.task.app)
+                return value
+            case Replayed(value, record):
+                if self.request.id in record.announced:
+                    fanout.clear(self.request)
+                else:
+                    fanout.give_ids(self.request, self.task.app)
+                return value
+            case Ignored(reference, record):
+                if record.task_id in ("", self.request.id):
+                    raise Ignore(f"{record.key} was done before and ended without a result of its own")
+                return self._result_of(reference)
+            case Dropped():
+                raise Ignore("a later copy of this message has taken its place")
+        raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+
+    def _result_of(self, task_id: str) -> Any:
+        """Return what the result backend has under another task's id: that task left its result there, not with us."""
+        meta = self.task.backend.get_task_meta(task_id)
+        if meta["status"] == states.SUCCESS:
+            return meta["result"]
+        if meta["status"] in states.EXCEPTION_STATES and isinstance(meta["result"], BaseException):
+            raise meta["result"]
+        raise ResultUnavailable(
+            f"{self.state.key!r} was done by task {task_id}, which ended without a result of its own "
+            f"(Ignore, or replaced) and whose state is {meta['status']}. "
+            "Wait for that task instead of publishing a duplicate of it."
+        )
+
+    def _stand_aside(self, busy: Busy) -> None:
+        """Publish a copy of the message and end this delivery of it; return only if the copy cannot be encoded."""
+        task, request, identity = self.task, self.request, self.state.identity
+        if request.is_eager:
+            raise Conflict(
+                f"{self.state.key!r} is being done elsewhere, and a call of apply() cannot be deferred. "
+                "Call apply_async(), or try again later."
+            )
+        delay = copies.delay_before(task.app, identity.copy, busy.remaining)
+        own = busy.holder_task_id in ("", request.id)
+        try:
+            copy = copies.publish(task, request, identity, delay, hide_expiry=own)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            if not is_outage(task.app, error):
+                # A message put back would be refused too, and end the worker's main process.
+                logged = "%s[%s] cannot be published again (%r); it waits in its slot"
+                events.logger.error(logged, task.name, request.id, error)
+                time.sleep(min(delay, SLOT_PAUSE))
+                return
+            raise put_back(
+                f"The broker took no copy of this message ({error}), so it goes back to its queue."
+            ) from error
+        _requeue_pauses.pause = REQUEUE_PAUSE[0]
+        events.emit(events.Deferred(self.state.key, task.name, request.id, delay=delay, copy=copy))
+        raise Ignore(
+            f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
+        )
+
+
+#: Grows from failure to failure of this process, and starts anew with the first copy that is published.
+_requeue_pauses = Pauses(REQUEUE_PAUSE, float("inf"), worker.is_stopping)
+
+
+def put_back(reason: str) -> Reject:
+    """Pause, and return what puts a message back into its queue."""
+    _requeue_pauses.wait()
+    return Reject(reason, requeue=True)
+
+
+def is_outage(app: Any, error: Exception) -> bool:
+    """Tell whether the broker cannot be reached, as opposed to a broker or a serializer that refuses the message."""
+    cause = error.__cause__ or error
+    outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
+    return isinstance(cause, outage) or (cause is error and isinstance(error, (BrokerError, OperationalError)))
+
+
+def _seconds_until(when: Any) -> float:
+    """Return the seconds until a retry is due; Celery gives a number or a time."""
+    if isinstance(when, datetime):
+        aware = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        return max(0.0, (aware - datetime.now(timezone.utc)).total_seconds())
+    return max(0.0, float(when or 0))

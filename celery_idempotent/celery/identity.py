@@ -1,0 +1,118 @@
+"""Who a delivery is: read once from a request, and stripped from it, so that nothing the body publishes inherits it.
+
+Unknown keys of a Celery request become attributes of the request and entries of its ``headers``, and those are copied
+into every retry. What is ours is therefore taken out before the body runs, and put back on purpose where a message
+continues this operation.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from ..heartbeat import Holding
+from ..records import new_owner
+
+__all__ = ["DELIVERY", "KEY", "MESSAGE", "STATE", "DeliveryState", "Identity", "new_token"]
+
+#: Header with the key that the producer gave; part of the public interface.
+KEY = "idempotency_key"
+#: Header with what this library tells itself about a message: copy, token, sender, expires.
+MESSAGE = "idempotency"
+#: Entry of the request, set by the worker's main process for one delivery and never published.
+DELIVERY = "idempotency_delivery"
+#: Attribute of the request under which the read identity is kept.
+STATE = "_idempotency"
+
+
+def new_token() -> str:
+    """Return a random id for one copy of a message."""
+    return secrets.token_urlsafe(9)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells this delivery from every other.
+
+    Arguments:
+        owner: Random id of this delivery.
+        key: The key that the producer gave, or None.
+        copy, token: Which copy of the message this is; 0 and empty as its producer sent it.
+        sender: Owner of the delivery that published this message under its lease.
+        expires: When the message expires, as text, if a copy carries it out of Celery's sight.
+        content_type, compression: How the message was encoded, so that a copy can be encoded alike.
+    """
+
+    owner: str
+    key: object = None
+    copy: int = 0
+    token: str = ""
+    sender: str = ""
+    expires: str | None = None
+    content_type: str | None = None
+    compression: str | None = None
+
+    @classmethod
+    def take(cls, request: Any) -> Identity:
+        """Read the identity from a request and remove every trace of it there."""
+        headers = dict(request.headers or {})
+        own: dict[str, Any] = {}
+        for name in (KEY, MESSAGE, DELIVERY):
+            own[name] = request.__dict__.pop(name, None)
+            own[name] = headers.pop(name, own[name])
+        request.headers = headers or None
+        message = own[MESSAGE] if isinstance(own[MESSAGE], dict) else {}
+        delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
+        return cls(
+            owner=delivery.get("owner") or new_owner(),
+            key=own[KEY],
+            copy=message["copy"] if isinstance(message.get("copy"), int) else 0,
+            token=str(message.get("token") or ""),
+            sender=str(message.get("from") or ""),
+            expires=message.get("expires"),
+            content_type=delivery.get("content_type"),
+            compression=delivery.get("compression"),
+        )
+
+    def headers(self, **message: Any) -> dict[str, Any]:
+        """Return the headers of a message that continues this operation."""
+        headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
+        if self.key is not None:
+            headers[KEY] = self.key
+        return headers
+
+
+class DeliveryState:
+    """The one mutable thing about a delivery, kept on its request.
+
+    Arguments:
+        identity: Who it is.
+    """
+
+    __slots__ = ("entered", "holding", "identity", "key", "replaced_by")
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        #: what the body holds while it runs
+        self.holding: Holding | None = None
+        #: whether the body has begun, so that further calls are plain calls
+        self.entered = False
+        #: the store key, once known
+        self.key = ""
+        #: the signature that `replace` published, if any
+        self.replaced_by: Any = None
+
+    @classmethod
+    def is_known(cls, request: Any) -> bool:
+        """Tell whether the request is one of a delivery: read before, or made by the worker's main process."""
+        return STATE in request.__dict__ or DELIVERY in request.__dict__
+
+    @classmethod
+    def of(cls, request: Any) -> DeliveryState:
+        """Return the state of a request, reading its identity the first time."""
+        state: DeliveryState | None = request.__dict__.get(STATE)
+        if state is None:
+            state = cls(Identity.take(request))
+            setattr(request, STATE, state)
+        return state

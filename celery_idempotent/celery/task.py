@@ -1,0 +1,183 @@
+"""The seam in the process that runs the body: a task base class whose deliveries take effect once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from celery.app.task import Task
+from celery.canvas import _chain
+from celery.exceptions import Reject
+
+from ..errors import ConfigurationError, StoreError
+from ..events import logger
+from ..heartbeat import Holding
+from ..policy import Policy
+from . import signals, worker
+from .binding import Binding
+from .delivery import MessageDelivery, is_outage, put_back
+from .identity import KEY, STATE, DeliveryState
+
+__all__ = ["IdempotentTask"]
+
+signals.connect()  # not when a task is bound: app.send_task() may publish before that
+
+
+class IdempotentTask(Task):
+    """A task that takes effect once per operation.
+
+    Use it as ``@app.task(base=IdempotentTask)``; options go into ``idempotency``, see `Policy`. A direct call is a
+    plain call; ``apply()`` is guarded like a delivery.
+    """
+
+    abstract = True
+    acks_late = True
+    reject_on_worker_lost = True
+    Request = "celery_idempotent.celery.request:IdempotentRequest"
+
+    #: Options of this task: a `Policy`, or a mapping of the options that differ from ``app.conf.idempotency``.
+    idempotency: ClassVar[Policy | Mapping[str, Any] | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The guard stays outermost: the __call__ of a subclass or mixin, which need not call ours, becomes the body's.
+        if not getattr(cls.__call__, "is_guard", False):
+            setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        """Bind the task to its app, as Celery does when it is declared.
+
+        Raises:
+            ConfigurationError: an option is wrong, or contradicts another.
+        """
+        bound = super().bind(app)
+        if not (cls.name or "").startswith("celery."):
+            # A class without a name is found by its instance, which register_task has named; an abstract one has none.
+            declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
+            for task in [task for task in declared if type(task) is cls]:
+                _check_declaration(cls, Binding(task).policy)
+            worker.install(app)
+        return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task: guarded if this call is a delivery, plainly if it is a call."""
+        request = self.request_stack.top
+        if _is_new_delivery(self, request):
+            return MessageDelivery(self, request, self.run, args, kwargs).answer()
+        state = _state_of(request)
+        if state is not None and not state.entered:  # called by a subclass's __call__ within the delivery
+            state.entered = True
+            return self.run(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    __call__.is_guard = True  # type: ignore[attr-defined]
+
+    @property
+    def lease(self) -> Holding | None:
+        """What the running delivery holds, None in a direct call.
+
+        It has ``key``, ``fence``, ``lost``, ``check()`` and ``derived_key(name)``, see `Holding`.
+        """
+        state = _state_of(self.request_stack.top)
+        return None if state is None else state.holding
+
+    @functools.cached_property
+    def _binding(self) -> Binding:
+        return Binding(self)
+
+    def apply(
+        self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any
+    ) -> Any:
+        """Run the task in this process, guarded like a delivery."""
+        if idempotency_key is not None:
+            headers = {**(headers or {}), KEY: idempotency_key}
+        return super().apply(*args, headers=headers, **options)
+
+    def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
+        """Return a signature that continues the request, as Celery's retry needs it, under the same key."""
+        request = self.request if request is None else request
+        # The worker's main process asks too, for a lost child (retry_on_worker_lost); its context is never pushed.
+        if request.called_directly and not DeliveryState.is_known(request):
+            return super().signature_from_request(request, *args, **options)
+        identity = DeliveryState.of(request).identity
+        signature = super().signature_from_request(request, *args, **options)
+        return _with_headers(signature, identity.headers(**{"from": identity.owner}))
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.
+
+        Raises:
+            LeaseLost: the lease is lost; nothing was published.
+            Reject: the broker could not be reached; the message goes back to its queue.
+        """
+        if self.lease is not None:
+            try:
+                self.lease.check()
+            except StoreError as error:
+                # The retry names its publisher: if the lease was lost after all, the store does not let it overtake.
+                logger.warning("Retrying without knowing whether the lease still holds: %s", error)
+        try:
+            return super().retry(*args, **options)
+        except Reject as rejected:
+            # Celery drops the message when it cannot publish the retry; with the broker away, that would lose the task.
+            if isinstance(rejected.reason, Exception) and is_outage(self.app, rejected.reason):
+                raise put_back(f"The broker took no retry of this message ({rejected.reason}).") from rejected
+            raise
+
+    def on_replace(self, sig: Any) -> Any:
+        """Publish the replacement; one of the same name is this operation and keeps its key."""
+        state = _state_of(self.request_stack.top)
+        if state is not None:
+            # Within a chain, Celery has put the rest of the chain behind what replaces us.
+            first = sig.tasks[0] if isinstance(sig, _chain) else sig
+            state.replaced_by = first
+            if getattr(first, "task", None) == self.name:
+                _with_headers(first, state.identity.headers(**{"from": state.identity.owner}))
+        return super().on_replace(sig)
+
+
+def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
+    """Tell whether this call is the delivery itself, and not a call within a body or from anywhere else."""
+    if request is None or request.called_directly or STATE in request.__dict__:
+        return False
+    return not task.name.startswith("celery.")
+
+
+def _state_of(request: Any) -> DeliveryState | None:
+    return None if request is None else request.__dict__.get(STATE)
+
+
+def _with_headers(signature: Any, headers: Mapping[str, Any]) -> Any:
+    return signature.set(headers={**(signature.options.get("headers") or {}), **headers})
+
+
+def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``__call__`` that guards the delivery and lets ``inner`` run the body."""
+
+    @functools.wraps(inner)
+    def guarded(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        if _is_new_delivery(self, request):
+            return MessageDelivery(self, request, functools.partial(inner, self), args, kwargs).answer()
+        return inner(self, *args, **kwargs)
+
+    guarded.is_guard = True  # type: ignore[attr-defined]
+    return guarded
+
+
+def _check_declaration(cls: type[IdempotentTask], policy: Policy) -> None:
+    from .request import IdempotentRequest, request_class
+
+    if not cls.acks_late and not policy.allow_early_ack:
+        raise ConfigurationError(
+            f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "
+            "is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
+            'idempotency={"allow_early_ack": True}.'
+        )
+    if not issubclass(request_class(cls.Request), IdempotentRequest):
+        raise ConfigurationError(
+            f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
+            f"got {cls.Request!r}: without it a lost child's lease is not released."
+        )

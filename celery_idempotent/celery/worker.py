@@ -1,0 +1,76 @@
+"""What we add to a worker: a look at the store before it takes work, and word of its end to its children."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+from celery import bootsteps, signals
+
+from ..errors import ConfigurationError, StoreUnreachable
+from ..events import logger
+from ..stores.memory import MemoryStore
+
+__all__ = ["IdempotencyStep", "install", "is_stopping"]
+
+_stopping: mmap.mmap | None = None
+#: The hard and the soft time limit of this worker's pool, for tasks and messages that have none.
+limits: tuple[float | None, float | None] = (None, None)
+#: Whether the pool ends a body at its hard limit.
+enforces_limits = True
+
+
+def is_stopping() -> bool:
+    """Tell, in the worker's main process and in its children, whether the worker is about to stop."""
+    return _stopping is not None and _stopping[0] == 1
+
+
+def install(app: Any) -> None:
+    """Add our step to the app's workers."""
+    app.steps["worker"].add(IdempotencyStep)
+
+
+class IdempotencyStep(bootsteps.Step):
+    """Check every idempotent task and its store before the worker takes work."""
+
+    name = "celery_idempotent"
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+
+    def create(self, worker: Any) -> None:
+        """Look once at every store in use.
+
+        Raises:
+            ConfigurationError: a task is declared wrongly, or there is no store.
+            StoreRefused: a store answers that it will not serve us.
+        """
+        global _stopping, limits, enforces_limits
+        limits = (worker.time_limit, worker.soft_time_limit)
+        enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        _stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
+        signals.worker_shutting_down.connect(_announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
+        for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
+            if isinstance(store, MemoryStore) and enforces_limits:
+                raise ConfigurationError(
+                    "Expected a store that all processes share, got memory:// with a pool of processes, each of which "
+                    'would remember its own tasks alone. Set app.conf.idempotency_store = "redis://host:6379/1".'
+                )
+            try:
+                store.ping()
+            except StoreUnreachable as error:
+                logger.error("%s Tasks will do as their on_store_error says until it can.", error)
+
+
+def idempotent_tasks(app: Any) -> list[Any]:
+    """Return the app's tasks that are guarded."""
+    from .task import IdempotentTask
+
+    return [
+        task for name, task in app.tasks.items() if isinstance(task, IdempotentTask) and not name.startswith("celery.")
+    ]
+
+
+def _announce_stop(**_: Any) -> None:
+    if _stopping is not None:
+        _stopping[0] = 1
