@@ -1,0 +1,255 @@
+"""Children, workers and machines that die or stall: nothing is lost, nothing takes effect twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+
+from celery_idempotent.records import State
+from celery_idempotent.stores.redis import RedisStore
+from tests.celery.apps import messages
+from tests.celery.fixtures import StartWorker
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+from tests.servers import RedisServer
+from tests.waiting import wait_until
+
+SHOP = "tests.celery.shop"
+
+
+@pytest.fixture
+def app(client_app: Callable[..., Celery]) -> Celery:
+    return client_app(SHOP)
+
+
+@pytest.fixture
+def store(store_url: str) -> RedisStore:
+    return RedisStore.from_url(store_url)
+
+
+def key(task: str, operation: str) -> str:
+    return f"idem:{SHOP}.{task}::{operation}"
+
+
+@pytest.mark.smoke
+def test_after_the_kill_of_a_child_the_next_delivery_does_not_wait_for_the_lease(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
+) -> None:
+    gate = gates.close("before ORD-1")
+    node = start_worker(SHOP, env={"LEASE_TTL": "600"})
+    result = app.module.charge.delay("ORD-1")
+    [pid] = gate.reached()
+    node.kill_child(pid)
+    gate.reached(2)
+    record = store.get(key("charge", "ORD-1"))
+    assert record is not None
+    assert record.crashes == 1
+    gate.open()
+    assert result.get(timeout=20) == {"order": "ORD-1", "cents": 999}
+    assert journal.count("started") == 2
+    assert journal.count("charged") == 1
+
+
+def test_after_the_kill_of_a_whole_worker_the_task_is_taken_over_when_the_lease_ends(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
+) -> None:
+    gate = gates.close("before ORD-1")
+    options = {"visibility_timeout": 1, "env": {"LEASE_TTL": "3"}}
+    first = start_worker(SHOP, **options)
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    held = store.get(key("charge", "ORD-1"))
+    assert held is not None
+    first.kill("SIGKILL")
+    second = start_worker(SHOP, **options)
+    gate.reached(2, timeout=30)
+    second.assert_log_exists("TakenOver")
+    record = store.get(key("charge", "ORD-1"))
+    assert record is not None
+    assert record.crashes == 1
+    assert record.fence > held.fence + 3_000_000  # microseconds: not before the lease was over
+    gate.open()
+    assert result.get(timeout=20) == {"order": "ORD-1", "cents": 999}
+    assert journal.count("charged") == 1
+
+
+def test_a_duplicate_that_waited_runs_when_the_holder_is_killed(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    options = {"prefetch": 1, "env": {"LEASE_TTL": "3"}}
+    first = start_worker(SHOP, concurrency=1, **options)
+    app.module.charge.delay("ORD-1")
+    gate.reached()
+    second = start_worker(SHOP, concurrency=1, **options)
+    duplicate = app.module.charge.delay("ORD-1")
+    second.wait_for_log("copy=1")
+    first.kill("SIGKILL")
+    gate.open()
+    assert duplicate.get(timeout=30) == {"order": "ORD-1", "cents": 999}
+    assert journal.count("charged") == 1
+
+
+def test_a_visibility_timeout_that_passes_while_the_task_runs_does_not_run_it_twice(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    gate = gates.close("after ORD-1")
+    options = {"visibility_timeout": 1, "concurrency": 2}
+    nodes = [start_worker(SHOP, ready=False, **options) for _ in range(2)]
+    for node in nodes:
+        node.ready()
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    wait_until(lambda: sum(node.logs().count("Deferred") for node in nodes) >= 3, 30, "three copies to be deferred")
+    gate.open()
+    assert result.get(timeout=20) == {"order": "ORD-1", "cents": 999}
+    wait_until(
+        lambda: messages(app.conf.broker_url) == 0,
+        60,
+        lambda: f"{messages(app.conf.broker_url)} messages to be worked off",
+    )
+    assert journal.count("started") == 1
+    assert journal.count("charged") == 1
+
+
+@pytest.mark.parametrize("ending", ["return", "raise", "retry"])
+def test_a_worker_that_stalls_past_its_lease_has_become_a_duplicate(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore, ending: str
+) -> None:
+    gate = gates.close("after ORD-1")
+    options = {"visibility_timeout": 1, "concurrency": 1, "env": {"LEASE_TTL": "2"}}
+    zombie = start_worker(SHOP, **options)
+    result = app.module.endings.delay("ORD-1", ending)
+    gate.reached()
+    zombie.pause()
+    gate.open()
+    heir = start_worker(SHOP, **options)
+    heir.wait_for_log("TakenOver", timeout=30)
+    if ending == "raise":
+        with pytest.raises(ValueError, match="no ORD-1"):
+            result.get(timeout=20)
+        wait_until(lambda: _state(store) is State.RELEASED)
+    else:
+        wait_until(lambda: _state(store) is State.COMPLETED, message="the heir to settle")
+    value = result.get(timeout=20, propagate=False)
+    before = store.get(key("endings", "ORD-1"))
+    runs = journal.count("tried")
+    zombie.resume()
+    wait_until(lambda: "LeaseMissed" in zombie.logs() or "lost" in zombie.logs(), 30, "the zombie to learn of it")
+    wait_until(
+        lambda: messages(app.conf.broker_url) == 0,
+        60,
+        lambda: f"{messages(app.conf.broker_url)} messages to be worked off",
+    )
+    again = app.module.endings.delay("ORD-1", "return" if ending == "raise" else ending)
+    replayed = again.get(timeout=20)
+    after = store.get(key("endings", "ORD-1"))
+    assert before is not None
+    assert after is not None
+    if ending == "raise":
+        # The heir's failure released the key; the new publish ran. The zombie added nothing of its own.
+        assert journal.count("tried") <= runs + 2
+    else:
+        assert (after.payload, after.fence) == (before.payload, before.fence)
+        assert replayed == value
+        assert journal.count("tried") == runs
+    fences = [entry.fields["fence"] for entry in journal.entries("tried")]
+    assert fences == sorted(set(fences))
+
+
+def _state(store: RedisStore) -> State | None:
+    record = store.get(key("endings", "ORD-1"))
+    return record.state if record else None
+
+
+def test_a_task_that_keeps_killing_its_worker_is_refused_and_others_may_try(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    node = start_worker(SHOP, concurrency=1, env={"MAX_CRASHES": "3"})
+    result = app.module.charge.delay("ORD-1")
+    for death in range(1, 4):
+        node.kill_child(gate.reached(death, timeout=30)[-1])
+    with pytest.raises(Exception, match="lost its worker 3 times") as caught:
+        result.get(timeout=30)
+    assert type(caught.value).__name__ == "CrashLoop"
+    gate.open()
+    assert app.module.charge.delay("ORD-1").get(timeout=20) == {"order": "ORD-1", "cents": 999}
+    assert journal.count("charged") == 1
+
+
+def test_copies_of_one_duplicate_do_not_multiply(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    """A simple design gave 470 deliveries in a minute: each restored copy published successors of its own."""
+    gate = gates.close("before ORD-1")
+    busy = [gates.close(f"before busy-{n}") for n in range(3)]
+    options = {"visibility_timeout": 3, "concurrency": 2, "prefetch": 4}
+    nodes = [start_worker(SHOP, ready=False, **options) for _ in range(3)]
+    for node in nodes:
+        node.ready()
+    for n in range(3):
+        app.module.resize.delay(f"busy-{n}")
+    for other in busy:
+        other.reached(timeout=30)
+    app.module.charge.delay("ORD-1")
+    gate.reached()
+    duplicate = app.module.charge.delay("ORD-1")
+    seen: list[int] = []
+
+    def ten_rounds() -> bool:
+        seen.append(messages(app.conf.broker_url))
+        return sum(node.logs().count("Deferred") for node in nodes) >= 40
+
+    wait_until(ten_rounds, 60, lambda: f"forty deferrals; messages in the broker so far: {seen[-20:]}")
+    # Three busy tasks, the holder, and at any time at most five copies of holder and duplicate.
+    assert max(seen) <= 4 + 5
+    for other in busy:
+        other.open()
+    gate.open()
+    assert duplicate.get(timeout=30) == {"order": "ORD-1", "cents": 999}
+    assert journal.count("started", "ORD-1") == 1
+
+
+def test_a_hard_time_limit_frees_the_key_once_the_body_has_ended(
+    client_app: Callable[..., Celery], start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
+) -> None:
+    corners = "tests.celery.corners"
+    app = client_app(corners)
+    gate = gates.close("before ORD-1")
+    start_worker(corners, concurrency=1)
+    with pytest.raises(Exception, match="TimeLimitExceeded"):
+        app.module.limited.delay("ORD-1").get(timeout=20)
+
+    def released() -> bool:
+        record = store.get(f"idem:{corners}.limited::ORD-1")
+        return record is not None and record.state is State.RELEASED
+
+    wait_until(released, message="the key to be free, long before the lease ends")
+    gate.open()
+    assert app.module.limited.delay("ORD-1").get(timeout=20) == "charged ORD-1"
+    assert journal.count("charged") == 1
+
+
+def test_a_child_that_dies_while_the_store_is_down_costs_one_lease(
+    client_app: Callable[..., Celery],
+    start_worker: StartWorker,
+    own_redis: Callable[..., RedisServer],
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    server = own_redis(appendonly="yes", appendfsync="always")
+    app = client_app(SHOP)
+    gate = gates.close("before ORD-1")
+    node = start_worker(SHOP, store_url=server.url(), env={"LEASE_TTL": "3"})
+    result = app.module.charge.delay("ORD-1")
+    [pid] = gate.reached()
+    server.kill()
+    node.kill_child(pid)
+    node.wait_for_log("runs out by itself", timeout=30)
+    server.start()
+    gate.open()
+    assert result.get(timeout=40) == {"order": "ORD-1", "cents": 999}
+    assert journal.count("charged") == 1

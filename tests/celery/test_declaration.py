@@ -1,0 +1,293 @@
+"""What a task may look like, and what is refused when it is declared."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+from celery import Celery, shared_task
+from celery.worker.request import Request
+
+from celery_idempotent import ConfigurationError, IdempotentTask, MissingKey, Policy
+from celery_idempotent.celery import IdempotentRequest
+from celery_idempotent.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("declared", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.idempotency_store = MemoryStore()
+    app.conf.task_eager_propagates = True
+    yield app
+    app.close()
+
+
+def declare(app: Celery, fun: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Declare a task as a module would, and have Celery evaluate it."""
+
+    def charge(order_id: str, cents: int = 5) -> str:
+        return f"{order_id} {cents}"
+
+    task = app.task(base=options.pop("base", IdempotentTask), shared=False, **options)(fun or charge)
+    app.finalize()
+    task.name  # noqa: B018 - evaluates Celery's proxy
+    return task
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"idempotency": {"lese_ttl": 3}}, "lease_ttl"),
+        ({"idempotency": {"lease_ttl": "3 parsecs"}}, "lease_ttl"),
+        ({"idempotency": {"key": "oder_id"}}, "order_id"),
+        ({"idempotency": {"fingerprint": ["cent"]}}, "cents"),
+        ({"idempotency": ["key"]}, "mapping"),
+        ({"acks_late": False}, "allow_early_ack"),
+        ({"Request": Request}, "IdempotentRequest"),
+        ({"Request": "celery.worker.request:Request"}, "IdempotentRequest"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_with_what_to_do(app: Celery, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        declare(app, **options)
+
+
+def test_a_wrong_default_of_the_app_is_refused_when_a_task_is_declared(app: Celery) -> None:
+    app.conf.idempotency = {"result_tll": "7d"}
+    with pytest.raises(ConfigurationError, match="result_ttl"):
+        declare(app)
+
+
+def test_early_acks_are_allowed_to_those_who_say_so(app: Celery) -> None:
+    task = declare(app, acks_late=False, idempotency={"allow_early_ack": True})
+    assert task.apply(("A",)).get() == "A 5"
+
+
+def test_a_request_class_of_ones_own_may_derive_from_ours(app: Celery) -> None:
+    class Own(IdempotentRequest):
+        pass
+
+    assert declare(app, Request=Own).apply(("A",)).get() == "A 5"
+
+
+def test_late_acks_and_requeueing_of_lost_children_are_on_by_default(app: Celery) -> None:
+    app.conf.task_acks_late = False
+    task = declare(app)
+    assert (task.acks_late, task.reject_on_worker_lost) == (True, True)
+
+
+def test_options_layer_from_library_over_app_to_task(app: Celery) -> None:
+    app.conf.idempotency = {"lease_ttl": 30, "result_ttl": "1h"}
+    task = declare(app, idempotency=Policy(key="order_id", lease_ttl="2m"))
+    policy = task._binding.policy
+    assert (policy.lease_ttl, policy.result_ttl, policy.failure_ttl, policy.key) == (120, 3600, 86400, "order_id")
+
+
+def test_djangos_namespaced_settings_are_read() -> None:
+    class Settings:  # as a module of settings is written
+        CELERY_BROKER_URL = "memory://"
+        CELERY_IDEMPOTENCY_STORE = MemoryStore()
+        CELERY_IDEMPOTENCY: ClassVar[dict[str, Any]] = {"result_ttl": "7d"}
+        CELERY_IDEMPOTENCY_NAMESPACE = "shop"
+
+    app = Celery("django", set_as_current=False)
+    app.config_from_object(Settings, namespace="CELERY")
+    task = declare(app, idempotency={"key": "order_id"})
+    assert task.apply(("A",)).get() == "A 5"
+    assert task._binding.guard.store is Settings.CELERY_IDEMPOTENCY_STORE
+    assert task._binding.policy.result_ttl == 7 * 86400
+    [record] = Settings.CELERY_IDEMPOTENCY_STORE.scan()
+    assert record.key.startswith("shop:")
+
+
+runs: contextvars.ContextVar[list[str]] = contextvars.ContextVar("runs")
+
+
+@pytest.fixture(autouse=True)
+def fresh_runs() -> None:
+    runs.set([])
+
+
+class CallsRun:
+    """Flask's documented pattern: a __call__ that never calls ours."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("context")
+        return self.run(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+class CallsSuper:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("context")
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+class MixedBefore(CallsRun, IdempotentTask):
+    pass
+
+
+class MixedSuper(CallsSuper, IdempotentTask):
+    pass
+
+
+class Defined(IdempotentTask):
+    __call__ = CallsRun.__call__
+
+
+class Twice(MixedSuper):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("outer")
+        return super().__call__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("base", [MixedBefore, MixedSuper, Defined, Twice])
+def test_the_guard_stays_outermost_whatever_a_subclass_does_with_call(app: Celery, base: type) -> None:
+    def charge(order_id: str) -> str:
+        runs.get().append("run")
+        return order_id
+
+    task = declare(app, charge, base=base, idempotency={"key": "order_id"})
+    assert [task.apply(("A",)).get() for _ in range(3)] == ["A"] * 3
+    assert runs.get() in (["context", "run"], ["outer", "context", "run"])
+
+
+def test_a_direct_call_is_a_plain_call_without_a_lease(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> Any:
+        runs.get().append(order_id)
+        return self.lease
+
+    task = declare(app, charge, bind=True, idempotency={"key": "order_id"})
+    assert [task("A"), task("A")] == [None, None]
+    assert runs.get() == ["A", "A"]
+
+
+def test_calls_of_tasks_inside_a_body_are_plain_calls_also_of_the_task_itself(app: Celery) -> None:
+    def other(order_id: str) -> str:
+        runs.get().append("other")
+        return order_id
+
+    other_task = declare(app, other, name="other", idempotency={"key": "order_id"})
+
+    def charge(self: Any, order_id: str, depth: int = 2) -> Any:
+        runs.get().append(f"charge {depth}")
+        other_task(order_id)
+        return depth and [self(order_id, depth - 1), self.lease.fence > 0]
+
+    task = declare(app, charge, name="charge", bind=True, idempotency={"key": "order_id", "fingerprint": False})
+    first = task.apply(("A",)).get()
+    assert task.apply(("A",)).get() == first
+    assert runs.get() == ["charge 2", "other", "charge 1", "other", "charge 0", "other"]
+
+
+def test_an_eager_call_is_guarded_like_a_delivery(app: Celery) -> None:
+    def charge(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge)
+    assert [task.apply(("A",), idempotency_key="req-1").get() for _ in range(2)] == ["A", "A"]
+    assert runs.get() == ["A"]
+
+
+def test_an_app_whose_every_task_is_idempotent_leaves_celerys_own_alone() -> None:
+    app = Celery("all", broker="memory://", backend="cache+memory://", task_cls=IdempotentTask, set_as_current=False)
+    app.conf.idempotency_store = MemoryStore()
+    app.finalize()
+    assert isinstance(app.tasks["celery.map"], IdempotentTask)
+    assert app.tasks["celery.accumulate"].apply((1, 2)).get() == (1, 2)
+    assert list(app.conf.idempotency_store.scan()) == []
+
+
+def test_class_based_and_shared_tasks_are_guarded_too(app: Celery) -> None:
+    class Charge(IdempotentTask):
+        name = "class based"
+        idempotency: ClassVar[dict[str, Any]] = {"key": "order_id"}
+
+        def run(self, order_id: str) -> str:
+            runs.get().append(order_id)
+            return order_id
+
+    task = app.register_task(Charge())
+    assert [task.apply(("A",)).get(), task.apply(("A",)).get()] == ["A", "A"]
+
+    @shared_task(base=IdempotentTask, name="shared", idempotency={"key": "order_id"})
+    def shared(order_id: str) -> str:
+        runs.get().append("shared")
+        return order_id
+
+    app.set_current()
+    assert [shared.apply(("A",)).get(), shared.apply(("A",)).get()] == ["A", "A"]
+    assert runs.get() == ["A", "shared"]
+
+
+def test_without_any_redis_and_without_a_store_the_first_use_says_what_to_set() -> None:
+    app = Celery("none", broker="memory://", backend="cache+memory://", set_as_current=False)
+    task = declare(app)
+    with pytest.raises(ConfigurationError, match="idempotency_store"):
+        assert task._binding.guard
+
+
+@pytest.mark.parametrize("url", ["reddis://localhost", "localhost:6379", "postgres//x", 17])
+def test_a_store_that_cannot_be_is_refused(app: Celery, url: object) -> None:
+    app.conf.idempotency_store = url
+    with pytest.raises(ConfigurationError, match="Expected"):
+        assert declare(app)._binding.guard
+
+
+def keys_of(app: Celery, key: Any, *calls: tuple[Any, ...]) -> list[str]:
+    task = declare(app, idempotency={"key": key, "fingerprint": False})
+    for call in calls:
+        task.apply(call)
+    return sorted(record.key.rpartition("::")[2] for record in app.conf.idempotency_store.scan())
+
+
+def boom(order_id: str) -> str:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (boom, "boom"),
+        (lambda order_id: None, "None"),
+        (lambda order_id: "", "key"),
+        (lambda order_id: object(), "object"),
+    ],
+)
+def test_a_key_that_cannot_be_told_fails_the_task_before_it_runs(app: Celery, key: Any, text: str) -> None:
+    def charge(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge, idempotency={"key": key})
+    with pytest.raises(MissingKey, match=text):
+        task.apply(("A",))
+    assert runs.get() == []
+
+
+def test_an_empty_key_from_the_producer_fails_the_task_before_it_runs(app: Celery) -> None:
+    with pytest.raises(MissingKey, match="empty"):
+        declare(app).apply(("A",), idempotency_key="")
+
+
+def test_keys_are_names_several_names_or_a_callable(app: Celery) -> None:
+    assert keys_of(app, "order_id", ("A",), ("A", 6), ("B",)) == ["A", "B"]
+
+
+def test_several_names_make_one_key(app: Celery) -> None:
+    assert len(keys_of(app, ["order_id", "cents"], ("A",), ("A", 5), ("A", 6))) == 2
+
+
+def test_the_scope_tells_tenants_apart(app: Celery) -> None:
+    def charge(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge, idempotency={"key": "order_id", "scope": "tenant"})
+    for tenant in ("a", "b", "a"):
+        task.apply(("1",), headers={"tenant": tenant})
+    assert runs.get() == ["1", "1"]
+    with pytest.raises(MissingKey, match="tenant"):
+        task.apply(("1",))

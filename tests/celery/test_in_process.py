@@ -1,0 +1,249 @@
+"""How the adapter translates between Celery and the guard, seen in one process with a store in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, chord, group
+from celery.app.task import Context, Task
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from kombu.exceptions import OperationalError
+
+from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
+from celery_idempotent.answers import Busy
+from celery_idempotent.celery import copies, delivery, fanout, request, signals
+from celery_idempotent.celery.delivery import MessageDelivery
+from celery_idempotent.records import Claim, Lease, State
+from celery_idempotent.stores.memory import MemoryStore
+
+
+class FailingStore(MemoryStore):
+    """A store in memory of which some verbs fail when they are told to."""
+
+    failing: frozenset[str] = frozenset()
+
+    def renew(self, leases: Any) -> Any:
+        self._may("renew")
+        return super().renew(leases)
+
+    def announce(self, key: str, task_id: str) -> bool:
+        self._may("announce")
+        return super().announce(key, task_id)
+
+    def _may(self, verb: str) -> None:
+        if verb in self.failing:
+            raise StoreUnreachable(f"{verb} fails")
+
+
+@pytest.fixture
+def store() -> FailingStore:
+    return FailingStore()
+
+
+@pytest.fixture
+def app(store: FailingStore) -> Iterator[Celery]:
+    app = Celery("inside", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(idempotency_store=store, task_eager_propagates=True, result_serializer="json")
+    yield app
+    app.close()
+
+
+def declare(app: Celery, fun: Callable[..., Any], **options: Any) -> Any:
+    task = app.task(base=IdempotentTask, bind=True, shared=False, idempotency={"key": "order_id"}, **options)(fun)
+    app.finalize()
+    return task
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def end(self: Any, order_id: str) -> None:
+        raise error
+
+    return end
+
+
+def test_a_run_that_is_interrupted_from_the_keyboard_frees_the_key(app: Celery, store: FailingStore) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        declare(app, raising(KeyboardInterrupt())).apply(("A",))
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "shutdown")
+
+
+def test_the_same_task_that_ignored_itself_ignores_itself_again(app: Celery) -> None:
+    task = declare(app, raising(Ignore()))
+    states = [task.apply(("A",), task_id="T1").state for _ in range(2)]
+    assert states == ["IGNORED", "IGNORED"]
+
+
+def test_a_duplicate_of_what_left_its_failure_in_the_result_backend_fails_alike(app: Celery) -> None:
+    task = declare(app, raising(Ignore()))
+    task.apply(("A",), task_id="T1")
+    app.backend.mark_as_failure("T1", ValueError("no A"))
+    with pytest.raises(ValueError, match="no A"):
+        task.apply(("A",), task_id="T2")
+
+
+def test_a_call_of_apply_cannot_be_deferred(app: Celery, store: FailingStore) -> None:
+    task = declare(app, raising(AssertionError("it ran")))
+    key = f"idem:{task.name}::A"
+    assert isinstance(store.acquire(Claim(key, "other", 60, 60, task_id="T1")), Lease)
+    with pytest.raises(Conflict, match="cannot be deferred"):
+        task.apply(("A",))
+
+
+@pytest.fixture
+def deferring(app: Celery) -> MessageDelivery:
+    """A delivery that is about to stand aside."""
+    task = declare(app, raising(AssertionError("it ran")))
+    message = Context({"id": "T1", "args": ["A"], "kwargs": {}, "delivery_info": {}, "called_directly": False})
+    return MessageDelivery(task, message, task.run, ("A",), {})
+
+
+def test_a_soft_limit_that_hits_while_a_copy_is_published_is_the_tasks(
+    deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "publish", lambda *_, **__: (_ for _ in ()).throw(SoftTimeLimitExceeded()))
+    with pytest.raises(SoftTimeLimitExceeded):
+        deferring._stand_aside(Busy(1.0))
+
+
+def test_a_broker_that_is_away_gets_the_message_back_after_a_pause(
+    deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[bool] = []
+    monkeypatch.setattr(delivery._requeue_pauses, "wait", lambda: waits.append(True))
+    monkeypatch.setattr(copies, "publish", lambda *_, **__: (_ for _ in ()).throw(OperationalError("away")))
+    with pytest.raises(Reject) as caught:
+        deferring._stand_aside(Busy(1.0))
+    assert caught.value.requeue
+    assert waits == [True]
+
+
+def test_a_retry_goes_on_where_the_store_cannot_say_whether_the_lease_holds(app: Celery, store: FailingStore) -> None:
+    def shaky(self: Any, order_id: str) -> int:
+        if not self.request.retries:
+            self.lease.deadline = 0.0
+            store.failing = frozenset({"renew"})
+            raise self.retry(countdown=0)
+        return int(self.request.retries)
+
+    assert declare(app, shaky).apply(("A",), throw=False).get() == 1
+
+
+def test_a_retry_that_cannot_be_encoded_is_rejected_as_celery_does(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rejecting(self: Any, **_: Any) -> None:
+        raise Reject(ValueError("not JSON"), requeue=False)
+
+    monkeypatch.setattr(Task, "retry", rejecting)
+    task = declare(app, retry_at_once)
+    result = task.apply(("A",))
+    assert result.state == "REJECTED"
+
+
+def retry_at_once(self: Any, order_id: str) -> None:
+    raise self.retry()
+
+
+def test_a_direct_call_retries_and_makes_signatures_as_any_task(app: Celery) -> None:
+    task = declare(app, retry_at_once)
+    with pytest.raises(Retry):
+        task("A")
+    signature = task.signature_from_request(Context({"id": "T1", "args": ["A"], "kwargs": {}}))
+    assert "idempotency" not in (signature.options.get("headers") or {})
+
+
+def test_a_replacement_outside_of_any_delivery_is_celerys_own(app: Celery) -> None:
+    published: list[bool] = []
+
+    class Replacement:
+        def delay(self) -> None:
+            published.append(True)
+
+    with pytest.raises(Ignore):
+        declare(app, retry_at_once).on_replace(Replacement())
+    assert published == [True]
+
+
+def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celery, store: FailingStore) -> None:
+    store.failing = frozenset({"announce"})
+    seen: list[Any] = []
+
+    @app.task(shared=False)
+    def collect(value: Any) -> None:
+        seen.append(value)
+
+    def charge(self: Any, order_id: str) -> str:
+        return order_id
+
+    app.conf.task_always_eager = True
+    assert declare(app, charge).apply_async(("A",), link=collect.s()).get() == "A"
+    assert seen == ["A"]
+
+
+def test_a_key_of_none_is_no_key() -> None:
+    headers: dict[str, Any] = {}
+    signals.move_key_into_headers(headers=headers, properties={"idempotency_key": None})
+    signals.move_key_into_headers(headers=headers, properties={})
+    assert headers == {}
+
+
+def test_what_is_dispatched_again_carries_the_same_ids(app: Celery) -> None:
+    @app.task(shared=False)
+    def step(*_: Any) -> None: ...
+
+    def ids() -> list[Any]:
+        message = Context(
+            {
+                "id": "T1",
+                "callbacks": [
+                    step.s(),
+                    group(step.s(), step.s()),
+                    step.s() | step.s(),
+                    chord([step.s(), step.s()], step.s()),
+                ],
+            }
+        )
+        fanout.give_ids(message, app)
+        return [found for callback in message.callbacks for found in _ids(callback)]
+
+    assert ids() == ids()
+    assert len(ids()) == len(set(ids())) == 1 + 3 + 3 + 4
+
+
+def _ids(signature: Any) -> list[Any]:
+    found = [signature.options["task_id"]]
+    for name in ("tasks", "header"):
+        for member in signature.kwargs.get(name) or []:
+            found += _ids(member)
+    body = signature.kwargs.get("body")
+    return found + (_ids(body) if body is not None else [])
+
+
+def test_a_killed_child_is_gone_or_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "KILL_TIMEOUT", 0.05)
+    assert not request._is_gone(os.getpid())
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert request._is_gone(child)
+
+
+def test_a_pid_that_somebody_elses_process_has_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", denied)
+    assert request._is_gone(1)
+
+
+def test_native_delays_are_whole_seconds() -> None:
+    pytest.importorskip("celery.utils.quorum_queues", reason="Celery before 5.5 has no native delays")
+    app = Celery("quorum", broker="amqp://", set_as_current=False)
+    app.conf.task_default_queue_type = "quorum"
+    assert copies.delay_before(app, 0, 3600) == 1
+    assert isinstance(copies.delay_before(app, 2, 3600), int)

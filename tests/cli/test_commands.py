@@ -1,0 +1,95 @@
+"""`celery -A proj idempotency ...`, as Celery's own command line loads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from celery_idempotent.celery.commands import idempotency
+from celery_idempotent.records import Claim, Lease, Outcome, State
+from celery_idempotent.stores.redis import RedisStore
+
+KEY = "idem:shop.charge::ORD-1"
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def store(redis_url: str) -> RedisStore:
+    return RedisStore.from_url(redis_url)
+
+
+@pytest.fixture
+def run(redis_url: str) -> Run:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.idempotency_store = redis_url
+
+    def run(*arguments: str, answer: str | None = None) -> Result:
+        return CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app), input=answer)
+
+    return run
+
+
+def take(store: RedisStore) -> Lease:
+    lease = store.acquire(Claim(KEY, "owner", 60, 600, task_id="T1", holder="host:1"))
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def test_a_live_lease_is_shown_with_its_holder(run: Run, store: RedisStore) -> None:
+    lease = take(store)
+    result = run("show", KEY)
+    assert result.exit_code == 0
+    assert {"in_progress", "host:1", "T1", str(lease.fence)} <= set(result.output.split())
+
+
+def test_a_result_is_shown_as_json_with_its_size_and_beginning(run: Run, store: RedisStore) -> None:
+    payload = b'json:"' + b"x" * 100 + b'"'
+    store.settle(take(store), Outcome(State.COMPLETED, payload), ttl=60)
+    shown = json.loads(run("show", KEY, "--json").output)
+    assert (shown["state"], shown["payload_bytes"]) == ("completed", len(payload))
+    assert shown["payload"].startswith('json:"xxx')
+
+
+def test_an_unknown_key_is_said_and_told_by_the_exit_status(run: Run) -> None:
+    for command in ("show", "forget"):
+        result = run(command, KEY)
+        assert result.exit_code == 1
+        assert KEY in result.output
+
+
+def test_a_live_lease_is_forgotten_only_if_a_person_says_so(run: Run, store: RedisStore) -> None:
+    take(store)
+    refused = run("forget", KEY, answer="n\n")
+    assert refused.exit_code == 1
+    assert "host:1" in refused.output
+    assert store.get(KEY) is not None
+    assert run("forget", KEY, "--yes").exit_code == 0
+    assert store.get(KEY) is None
+
+
+def test_a_store_that_cannot_be_asked_is_an_error_in_words() -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.idempotency_store = "redis://127.0.0.1:1/0"
+    result = CliRunner().invoke(idempotency, ["show", KEY], obj=SimpleNamespace(app=app))
+    assert result.exit_code == 1
+    assert "cannot serve" in result.output
+
+
+@pytest.mark.worker
+@pytest.mark.smoke
+def test_celery_knows_the_command(store: RedisStore, redis_url: str) -> None:
+    take(store)
+    command = [sys.executable, "-m", "celery", "-A", "tests.celery.shop", "idempotency", "show", KEY]
+    env = {**os.environ, "STORE_URL": redis_url, "BROKER_URL": "memory://", "RESULT_URL": "cache+memory://"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    if "No such command" in done.stderr + done.stdout:
+        pytest.fail("the package is not installed with its entry points: pip install -e .")
+    assert "host:1" in done.stdout, done.stderr

@@ -1,0 +1,113 @@
+"""Fixtures for every test: servers that are started once, databases that nobody else uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests import processes
+from tests.proxy import Proxy
+from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
+
+pytest_plugins = ["tests.celery.fixtures"]
+
+WORKER_DIRECTORIES = ("celery", "faults", "gauntlet")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in WORKER_DIRECTORIES:
+            item.add_marker(pytest.mark.worker)
+
+
+def pytest_sessionfinish() -> None:
+    processes.watchdog.close()
+
+
+def missing(error: ServerMissing) -> pytest.fail.Exception | pytest.skip.Exception:
+    """Return what a missing server means: a failure in CI, a skipped test on a contributor's machine."""
+    outcome = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+    return outcome.Exception(str(error))
+
+
+@pytest.fixture(scope="session")
+def redis_databases() -> Iterator[Databases]:
+    """The databases of the session's server, which is started when the first test asks."""
+    try:
+        server = start_redis()
+    except ServerMissing as error:
+        raise missing(error) from None
+    yield Databases(server)
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_databases: Databases) -> RedisServer | ExternalRedis:
+    """The session's server. It is shared, and REDIS_URL may name it: never kill, pause, configure or flush it."""
+    return redis_databases.server
+
+
+@pytest.fixture
+def fresh_redis(redis_databases: Databases) -> Iterator[Callable[[], str]]:
+    """A function that returns the URL of an empty database, which is this test's alone."""
+    taken: list[int] = []
+
+    def fresh() -> str:
+        taken.append(redis_databases.take())
+        return redis_databases.server.url(taken[-1])
+
+    yield fresh
+    for db in taken:
+        redis_databases.give_back(db)
+
+
+@pytest.fixture
+def redis_url(fresh_redis: Callable[[], str]) -> str:
+    """The URL of an empty database, which is this test's alone."""
+    return fresh_redis()
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the database at `redis_url`, that neither retries nor waits long."""
+    with open_client(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Callable[..., RedisServer]]:
+    """A function that starts a server for this test alone, to be killed, paused, restarted, configured.
+
+    `own_redis(requirepass="x", maxmemory="2mb")`: options become its configuration.
+    """
+    started: list[RedisServer] = []
+
+    def start(**config: object) -> RedisServer:
+        try:
+            started.append(RedisServer(**config))  # type: ignore[arg-type]
+        except ServerMissing as error:
+            raise missing(error) from None
+        return started[-1].start()
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def proxied() -> Iterator[Callable[[int], Proxy]]:
+    """A function that puts a `Proxy` before a port: `proxy = proxied(server.port)`, then `proxy.url(db)`."""
+    proxies: list[Proxy] = []
+
+    def start(port: int) -> Proxy:
+        proxies.append(Proxy(port).__enter__())
+        return proxies[-1]
+
+    yield start
+    for proxy in proxies:
+        proxy.close()

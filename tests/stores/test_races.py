@@ -1,0 +1,221 @@
+"""Many at once: one gets the lease, and an operation has one outcome."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from celery_idempotent.errors import LeaseLost
+from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores.redis import RedisStore
+from tests import processes
+from tests.stores.benches import age, claim, known, take
+
+T = TypeVar("T")
+THREADS, PROCESSES, ROUNDS = 50, 8, 20
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    store = open_store("memory://" if request.param == "memory" else request.getfixturevalue("redis_url"))
+    yield store
+    store.close()
+
+
+@pytest.fixture(autouse=True)
+def hasty_threads() -> Iterator[None]:
+    """Threads that take turns every microsecond, not every 5 ms: a store in this process is raced for as others are."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(THREADS) as threads:
+        yield threads
+
+
+def together(crowd: ThreadPoolExecutor, *work: Callable[[], T]) -> list[T]:
+    """Do all this at the same time, and return the results in order."""
+    barrier = threading.Barrier(len(work))
+
+    def start(one: Callable[[], T]) -> T:
+        barrier.wait(30)
+        return one()
+
+    return list(crowd.map(start, work))
+
+
+def asks(store: Store, key: str) -> list[Callable[[], Lease | Refusal]]:
+    """Return that many deliveries of different tasks."""
+    return [
+        lambda name=f"t{number}": store.acquire(claim(key, task_id=name, max_crashes=1000)) for number in range(THREADS)
+    ]  # type: ignore[misc]
+
+
+def test_of_fifty_threads_one_gets_the_lease(store: Store, crowd: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS):
+        answers = together(crowd, *asks(store, f"key-{number}"))
+        (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
+        others = [answer for answer in answers if isinstance(answer, Refusal)]
+        assert {(other.verdict, other.record.owner) for other in others} == {(Verdict.CONFLICT, lease.owner)}
+        assert known(store, f"key-{number}").owner == lease.owner
+
+
+def test_of_fifty_threads_one_takes_over_a_lease_that_ran_out(store: Store, crowd: ThreadPoolExecutor) -> None:
+    fences = [take(store).fence]
+    for turn in range(ROUNDS):
+        age(store, known(store).key, 61)
+        answers = together(crowd, *asks(store, known(store).key))
+        (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
+        assert (lease.taken_over, lease.crashes) == (True, turn + 1)
+        fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_leases_that_follow_each_other_never_overlap(store: Store, crowd: ThreadPoolExecutor) -> None:
+    """Fifty threads take one key in turn; a counter that only holders touch loses no step."""
+    steps: list[int] = []
+
+    def work() -> list[int]:
+        fences: list[int] = []
+        patience = time.monotonic() + 60
+        while len(fences) < 2 and time.monotonic() < patience:
+            answer = store.acquire(claim(task_id=threading.current_thread().name))
+            if isinstance(answer, Lease):
+                before = len(steps)
+                fences.append(answer.fence)
+                steps.append(answer.fence)
+                assert len(steps) == before + 1
+                assert store.release(answer, Release(Reason.FAILED))
+        return fences
+
+    taken = together(crowd, *[work] * THREADS)
+    assert sorted(fence for fences in taken for fence in fences) == steps == sorted(set(steps))
+    assert len(steps) == 2 * THREADS
+
+
+def test_a_settle_and_a_take_over_never_make_two_outcomes(store: Store, crowd: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS * 5):
+        key = f"key-{number}"
+        slow = take(store, key)
+        age(store, key, 61)
+
+        def settles(lease: Lease, text: bytes) -> bytes | None:
+            try:
+                store.settle(lease, Outcome(State.COMPLETED, text), ttl=60)
+            except LeaseLost:
+                return None
+            return text
+
+        def takes_over(key: str = key) -> bytes | None:
+            answer = store.acquire(claim(key, task_id="b"))
+            return settles(answer, b"taken over") if isinstance(answer, Lease) else answer.record.payload
+
+        def looks(key: str = key) -> set[bytes]:
+            return {known(store, key).payload for _ in range(5)}
+
+        def is_late(lease: Lease = slow) -> bytes | None:
+            return settles(lease, b"slow")
+
+        late, new, *seen = together(crowd, is_late, takes_over, is_late, looks, looks)
+        outcome = known(store, key).payload
+        assert (late, new) in {(b"slow", b"slow"), (None, b"taken over")}
+        assert new == outcome
+        assert seen.pop(0) in {late, None if late is None else b"slow"}
+        assert all(payloads <= {b"", outcome} for payloads in seen)  # type: ignore[operator]
+
+
+def test_a_release_and_a_take_over_leave_one_holder(store: Store, crowd: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS):
+        key = f"key-{number}"
+        slow = take(store, key)
+        age(store, key, 61)
+        release = Release(Reason.RETRY, retry_in=30, next_attempt=1)
+        released, new = together(
+            crowd,
+            lambda lease=slow, release=release: store.release(lease, release),  # type: ignore[misc]
+            lambda key=key: store.acquire(claim(key, task_id="b")),  # type: ignore[misc]
+        )
+        if released:
+            assert isinstance(new, Refusal)
+            assert (new.verdict, known(store, key).state) == (Verdict.CONFLICT, State.RELEASED)
+        else:
+            assert isinstance(new, Lease)
+            assert known(store, key).owner == new.owner
+
+
+def test_a_renewal_and_a_take_over_leave_one_holder(store: Store, crowd: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS):
+        key = f"key-{number}"
+        slow = take(store, key)
+        age(store, key, 61)
+        lost, new = together(
+            crowd,
+            lambda lease=slow: list(store.renew([lease])),  # type: ignore[misc]
+            lambda key=key: store.acquire(claim(key, task_id="b")),  # type: ignore[misc]
+        )
+        assert isinstance(new, Lease) == (lost == [slow])
+        assert known(store, key).owner == (new.owner if isinstance(new, Lease) else slow.owner)
+
+
+@pytest.fixture
+def racers(redis_url: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    command = [sys.executable, "-m", "tests.stores.racer", redis_url]
+    started = [
+        processes.spawn([*command, f"t{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for number in range(PROCESSES)
+    ]
+    for racer in started:
+        assert said(racer) == "ready"
+    yield started
+    for racer in started:
+        assert racer.stdin is not None
+        assert racer.stdout is not None
+        racer.stdin.close()
+        racer.stdout.close()
+        processes.end(racer, grace=10)
+
+
+def said(racer: subprocess.Popen[bytes]) -> str:
+    assert racer.stdout is not None
+    return racer.stdout.readline().decode().strip()
+
+
+def race(racers: list[subprocess.Popen[bytes]], key: str) -> list[str]:
+    """Let every process ask at the same moment, and return what they were told."""
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write(f"{key} {time.time() + 0.01}\n".encode())
+        racer.stdin.flush()
+    return [said(racer) for racer in racers]
+
+
+def test_of_eight_processes_one_gets_the_lease(racers: list[subprocess.Popen[bytes]], redis_store: RedisStore) -> None:
+    for number in range(ROUNDS * 2):
+        answers = race(racers, f"key-{number}")
+        assert sorted(answers)[1:] == ["conflict"] * (PROCESSES - 1)
+        assert f"{known(redis_store, f'key-{number}').fence} False" in answers
+
+
+def test_of_eight_processes_one_takes_over_a_lease_that_ran_out(
+    racers: list[subprocess.Popen[bytes]], redis_store: RedisStore
+) -> None:
+    fences = [take(redis_store, "key", task_id="a").fence]
+    for _ in range(ROUNDS * 2):
+        age(redis_store, "key", 61)
+        (lease,) = [answer for answer in race(racers, "key") if answer != "conflict"]
+        fence, took_over = lease.split()
+        assert took_over == "True"
+        fences.append(int(fence))
+    assert fences == sorted(set(fences))

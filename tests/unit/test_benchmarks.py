@@ -1,0 +1,142 @@
+"""Every part of the benchmarks measures something sane on a real server; how fast it is, no test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import missing
+from tests.servers import RedisServer, ServerMissing, redis_binary
+
+pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only")
+
+from benchmarks import commands, duplicates, latency, memory, publishing, renewals, scale, throughput
+from benchmarks.__main__ import main
+from benchmarks.figure import Figure, as_dicts, as_table
+from benchmarks.parts import PARTS, chosen
+from benchmarks.sampling import Sample, interleave, ratio
+from benchmarks.subject import Subject
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    try:
+        redis_binary()
+    except ServerMissing as error:
+        raise missing(error) from None
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def subject(server: RedisServer) -> Iterator[Subject]:
+    subject = Subject(server)
+    subject.client.flushall()
+    yield subject
+    subject.client.flushall()
+    subject.store.close()
+
+
+def by_name(figures: list[Figure]) -> dict[str, float]:
+    return {figure.name: figure.value for figure in figures}
+
+
+def test_a_first_run_costs_two_store_commands_a_replay_and_a_conflict_one(subject: Subject) -> None:
+    assert [figure.value for figure in commands.measure(subject, operations=5)] == [2, 1, 1]
+
+
+def test_the_latencies_are_ratios_within_their_spread(subject: Subject) -> None:
+    figures = latency.measure(subject, blocks=4, calls=3)
+    assert len(figures) == 4
+    for figure in figures:
+        assert figure.spread is not None
+        assert 0 < figure.spread[0] <= figure.value <= figure.spread[1]
+
+
+def test_memory_is_that_of_a_small_hash() -> None:
+    for binary in memory.servers():
+        assert all(50 < figure.value < 1000 for figure in memory.measure(binary))
+
+
+def test_a_tick_renews_all_leases(subject: Subject) -> None:
+    figures = by_name(renewals.measure(subject, leases=20, ticks=2))
+    assert figures["round trips per tick of 20 leases"] == 1
+    assert 0 <= figures["share of a core, 20 leases"] < 100
+
+
+def test_a_filled_store_holds_what_it_was_filled_with(server: RedisServer, subject: Subject) -> None:
+    other = Subject(server, db=1)
+    (figure,) = scale.measure(subject, other, sizes=(3, 30), blocks=2, calls=2)
+    assert figure.value > 0
+    runs = 6 + 1  # of the blocks, the first that warms up among them, and the model
+    assert other.client.dbsize() == 30 + runs
+
+
+def test_publishing_asks_nothing_of_the_store_and_leaves_nothing_behind(server: RedisServer, subject: Subject) -> None:
+    before = subject.commands().get("evalsha", 0)
+    figures = publishing.measure(server, blocks=2, calls=2)
+    assert all(figure.value > 0 for figure in figures)
+    assert subject.commands().get("evalsha", 0) == before
+    assert subject.client.dbsize() == 0
+
+
+@pytest.mark.worker
+def test_a_worker_drains_what_was_published(server: RedisServer, subject: Subject) -> None:
+    figures = throughput.measure(server, pool="threads", ignore_result=True, blocks=1, messages=5)
+    assert [figure.part for figure in figures] == ["throughput"] * 2
+    assert all(figure.value > 0 for figure in figures)
+
+
+@pytest.mark.worker
+def test_all_duplicates_get_the_result_of_one_run(server: RedisServer, subject: Subject) -> None:
+    runs, equal, per_waiter = duplicates.measure(server, messages=5)
+    assert (runs.value, equal.value) == (1, 5)
+    assert per_waiter.value >= 1
+
+
+def test_arms_take_turns_and_none_is_always_first() -> None:
+    order: list[str] = []
+    arms = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    samples = interleave(arms, blocks=2, calls=1)
+    assert "".join(order) == "abbaab"
+    assert [len(sample.blocks) for sample in samples.values()] == [2, 2]
+
+
+def test_a_ratio_of_equals_is_one_and_the_spread_holds_it() -> None:
+    value, (low, high) = ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert low <= value == 2.0 <= high
+
+
+def test_a_sample_knows_its_median_and_its_slow_end() -> None:
+    sample = Sample([[1.0, 2.0], [3.0]])
+    assert (sample.median, sample.medians, sample.p99) == (2.0, [1.5, 3.0], 2.0)
+
+
+def test_a_missed_figure_is_called_missed() -> None:
+    slow, fast = Figure("p", "slow", 1.3, reach=1.15), Figure("p", "fast", 0.9, reach=0.85, at_least=True)
+    told = Figure("p", "told", 184, "bytes", note="why")
+    assert [entry["reached"] for entry in as_dicts([slow, fast, told])] == [False, True, None]
+    table = as_table([slow, fast, told])
+    assert "MISSED" in table
+    assert "1.30 x" in table
+    assert "184 bytes" in table
+
+
+def test_a_hurry_leaves_the_million_records_out_and_a_misspelt_part_is_named() -> None:
+    assert "scale" not in chosen(None, quick=True)
+    assert chosen("memory, latency", quick=True) == ["memory", "latency"]
+    with pytest.raises(ValueError, match="no part memry; write some of commands"):
+        chosen("memry", quick=False)
+
+
+def test_the_command_prints_json_and_fails_if_a_figure_was_missed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARTS, "memory", lambda quick: [Figure("memory", "record", 500, "bytes", reach=200)])
+    assert main(["--only", "memory", "--json"]) == 1
+    (figure,) = json.loads(capsys.readouterr().out)["figures"]
+    assert figure["name"] == "record"
+    assert main(["--only", "memory"]) == 1
+    assert "MISSED" in capsys.readouterr().out

@@ -1,0 +1,219 @@
+"""A store that cannot serve is spared: one caller a second asks, the others fail at once."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent.events import Event, StoreFailed, StoreRecovered
+from celery_idempotent.stores.breaker import Breaker
+from tests.unit.scripted import Clock, ScriptedStore, listening
+
+heard = pytest.fixture(listening)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock().install(monkeypatch)
+
+
+@pytest.fixture
+def store() -> ScriptedStore:
+    return ScriptedStore()
+
+
+@pytest.fixture
+def breaker(clock: Clock) -> Breaker:
+    return Breaker()
+
+
+def fails(breaker: Breaker, store: ScriptedStore) -> str:
+    """Call, and return with what it failed."""
+    with pytest.raises(StoreError) as caught:
+        breaker.call(store, store.ping)
+    return str(caught.value)
+
+
+def test_a_store_that_serves_is_called_with_the_arguments_and_answers(breaker: Breaker, store: ScriptedStore) -> None:
+    store.answer("get", "the record")
+    assert breaker.call(store, store.get, "key") == "the record"
+    assert store.calls == [("get", ("key",))]
+
+
+@pytest.mark.parametrize("error", [StoreUnreachable("timed out"), StoreRefused("wrong password")])
+def test_a_store_that_fails_is_not_asked_again_for_a_second(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, error: StoreError
+) -> None:
+    store.down("ping", error=error)
+    with pytest.raises(StoreError) as caught:
+        breaker.call(store, store.ping)
+    assert caught.value is error
+    clock.advance(0.999)
+    with pytest.raises(StoreUnreachable) as spared:
+        breaker.call(store, store.ping)
+    assert str(spared.value) == f"{error} (not asked again yet)"
+    assert store.count("ping") == 1
+
+
+def test_a_store_that_is_down_is_probed_once_a_second(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
+    store.down("ping")
+    for _ in range(100):
+        fails(breaker, store)
+        clock.advance(0.1)
+    assert store.count("ping") == 10
+
+
+def test_while_one_caller_probes_the_others_fail_at_once(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
+    store.fail("ping")
+    fails(breaker, store)
+    clock.advance(1.0)
+    others: list[str] = []
+    store.before("ping", lambda: others.append(fails(breaker, store)))
+    breaker.call(store, store.ping)
+    assert others == ["no ping (not asked again yet)"]
+
+
+def test_a_probe_that_fails_starts_another_second(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
+    store.fail("ping", StoreUnreachable("first"))
+    fails(breaker, store)
+    clock.advance(1.0)
+    store.before("ping", lambda: clock.advance(5.0))
+    store.down("ping", error=StoreUnreachable("second"))
+    assert fails(breaker, store) == "second"
+    clock.advance(0.9)
+    assert fails(breaker, store) == "second (not asked again yet)"
+    assert store.count("ping") == 2
+
+
+def test_a_second_is_counted_from_when_the_store_failed(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
+    def slowly() -> None:
+        clock.advance(3.0)
+        raise StoreUnreachable("timed out")
+
+    store.before("ping", slowly)
+    fails(breaker, store)
+    clock.advance(0.9)
+    assert fails(breaker, store) == "timed out (not asked again yet)"
+    clock.advance(0.1)
+    breaker.call(store, store.ping)
+
+
+def test_failing_and_serving_again_are_told_once(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
+) -> None:
+    store.fail("ping", times=2)
+    fails(breaker, store)
+    assert heard == [StoreFailed("", error="no ping")]
+    clock.advance(1.0)
+    fails(breaker, store)
+    clock.advance(1.0)
+    breaker.call(store, store.ping)
+    breaker.call(store, store.ping)
+    assert heard == [StoreFailed("", error="no ping"), StoreRecovered("")]
+
+
+def test_a_store_that_serves_again_is_not_spared_any_more(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
+    store.fail("ping")
+    fails(breaker, store)
+    clock.advance(1.0)
+    for _ in range(3):
+        breaker.call(store, store.ping)
+    assert store.count("ping") == 4
+
+
+def test_stores_are_spared_one_by_one(breaker: Breaker, store: ScriptedStore) -> None:
+    store.down()
+    fails(breaker, store)
+    other = ScriptedStore()
+    breaker.call(other, other.ping)
+    assert other.count("ping") == 1
+    assert fails(breaker, store) == "the store is down (not asked again yet)"
+
+
+def test_a_record_that_cannot_be_read_is_no_fault_of_the_store(
+    breaker: Breaker, store: ScriptedStore, heard: list[Event]
+) -> None:
+    store.fail("ping", RecordUnreadable("garbage"))
+    with pytest.raises(RecordUnreadable):
+        breaker.call(store, store.ping)
+    breaker.call(store, store.ping)
+    assert heard == []
+
+
+def test_a_store_that_answers_with_an_unreadable_record_serves_again(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
+) -> None:
+    store.fail("ping", StoreUnreachable("down"), RecordUnreadable("garbage"))
+    fails(breaker, store)
+    clock.advance(1.0)
+    assert fails(breaker, store) == "garbage"
+    breaker.call(store, store.ping)
+    assert heard == [StoreFailed("", error="down"), StoreRecovered("")]
+
+
+def test_what_is_no_store_error_passes_and_changes_nothing(
+    breaker: Breaker, store: ScriptedStore, heard: list[Event]
+) -> None:
+    store.fail("ping", RuntimeError("interrupted"))
+    with pytest.raises(RuntimeError):
+        breaker.call(store, store.ping)
+    breaker.call(store, store.ping)
+    assert heard == []
+
+
+def test_a_store_that_nobody_uses_any_more_is_forgotten(breaker: Breaker) -> None:
+    store = ScriptedStore()
+    store.down()
+    fails(breaker, store)
+    del store
+    gc.collect()
+    assert len(breaker._open) == 0
+
+
+# -- several callers at once -------------------------------------------------------------------------------------------
+
+
+def meanwhile(breaker: Breaker, store: ScriptedStore, clock: Clock) -> Callable[[], Any]:
+    def another_caller_probes() -> None:
+        clock.advance(1.0)
+        breaker.call(store, store.ping)
+
+    return another_caller_probes
+
+
+def test_two_probes_that_succeed_at_once_recover_the_store_once(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
+) -> None:
+    store.fail("ping")
+    fails(breaker, store)
+    clock.advance(1.0)
+    store.after("ping", meanwhile(breaker, store, clock))
+    breaker.call(store, store.ping)
+    assert heard[1:] == [StoreRecovered("")]
+
+
+def test_a_store_that_recovers_while_a_caller_is_asked_to_wait_stays_recovered(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, recover = breaker._lock, [meanwhile(breaker, store, clock)]
+
+    class Lock:
+        def __enter__(self) -> None:
+            while recover:
+                recover.pop()()
+            real.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            real.release()
+
+    store.fail("ping")
+    fails(breaker, store)
+    monkeypatch.setattr(breaker, "_lock", Lock())
+    store.after("ping", lambda: None)
+    store.before("ping", lambda: breaker.call(store, store.ping))  # a third caller, who must not be turned away
+    breaker.call(store, store.ping)
+    assert heard[1:] == [StoreRecovered("")]

@@ -1,0 +1,176 @@
+"""What happened is told to everybody who asked, and what they make of it hurts nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_idempotent import events
+from celery_idempotent.events import (
+    Acquired,
+    Completed,
+    Conflicted,
+    CrashLooped,
+    Deferred,
+    Event,
+    Failed,
+    LeaseMissed,
+    RanUnprotected,
+    Released,
+    Replayed,
+    Reused,
+    SettleFailed,
+    StoreFailed,
+    StoreRecovered,
+    Superseding,
+    TakenOver,
+    add_hook,
+    emit,
+    log,
+    remove_hook,
+)
+from tests.unit.scripted import listening
+
+LEVELS = {
+    Acquired: logging.DEBUG,
+    Completed: logging.DEBUG,
+    Conflicted: logging.INFO,
+    CrashLooped: logging.ERROR,
+    Deferred: logging.INFO,
+    Failed: logging.INFO,
+    LeaseMissed: logging.WARNING,
+    RanUnprotected: logging.WARNING,
+    Released: logging.INFO,
+    Replayed: logging.INFO,
+    Reused: logging.ERROR,
+    SettleFailed: logging.ERROR,
+    StoreFailed: logging.ERROR,
+    StoreRecovered: logging.WARNING,
+    Superseding: logging.INFO,
+    TakenOver: logging.WARNING,
+}
+
+heard = pytest.fixture(listening)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.DEBUG, logger="celery_idempotent"):
+        yield caplog
+
+
+def test_every_event_has_its_level() -> None:
+    public = {getattr(events, name) for name in events.__all__}
+    assert {kind for kind in public if isinstance(kind, type) and issubclass(kind, Event)} - {Event} == set(LEVELS)
+
+
+@pytest.mark.parametrize("kind", LEVELS, ids=lambda kind: kind.__name__)
+def test_an_event_is_logged_at_the_level_it_deserves(kind: type[Event], lines: pytest.LogCaptureFixture) -> None:
+    log(kind("k"))
+    assert [(line.levelno, line.name, line.getMessage()) for line in lines.records] == [
+        (LEVELS[kind], "celery_idempotent", f"{kind.__name__} key=k")
+    ]
+
+
+def test_a_line_says_what_is_known_and_leaves_out_what_is_not(lines: pytest.LogCaptureFixture) -> None:
+    log(TakenOver("idem:t:k", "shop.charge", "id-1", fence=7))
+    assert lines.records[0].getMessage() == "TakenOver key=idem:t:k task=shop.charge task_id=id-1 fence=7"
+
+
+def test_a_line_carries_its_data_for_structured_logs(lines: pytest.LogCaptureFixture) -> None:
+    log(Deferred("k", "t", "i", delay=0.5, copy=2))
+    line: Any = lines.records[0]
+    assert line.event == "Deferred"
+    assert line.data == {"key": "k", "task": "t", "task_id": "i", "delay": 0.5, "copy": 2}
+
+
+def test_what_nobody_listens_to_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="celery_idempotent"):
+        log(Acquired("k"))
+        log(Replayed("k"))
+    assert [line.getMessage() for line in caplog.records] == ["Replayed key=k"]
+
+
+def test_an_event_without_more_is_told_with_its_key_alone() -> None:
+    for kind in LEVELS:
+        rest = [getattr(kind("k"), field.name) for field in dataclasses.fields(kind)[1:]]
+        assert set(rest) <= {"", 0}, kind
+
+
+def test_an_event_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Acquired("k").key = "other"  # type: ignore[misc]
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_event_is_logged_unless_somebody_takes_the_log_away(lines: pytest.LogCaptureFixture) -> None:
+    emit(Replayed("k"))
+    remove_hook(log)
+    try:
+        emit(Replayed("k"))
+    finally:
+        add_hook(log)
+    assert len(lines.records) == 1
+
+
+def test_a_hook_hears_every_event_until_it_is_removed(heard: list[Event]) -> None:
+    emit(Acquired("k"))
+    emit(Completed("k"))
+    remove_hook(heard.append)
+    emit(Acquired("k"))
+    assert heard == [Acquired("k"), Completed("k")]
+
+
+def test_a_hook_that_was_not_added_cannot_be_removed() -> None:
+    with pytest.raises(ValueError, match="not in list"):
+        remove_hook(lambda event: None)
+
+
+def test_a_hook_that_raises_is_logged_and_hurts_nobody(lines: pytest.LogCaptureFixture) -> None:
+    after: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("no such table")
+
+    add_hook(broken)
+    add_hook(after.append)
+    try:
+        emit(Failed("k"))
+    finally:
+        remove_hook(broken)
+        remove_hook(after.append)
+    assert after == [Failed("k")]
+    line = lines.records[-1]
+    assert line.levelno == logging.ERROR
+    assert "test_a_hook_that_raises" in line.getMessage()
+    assert line.getMessage().endswith("failed on Failed")
+    assert "no such table" in lines.text
+
+
+def test_what_ends_the_process_passes_a_hook() -> None:
+    def stop(event: Event) -> None:
+        raise SystemExit(1)
+
+    add_hook(stop)
+    try:
+        with pytest.raises(SystemExit):
+            emit(Failed("k"))
+    finally:
+        remove_hook(stop)
+
+
+def test_a_hook_may_remove_itself_while_others_wait_for_the_event(heard: list[Event]) -> None:
+    def once(event: Event) -> None:
+        remove_hook(once)
+
+    remove_hook(heard.append)
+    add_hook(once)
+    add_hook(heard.append)
+    emit(Failed("k"))
+    assert heard == [Failed("k")]
