@@ -6,7 +6,7 @@ from time import perf_counter
 
 from celery.result import ResultSet
 
-from tests.celery.apps import load_app
+from tests.celery.apps import close_app, load_app
 from tests.servers import RedisServer
 
 from .figure import Figure
@@ -33,7 +33,7 @@ def measure(server: RedisServer, *, messages: int) -> list[Figure]:
         results = ResultSet(sent, app=app).join_native(timeout=LONGEST_WAIT, propagate=False)
         seconds = perf_counter() - since
         one.settled()
-    app.close()
+    close_app(app)
     commands = (_scripts(server) - before - 2) / max(1, messages - 1)  # two are the run's own
     what = f"{messages} duplicates at once"
     note = f"{seconds:.1f} s until every caller had the result of a run of {RUN_SECONDS:g} s"

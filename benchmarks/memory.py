@@ -35,8 +35,7 @@ def servers() -> Iterator[str]:
 
 def measure(binary: str) -> list[Figure]:
     """Ask a server what it spends on records with a short result, by the task's kind of key."""
-    with RedisServer(binary=binary) as server:
-        subject = Subject(server)
+    with RedisServer(binary=binary) as server, Subject(server) as subject:
         version = subject.client.info("server")["redis_version"]
         return [
             Figure("memory", f"record, {kind}, Redis {version}", _size(subject, claim), "bytes", reach=RECORD_BYTES)

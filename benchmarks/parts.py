@@ -17,13 +17,13 @@ Part = Callable[[bool], list[Figure]]
 
 
 def _commands(quick: bool) -> list[Figure]:
-    with RedisServer() as server:
-        return commands.measure(Subject(server), operations=100)
+    with RedisServer() as server, Subject(server) as subject:
+        return commands.measure(subject, operations=100)
 
 
 def _latency(quick: bool) -> list[Figure]:
-    with RedisServer() as server:
-        return latency.measure(Subject(server), blocks=100 if quick else 600, calls=10)
+    with RedisServer() as server, Subject(server) as subject:
+        return latency.measure(subject, blocks=100 if quick else 600, calls=10)
 
 
 def _throughput(quick: bool) -> list[Figure]:
@@ -47,14 +47,14 @@ def _memory(quick: bool) -> list[Figure]:
 
 
 def _heartbeat(quick: bool) -> list[Figure]:
-    with RedisServer() as server:
-        return renewals.measure(Subject(server), leases=1000, ticks=10 if quick else 50)
+    with RedisServer() as server, Subject(server) as subject:
+        return renewals.measure(subject, leases=1000, ticks=10 if quick else 50)
 
 
 def _scale(quick: bool) -> list[Figure]:
     sizes = (1000, 1_000_000)
-    with RedisServer() as small, RedisServer() as large:
-        return scale.measure(Subject(small), Subject(large), sizes=sizes, blocks=600, calls=10)
+    with RedisServer() as one, Subject(one) as small, RedisServer() as other, Subject(other) as large:
+        return scale.measure(small, large, sizes=sizes, blocks=600, calls=10)
 
 
 def _duplicates(quick: bool) -> list[Figure]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from tests.celery.apps import load_app
+from tests.celery.apps import close_app, load_app
 from tests.servers import RedisServer
 
 from .figure import Figure
@@ -25,7 +25,7 @@ def measure(server: RedisServer, *, blocks: int, calls: int) -> list[Figure]:
         "with idempotency_key": lambda: guarded.apply_async((next(numbers),), idempotency_key=f"req-{next(numbers)}"),
     }
     samples = interleave(arms, blocks=blocks, calls=calls)
-    app.close()
+    close_app(app)
     with server.client(BROKER_DB) as broker:
         broker.flushdb()
     figures = []

@@ -9,7 +9,7 @@ import importlib.util
 from functools import partial
 from statistics import median
 
-from tests.celery.apps import load_app
+from tests.celery.apps import close_app, load_app
 from tests.servers import RedisServer
 
 from .figure import Figure
@@ -37,7 +37,7 @@ def measure(server: RedisServer, *, blocks: int, messages: int) -> list[Figure]:
         broker.flushdb()
     with Worker(server, MODULE, pool="prefork", concurrency=2) as worker:
         rates, cpu = drain_in_turns(worker, arms, blocks=blocks, messages=messages)
-    app.close()
+    close_app(app)
     both = {
         name: [1 / (sent + 1 / rate) for sent, rate in zip(published[name].medians, rates[name], strict=True)]
         for name in arms

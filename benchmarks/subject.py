@@ -39,6 +39,12 @@ class Subject:
         self.guard = guard_on(self.store)
         self._numbers = count()
 
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.store.close()
+
     def claim(self, key: str | None = None) -> Claim:
         """Return what a delivery whose key is its task id asks for; a new one, if no key is given."""
         return Claim(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from statistics import median
 
-from tests.celery.apps import load_app
+from tests.celery.apps import close_app, load_app
 from tests.servers import RedisServer
 
 from .figure import Figure
@@ -35,7 +35,7 @@ def measure(server: RedisServer, *, pool: str, ignore_result: bool, blocks: int,
         rates, cpu = drain_in_turns(
             worker, publishers(tasks, ignore_result=ignore_result), blocks=blocks, messages=messages
         )
-    app.close()
+    close_app(app)
     what = f"{pool}, results {'ignored' if ignore_result else 'in Redis'}"
     figures = []
     for name, reach in (("guarded", 0.85), ("keyed", None)):

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
+from tests.celery.apps import close_app
 from tests.celery.fixtures import NODES
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -27,6 +29,12 @@ def celery_broker(setup_server: RedisServer) -> RedisBroker:
 @pytest.fixture
 def celery_backend(setup_server: RedisServer) -> RedisBackend:
     return RedisBackend(setup_server, 1)
+
+
+@pytest.fixture
+def celery_setup_app(celery_setup_app: Celery) -> Iterator[Celery]:
+    yield celery_setup_app
+    close_app(celery_setup_app)
 
 
 @pytest.fixture

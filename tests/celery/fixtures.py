@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pytest
 from celery import Celery
 
-from tests.celery.apps import load_app, private_shared_tasks
+from tests.celery.apps import close_app, load_app, private_shared_tasks
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.nodes import WorkerNode
@@ -107,10 +107,7 @@ def client_app(worker_env: dict[str, str]) -> Iterator[Callable[..., Celery]]:
 
     yield load
     for app in apps:
-        # A result that outlives its test would, when it is collected, ask a server that is gone.
-        app.backend.result_consumer.cancel_for = lambda task_id: None
-        app.backend.client.close()
-        app.close()
+        close_app(app)
 
 
 @pytest.fixture

@@ -32,11 +32,10 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def subject(server: RedisServer) -> Iterator[Subject]:
-    subject = Subject(server)
-    subject.client.flushall()
-    yield subject
-    subject.client.flushall()
-    subject.store.close()
+    with Subject(server) as subject:
+        subject.client.flushall()
+        yield subject
+        subject.client.flushall()
 
 
 def by_name(figures: list[Figure]) -> dict[str, float]:
@@ -67,11 +66,11 @@ def test_a_tick_renews_all_leases(subject: Subject) -> None:
 
 
 def test_a_filled_store_holds_what_it_was_filled_with(server: RedisServer, subject: Subject) -> None:
-    other = Subject(server, db=1)
-    (figure,) = scale.measure(subject, other, sizes=(3, 30), blocks=2, calls=2)
-    assert figure.value > 0
-    runs = 6 + 1  # of the blocks, the first that warms up among them, and the model
-    assert other.client.dbsize() == 30 + runs
+    with Subject(server, db=1) as other:
+        (figure,) = scale.measure(subject, other, sizes=(3, 30), blocks=2, calls=2)
+        assert figure.value > 0
+        runs = 6 + 1  # of the blocks, the first that warms up among them, and the model
+        assert other.client.dbsize() == 30 + runs
 
 
 def test_publishing_asks_nothing_of_the_store_and_leaves_nothing_behind(server: RedisServer, subject: Subject) -> None:
