@@ -43,6 +43,7 @@ class Connections:
             own.update(client=self._client.client(), pid=os.getpid())
         connection = own["client"].connection
         try:
+            connection.connect()  # if it is not; to send would do it too, without asking a sentinel who is the main one
             if then is not None:
                 connection.send_packed_command(connection.pack_commands([command, then]))
                 return _both(connection)
