@@ -26,8 +26,10 @@ def is_stopping() -> bool:
 
 
 def install(app: Any) -> None:
-    """Add our step to the app's workers."""
-    app.steps["worker"].add(IdempotencyStep)
+    """Add our steps to the app's workers."""
+    from .renewal import RenewalStep
+
+    app.steps["worker"].update({IdempotencyStep, RenewalStep})
 
 
 class IdempotencyStep(bootsteps.Step):
