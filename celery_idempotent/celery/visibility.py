@@ -77,7 +77,7 @@ class Held:
     def _refresh(self) -> None:
         tags = self.tags()
         for start in range(0, len(tags), BATCH):
-            if self.ended.is_set():
+            if self.ended.is_set() or self.channel.closed:
                 return
             # Not a client of the event loop's own connection, but one from the channel's pool, which threads may share.
             with self.channel.conn_or_acquire() as client:
@@ -136,7 +136,7 @@ class VisibilityStep(bootsteps.StartStopStep):
         """Let go of a channel whose connection is lost; keep that of a worker whose last bodies are still running."""
         held = self._held
         self._end()
-        if held is not None and c.blueprint.state == bootsteps.CLOSE:
+        if held is not None and not held.channel.closed and c.blueprint.state == bootsteps.CLOSE:
             self._held = Held(held.channel)
             self._held.keep_refreshing(lambda: True)
 
