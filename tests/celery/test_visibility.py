@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,13 +23,14 @@ from kombu import Connection, Queue
 
 from celery_idempotent.celery.visibility import Held, VisibilityStep
 from celery_idempotent.errors import ConfigurationError
+from tests import processes
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.nodes import WorkerNode
 from tests.proxy import Proxy
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port, open_client, redis_binary
 from tests.waiting import wait_until
 
 HELD = "tests.celery.held"
@@ -293,6 +296,29 @@ class TestTheTagsOfAChannel:
     """On kombu's channels, without a worker."""
 
     @pytest.fixture
+    def sentinel_of(self, tmp_path: Path) -> Iterator[Callable[[int], int]]:
+        """A function that starts a sentinel before a server, and returns its port."""
+        started = []
+
+        def start(master: int) -> int:
+            port, config = free_port(), tmp_path / "sentinel.conf"
+            config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor shop 127.0.0.1 {master} 1\n")
+            started.append(processes.spawn([redis_binary(), str(config), "--sentinel"], stdout=subprocess.DEVNULL))
+            wait_until(lambda: knows_master(port), message="the sentinel to know its master")
+            return port
+
+        def knows_master(port: int) -> bool:
+            with open_client(f"redis://127.0.0.1:{port}") as client:
+                try:
+                    return bool(client.sentinel_get_master_addr_by_name("shop"))
+                except redis.RedisError:
+                    return False
+
+        yield start
+        for process in started:
+            processes.end(process)
+
+    @pytest.fixture
     def connect(self, redis_url: str) -> Iterator[Callable[[], Any]]:
         connections: list[Connection] = []
 
@@ -355,6 +381,24 @@ class TestTheTagsOfAChannel:
         assert Held.of(connect("memory://")) is None
         assert Held.of(connect(ack_emulation=False)) is None
         assert Held.of(object()) is None
+
+    def test_a_broker_behind_sentinels_is_redis_too(
+        self, connect: Callable[..., Any], own_redis: Callable[..., RedisServer], sentinel_of: Callable[[int], int]
+    ) -> None:
+        master = own_redis()
+        channel = connect(f"sentinel://127.0.0.1:{sentinel_of(master.port)}/0", master_name="shop")
+        queue = Queue("celery", channel=channel)
+        queue.declare()
+        with channel.connection.client.Producer() as producer:
+            producer.publish("work", routing_key="celery")
+        message = queue.get()
+        held = Held.of(channel)
+        assert held is not None
+        with master.client() as client:
+            client.zadd("unacked_index", {message.delivery_tag: 1})
+            held.refresh()
+            assert client.zscore("unacked_index", message.delivery_tag) > 1
+        message.ack()
 
     def test_the_interval_is_a_third_of_the_timeout_and_at_most_a_minute(self, connect: Callable[..., Any]) -> None:
         assert [Held(connect(visibility_timeout=timeout)).interval for timeout in (30, 3600)] == [10, 60]
