@@ -164,9 +164,8 @@ def _overdue() -> Iterable[str]:
 
 def _copy(shared: Iterable[Any]) -> list[Any]:
     """Return the members of what another thread may be changing."""
-    for _ in range(100):
+    while True:
         try:
             return list(shared)
-        except RuntimeError:  # changed in size
+        except RuntimeError:  # it changed in size just then
             continue
-    return list(shared)

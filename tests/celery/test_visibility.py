@@ -21,7 +21,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
-from celery_idempotent.celery.visibility import Held, VisibilityStep
+from celery_idempotent.celery.visibility import Held, VisibilityStep, _copy
 from celery_idempotent.errors import ConfigurationError
 from tests import processes
 from tests.celery.apps import messages
@@ -149,9 +149,11 @@ def test_other_pools_keep_what_they_hold(
     gate = gates.close("running")
     running = app.module.plain.delay("running")
     gate.reached()
-    sweeper.hold_on()
+    sweeper.hold_on(LONG - 1)
+    assert len(sweeper.noted()) == messages(app.conf.broker_url) == 2  # and none in the queue
     gate.open()
     assert [result.get(timeout=30) for result in (running, later)] == ["done running", "done later"]
+    wait_until(lambda: messages(app.conf.broker_url) == 0, message="all messages to be worked off")
     assert [deliveries(result, node) for result in (running, later)] == [1, 1]
 
 
@@ -430,6 +432,20 @@ class TestTheTagsOfAChannel:
             held.refresh()
             assert fail() == 2
         message.ack()
+
+
+def test_tags_are_copied_although_another_thread_adds_to_them() -> None:
+    tags: dict[int, None] = {}
+
+    class Growing:
+        def __iter__(self) -> Iterator[int]:
+            for tag in tags:
+                if len(tags) < 3:
+                    tags[len(tags)] = None  # as if another thread did
+                yield tag
+
+    tags[0] = None
+    assert _copy(Growing()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("setting", "included"), [(None, True), (True, True), (False, False)])
