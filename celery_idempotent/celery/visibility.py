@@ -86,12 +86,13 @@ class Held:
                 client.zadd(self.channel.qos.unacked_index_key, now, xx=True)
 
     def keep_refreshing(self, needed: Callable[[], bool]) -> None:
-        """Refresh from a thread, whenever it is ``needed``, until it is ended."""
+        """Refresh from a thread, at once and again, whenever it is ``needed``, until it is ended."""
 
         def run() -> None:
-            while not self.ended.wait(self.interval):
+            while not self.ended.is_set():
                 if needed():
                     self.refresh()
+                self.ended.wait(self.interval)
 
         threading.Thread(target=run, name="celery-idempotent-visibility", daemon=True).start()
 
@@ -114,7 +115,7 @@ class VisibilityStep(bootsteps.StartStopStep):
         wanted = c.app.conf.get("idempotency_visibility_refresh")
         if wanted not in (None, True, False):
             raise ConfigurationError(f"Expected idempotency_visibility_refresh to be True or False, got {wanted!r}.")
-        return wanted is not False
+        return wanted is None or bool(wanted)
 
     def start(self, c: Any) -> None:
         """Begin with the channel of a new connection."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -94,8 +95,9 @@ def deferrals(result: Any, *nodes: WorkerNode) -> int:
     return sum("Deferred" in line and result.id in line for line in lines)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("refresh", [True, False], ids=["refreshed", "not refreshed"])
+@pytest.mark.parametrize(
+    "refresh", [pytest.param(True, marks=pytest.mark.smoke, id="refreshed"), pytest.param(False, id="not refreshed")]
+)
 def test_what_a_worker_runs_prefetches_defers_or_keeps_for_its_eta_is_delivered_once(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, journal: Journal, gates: Gates, refresh: bool
 ) -> None:
@@ -233,6 +235,39 @@ def test_custom_names_of_the_brokers_keys_are_honoured(
     assert deliveries(running, node) == 1
 
 
+def test_a_refresh_that_fails_does_not_end_the_consumers_connection(
+    app: Celery,
+    start_worker: StartWorker,
+    sweeper: Sweeper,
+    gates: Gates,
+    proxied: Callable[[int], Proxy],
+    broker_url: str,
+) -> None:
+    proxy, path = behind(proxied, broker_url)
+    node = start_worker(HELD, broker_url=path, concurrency=2, visibility_timeout=TIMEOUT)
+    gate = gates.close("running")
+    running = app.module.plain.delay("running")
+    gate.reached()
+    proxy.swallow_reply(1000, matching=b"\r\nXX\r\n")
+    node.wait_for_log("could not be refreshed", timeout=30)
+    proxy.heal()
+    assert app.module.plain.delay("other").get(timeout=30) == "done other"
+    [(tag, before)] = sweeper.noted().items()
+    wait_until(lambda: sweeper.noted()[tag] > before, message="the message to be refreshed again")
+    assert "Connection to broker lost" not in node.logs()
+    gate.open()
+    assert running.get(timeout=20) == "done running"
+    assert deliveries(running, node) == 1
+
+
+def behind(proxied: Callable[[int], Proxy], url: str) -> tuple[Proxy, str]:
+    """Return a proxy before a Redis server, and the URL that leads through it."""
+    parts = urlsplit(url)
+    assert parts.port is not None
+    proxy = proxied(parts.port)
+    return proxy, proxy.url(int(parts.path.lstrip("/")))
+
+
 def test_after_a_lost_connection_what_the_new_one_holds_is_refreshed(
     app: Celery,
     start_worker: StartWorker,
@@ -242,8 +277,7 @@ def test_after_a_lost_connection_what_the_new_one_holds_is_refreshed(
     proxied: Callable[[int], Proxy],
     broker_url: str,
 ) -> None:
-    proxy = proxied(int(broker_url.rsplit(":", 1)[1].split("/")[0]))
-    path = proxy.url(int(broker_url.rsplit("/", 1)[1]))
+    proxy, path = behind(proxied, broker_url)
     node = start_worker(HELD, broker_url=path, concurrency=2, prefetch=4, visibility_timeout=TIMEOUT)
     gate = gates.close("running")
     running = app.module.guarded.delay("running")
@@ -448,7 +482,7 @@ def test_tags_are_copied_although_another_thread_adds_to_them() -> None:
     assert _copy(Growing()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("setting", "included"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize(("setting", "included"), [(None, True), (True, True), (False, False), (0, False)])
 def test_the_refresh_can_be_switched_off(app: Celery, setting: object, included: bool) -> None:
     app.conf.idempotency_visibility_refresh = setting
     assert VisibilityStep.include_if(SimpleNamespace(), SimpleNamespace(app=app)) is included
