@@ -21,6 +21,7 @@ from ..events import logger
 from ..heartbeat import RENEWALS_PER_TTL
 from ..records import Lease, State
 from .request import IdempotentRequest
+from .visibility import copied
 
 __all__ = ["OPTION", "MainRenewal", "RenewalStep"]
 
@@ -70,7 +71,9 @@ class MainRenewal:
 
     def beat(self, now: float) -> None:
         """Renew what is due at ``now``."""
-        for request in [found for found in _active() if isinstance(found, IdempotentRequest)]:
+        for request in [
+            found for found in copied(worker_state.active_requests) if isinstance(found, IdempotentRequest)
+        ]:
             watch = self._watched.get(request)
             if watch is None:
                 max_lease = request.max_lease()
@@ -79,14 +82,6 @@ class MainRenewal:
             elif watch.due <= now < watch.until:
                 watch.due = now + _pause(request)
                 _renew(request)
-
-
-def _active() -> list[Any]:
-    while True:
-        try:
-            return list(worker_state.active_requests)
-        except RuntimeError:  # changed by the event loop in between
-            continue
 
 
 def _pause(request: IdempotentRequest) -> float:

@@ -10,6 +10,7 @@ from celery import bootsteps, signals
 from ..errors import ConfigurationError, StoreUnreachable
 from ..events import logger
 from ..stores.memory import MemoryStore
+from .visibility import VisibilityStep
 
 __all__ = ["IdempotencyStep", "install", "is_stopping"]
 
@@ -30,6 +31,7 @@ def install(app: Any) -> None:
     from .renewal import RenewalStep
 
     app.steps["worker"].update({IdempotencyStep, RenewalStep})
+    app.steps["consumer"].add(VisibilityStep)
 
 
 class IdempotencyStep(bootsteps.Step):
