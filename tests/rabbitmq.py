@@ -15,7 +15,8 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -84,15 +85,16 @@ class Vhost:
         """Return the name that a queue has here."""
         return f"{self.prefix}{queue}"
 
-    def ready(self, *queues: str, delayed: bool = True) -> dict[str, int]:
-        """Return how many messages wait in each of these queues, and in those of Celery's delayed delivery.
+    def left(self, *queues: str) -> dict[str, int]:
+        """Return how many messages each of these queues has, and those of Celery's delayed delivery.
 
-        What a consumer holds unacked is not among them: stop the workers first, and it goes back to its queue. Queues
-        without messages are left out, and so are queues that do not exist.
+        A message that a worker holds unacked is in none of them: end the workers first, and it goes back to its queue.
+        Queues without messages are left out, and so are queues that do not exist.
         """
-        names = [*map(self.name, queues), *(DELAYS if delayed else ())]
+        names = [*map(self.name, queues), *DELAYS]
         with kombu.Connection(self.url) as connection:
-            counts = {name.removeprefix(self.prefix): _count(connection, name) for name in names}
+            wait_until(lambda: not any(_count(connection, name)[1] for name in names), message="the consumers to go")
+            counts = {name.removeprefix(self.prefix): _count(connection, name)[0] for name in names}
         return {name: count for name, count in counts.items() if count}
 
     def delete(self, queues: Iterable[str]) -> None:
@@ -102,12 +104,14 @@ class Vhost:
                 connection.default_channel.queue_delete(self.name(queue))
 
 
-def _count(connection: kombu.Connection, name: str) -> int:
+def _count(connection: kombu.Connection, name: str) -> tuple[int, int]:
+    """Return how many messages a queue has to hand out, and how many consumers."""
     channel = connection.channel()
     try:
-        return int(channel.queue_declare(name, passive=True).message_count)
+        found = channel.queue_declare(name, passive=True)
+        return int(found.message_count), int(found.consumer_count)
     except ChannelError:  # there is no such queue; RabbitMQ has closed the channel
-        return 0
+        return 0, 0
     finally:
         channel.close()
 
@@ -168,14 +172,26 @@ class RabbitServer:
         """Close every connection to a vhost, as an operator or a node that goes away does."""
         self.ctl("close_all_connections", "--vhost", vhost.url.rsplit("/", 1)[1], "the test says so")
 
-    def unacked(self, vhost: Vhost, queue: str) -> int:
-        """Return how many messages of a queue are handed out and not acked."""
-        text = self.ctl(
-            *("--vhost", vhost.url.rsplit("/", 1)[1], "--formatter", "json"),
-            *("list_queues", "name", "messages_unacknowledged"),
-        )
-        rows = json.loads(text)
-        return next((int(row["messages_unacknowledged"]) for row in rows if row["name"] == vhost.name(queue)), 0)
+    def fill_up(self, vhost: Vhost) -> None:
+        """Let every queue of a vhost refuse what is published from now on, as a queue does that is full."""
+        policy = json.dumps({"max-length": 0, "overflow": "reject-publish"})
+        self.ctl("set_policy", "--vhost", vhost.url.rsplit("/", 1)[1], "--apply-to", "queues", "full", ".*", policy)
+
+    def unacked(self, vhost: Vhost) -> int:
+        """Return how many messages are handed out and not acked."""
+        options = ("--vhost", vhost.url.rsplit("/", 1)[1], "--formatter", "json")
+        rows = json.loads(self.ctl("list_queues", *options, "messages_unacknowledged"))
+        return sum(int(row["messages_unacknowledged"]) for row in rows)
+
+    @contextmanager
+    def consumer_timeout(self, seconds: float) -> Iterator[None]:
+        """Let channels that are opened meanwhile close when a message is held unacked for longer."""
+        default = self.evaluate("{ok, Timeout} = application:get_env(rabbit, consumer_timeout), Timeout").strip()
+        self.evaluate(f"application:set_env(rabbit, consumer_timeout, {int(seconds * 1000)})")
+        try:
+            yield
+        finally:
+            self.evaluate(f"application:set_env(rabbit, consumer_timeout, {default})")
 
     def start(self) -> RabbitServer:
         """Start the node, and wait until it takes connections."""
@@ -242,9 +258,10 @@ class RabbitServer:
             "RABBITMQ_CONF_ENV_FILE": str(directory / "rabbitmq-env.conf"),
             "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
-            # Two schedulers are plenty. Channels look every half second at what they have handed out for too long.
+            # Two schedulers are plenty. Channels look every half second at what they have handed out for too long, and
+            # quorum queues tell five times a second how many messages they have.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 "
-            "-rabbit channel_tick_interval 500",
+            "-rabbit channel_tick_interval 500 -rabbit quorum_tick_interval 200",
         }
         with (directory / "log").open("ab") as log:
             options = {"env": self._env, "cwd": directory, "stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}

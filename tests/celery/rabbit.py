@@ -25,21 +25,17 @@ exchange_type = os.environ.get("EXCHANGE_TYPE", "direct")
 queue_type = {"x-queue-type": os.environ.get("QUEUE_TYPE", "classic")}
 
 
-def queue(name: str, **arguments: str) -> Queue:
+def queue(name: str, **arguments: object) -> Queue:
     """Return a queue with an exchange of its own."""
     own = f"{prefix}{name}"
-    return Queue(
-        own, Exchange(own, type=exchange_type), routing_key=own, queue_arguments={**queue_type, **arguments}
-    )
+    return Queue(own, Exchange(own, type=exchange_type), routing_key=own, queue_arguments={**queue_type, **arguments})
 
 
 app.conf.update(
     broker_write_url=os.environ.get("BROKER_WRITE_URL", app.conf.broker_url),
     broker_transport_options={},
-    broker_heartbeat=0,
     worker_cancel_long_running_tasks_on_connection_loss=os.environ.get("CANCEL_ON_LOSS") == "1",
     broker_channel_error_retry=os.environ.get("CHANNEL_ERROR_RETRY") == "1",
-    worker_proc_alive_timeout=10,
     task_queues=[
         queue(
             "orders",
