@@ -347,7 +347,7 @@ def test_a_copy_that_was_lost_on_its_way_is_published_again(
     second = app.module.charge.delay("ORD-1")
     node.wait_for_log("copy=1", timeout=30)
     proxy.drop()
-    wait_until(lambda: node.logs().count("Conflicted") == 2, 30, "the copy to be published into the void")
+    wait_until(lambda: proxy.dropped, 30, "the next copy to be lost")
     proxy.heal()
     proxy.reset()
     node.wait_for_log("copy=2", timeout=30)
