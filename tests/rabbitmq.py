@@ -126,6 +126,7 @@ class RabbitServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
         self._env: dict[str, str] = {}
+        self._vhosts: list[str] = []
         self.port = 0
 
     def __enter__(self) -> RabbitServer:
@@ -148,14 +149,16 @@ class RabbitServer:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def vhost(self) -> Vhost:
-        """Return an empty vhost, made for the caller."""
-        name = f"v{uuid.uuid4().hex[:8]}"
-        all_of_it = '<<".*">>, <<".*">>, <<".*">>'
-        self.evaluate(
-            f'rabbit_vhost:add(<<"{name}">>, <<"tests">>), '
-            f'rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"{name}">>, {all_of_it}, <<"tests">>)'
-        )
-        return Vhost(self.url(name))
+        """Return an empty vhost that nobody else gets."""
+        if not self._vhosts:  # several at once, for each call of rabbitmqctl takes a while
+            self._vhosts = [f"v{uuid.uuid4().hex[:8]}" for _ in range(10)]
+            binaries = ", ".join(f'<<"{name}">>' for name in self._vhosts)
+            self.evaluate(
+                'Tests = <<"tests">>, All = <<".*">>, [begin rabbit_vhost:add(Name, Tests), '
+                'rabbit_auth_backend_internal:set_permissions(<<"guest">>, Name, All, All, All, Tests) end '
+                f"|| Name <- [{binaries}]]"
+            )
+        return Vhost(self.url(self._vhosts.pop()))
 
     def evaluate(self, expression: str) -> str:
         """Evaluate an Erlang expression in the node, and return what it prints."""

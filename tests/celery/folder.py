@@ -7,6 +7,7 @@ import os
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.celery import IdempotentRequest
 from tests.celery.apps import from_env
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -20,7 +21,15 @@ app.conf.broker_transport_options = {
 }
 
 
-@app.task(base=IdempotentTask, idempotency={"key": "order_id"})
+class NotingRequest(IdempotentRequest):
+    """Writes down that its message was acked, which a folder does not show."""
+
+    def acknowledge(self) -> None:
+        super().acknowledge()
+        Journal.from_env().write("acked")
+
+
+@app.task(base=IdempotentTask, Request=NotingRequest, idempotency={"key": "order_id"})
 def charge(order_id: str) -> str:
     Journal.from_env().write("started", order_id)
     Gates.from_env().wait(f"before {order_id}")

@@ -51,6 +51,8 @@ def test_a_folder_as_the_broker_defers_duplicates(
     node.wait_for_log("copy=2", timeout=30)
     gate.open()
     assert [result.get(timeout=30) for result in (first, second)] == ["charged ORD-1"] * 2
+    deliveries = 2 + node.logs().count("Deferred")
+    journal.wait_for_count(deliveries, "acked")
     node.stop()
     # A message is a file as long as it waits, and goes back to be one when a worker ends that has not acked it.
     assert [path.name for path in (folder / "messages").glob("*.celery.msg")] == []
