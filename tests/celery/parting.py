@@ -1,0 +1,101 @@
+"""A Celery app whose tasks have one effect and then end as they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+
+from celery_idempotent import IdempotentTask
+from tests.celery.apps import from_env
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+
+app = from_env(Celery("parting"))
+app.conf.idempotency = {
+    "lease_ttl": float(os.environ.get("LEASE_TTL", "60")),
+    "max_crashes": int(os.environ.get("MAX_CRASHES", "5")),
+}
+#: Celery's own settings, as JSON
+app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
+
+
+class Declined(Exception):
+    """A failure that is final."""
+
+
+class Abandoned(BaseException):
+    """What only a bare except catches."""
+
+
+@app.task(base=IdempotentTask, bind=True, max_retries=1, idempotency={"key": "order", "remember_failures": (Declined,)})
+def part(self: Any, order: str, ending: str = "return") -> Any:
+    """Charge the order, between two gates, and end as told."""
+    journal, gates = Journal.from_env(), Gates.from_env()
+    attempt = {"retries": self.request.retries, "nesting": self.request.replaced_task_nesting or 0}
+    journal.write("started", order, fence=self.lease.fence, **attempt)
+    gates.wait(f"before {order}")
+    journal.write("charged", order, **attempt)
+    gates.wait(f"after {order}")
+    end(self, order, ending)
+    return f"{order} charged"
+
+
+def end(task: Any, order: str, ending: str) -> None:
+    """Raise what an ending raises, or return."""
+    if ending == "raise":
+        raise ValueError(f"no {order}")
+    if ending == "decline":
+        raise Declined(f"no {order}")
+    if ending == "retry" and not task.request.retries:
+        raise task.retry(countdown=1)
+    if ending == "retry for ever":
+        raise task.retry(countdown=0, exc=ValueError(f"no {order}"))
+    if ending == "ignore":
+        raise Ignore
+    if ending == "reject":
+        raise Reject("no", requeue=False)
+    if ending == "requeue" and not task.request.delivery_info.get("redelivered"):
+        raise Reject("again", requeue=True)
+    if ending == "replace":
+        task.replace(other.si(order))
+    if ending == "replace itself" and not task.request.replaced_task_nesting:
+        task.replace(part.si(order, ending))
+    end_the_process(ending)
+
+
+def end_the_process(ending: str) -> None:
+    """Raise what is no Exception, or what a process does not survive."""
+    if ending == "exit":
+        raise SystemExit(3)
+    if ending == "interrupt":
+        raise KeyboardInterrupt
+    if ending == "abandon":
+        raise Abandoned("left alone")
+    if ending == "memory":
+        resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+        bytearray(2**33)
+    while ending == "hold on":  # deaf to the signal that ends others
+        try:
+            time.sleep(60)
+        except BaseException:  # noqa: BLE001, S112
+            continue
+
+
+@app.task(base=IdempotentTask, idempotency={"key": "order"})
+def other(order: str) -> str:
+    """Another task, for an operation of its own."""
+    Journal.from_env().write("charged elsewhere", order)
+    return f"{order} charged elsewhere"
+
+
+@app.task
+def collect(value: Any, name: str) -> Any:
+    """A plain callback that writes down what it was given."""
+    Journal.from_env().write("collected", name, value=value)
+    return value
