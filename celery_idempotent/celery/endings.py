@@ -41,7 +41,9 @@ def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
         case Exception():
             if isinstance(error, policy.remember_failures):
                 return Outcome(State.FAILED, codec.encode_exception(error))
-            return Release(Reason.FAILED)
+            # Celery ends the whole worker for want of memory, and the broker hands the message to the next one.
+            fatal = isinstance(error, MemoryError) and not request.is_eager
+            return Release(Reason.CRASHED if fatal else Reason.FAILED)
         case _:
             return Release(_reason_of_exit(request, state, error))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 from celery import Celery
-from celery.result import AsyncResult
+from celery.result import AsyncResult, EagerResult
 
 from celery_idempotent.records import Record, State
 from celery_idempotent.stores.redis import RedisStore
@@ -42,7 +42,8 @@ class Aftermath:
             "attempt": int(mark or 0),
         }
         return left | {
-            "result": str(result.state),
+            # A result that was final once is not asked for again.
+            "result": str(result.state if isinstance(result, EagerResult) else self.app.AsyncResult(result.id).state),
             "messages": messages(self.app.conf.broker_url),
             "effects": self.journal.count("charged", order),
         }

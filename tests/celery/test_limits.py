@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
+from celery_idempotent.records import State
+from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
+from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.waiting import wait_until
 
@@ -78,3 +85,74 @@ def test_a_limit_that_the_producer_gives_is_the_one_that_counts(
     assert journal.count("started") == 1
     gate.open()
     assert [result.get(timeout=20) for result in results] == ["charged ORD-1"] * 2
+
+
+@pytest.mark.ending("soft time limit")
+def test_a_soft_limit_fails_the_task_and_frees_the_key(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    start_worker(PARTING, concurrency=1)
+    result = parting.module.part.apply_async(("ORD-1",), soft_time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    assert type(result.result).__name__ == "SoftTimeLimitExceeded"
+    gate.open()
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
+
+
+@pytest.mark.ending("soft time limit while settling", "soft time limit while releasing")
+@pytest.mark.parametrize(
+    ("ending", "outcome", "record", "reason"),
+    [("return", "SUCCESS", State.COMPLETED, ""), ("raise", "FAILURE", State.RELEASED, "failed")],
+)
+def test_a_soft_limit_within_the_store_call_that_records_the_ending_does_not_change_the_ending(
+    parting: Celery,
+    start_worker: StartWorker,
+    aftermath: Aftermath,
+    gates: Gates,
+    proxied: Callable[[int], Proxy],
+    ending: str,
+    outcome: str,
+    record: State,
+    reason: str,
+) -> None:
+    gate = gates.close("after ORD-1")
+    url = urlsplit(aftermath.store_url)
+    proxy = proxied(url.port or 6379)
+    node = start_worker(PARTING, concurrency=1, store_url=proxy.url(int(url.path[1:])))
+    result = parting.module.part.delay("ORD-1", ending)
+    [pid] = gate.reached()
+    proxy.swallow_reply(hang=True)  # the store has done it, and the child waits to hear of it
+    gate.open()
+    wait_until(lambda: proxy.swallowed == 1, message="the ending to be recorded")
+    os.kill(pid, signal.SIGUSR1)  # what billiard sends at a soft limit
+    aftermath.expect(result, outcome, record, reason)
+    node.assert_log_exists("Interrupted by SoftTimeLimitExceeded")
+    assert aftermath.journal.count("started") == 1
+
+
+@pytest.mark.ending("hard time limit")
+def test_a_hard_limit_fails_the_task_and_frees_the_key_and_is_no_crash(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    start_worker(PARTING, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
+    result = parting.module.part.apply_async(("ORD-1",), time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    assert type(result.result).__name__ == "TimeLimitExceeded"
+    gate.open()
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
+
+
+@pytest.mark.ending("hard time limit, to be requeued")
+@pytest.mark.skipif(not hasattr(Task, "acks_on_timeout"), reason="Celery before 5.7 drops the message")
+def test_a_task_that_goes_back_to_its_queue_at_its_hard_limit_does_not_do_so_for_ever(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gates.close("before ORD-1")
+    env = {"LEASE_TTL": "600", "MAX_CRASHES": "2", "SETTINGS": json.dumps({"task_acks_on_timeout": False})}
+    start_worker(PARTING, env=env)
+    result = parting.module.part.apply_async(("ORD-1",), time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "crash_loop", crashes=2, effects=0)
+    assert aftermath.journal.count("started") == 2
+    assert type(parting.AsyncResult(result.id).result).__name__ == "CrashLoop"
