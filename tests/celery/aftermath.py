@@ -18,10 +18,11 @@ PARTING = "tests.celery.parting"
 
 
 class Aftermath:
-    """Looks at all four at once, for operations of the task `part` of `parting.py`."""
+    """Looks at all four at once, for operations of one task: `part` of `parting.py`, unless another is named."""
 
-    def __init__(self, app: Celery, store_url: str, journal: Journal) -> None:
+    def __init__(self, app: Celery, store_url: str, journal: Journal, task: str = f"{PARTING}.part") -> None:
         self.app = app
+        self.task = task
         self.store = RedisStore.from_url(store_url)
         self.store_url = store_url
         self.journal = journal
@@ -85,4 +86,4 @@ class Aftermath:
         )
 
     def _key(self, order: str) -> str:
-        return f"idem:{PARTING}.part::{order}"
+        return f"idem:{self.task}::{order}"

@@ -35,15 +35,17 @@ class Abandoned(BaseException):
 
 @app.task(base=IdempotentTask, bind=True, max_retries=1, idempotency={"key": "order", "remember_failures": (Declined,)})
 def part(self: Any, order: str, ending: str = "return") -> Any:
-    """Charge the order, between two gates, and end as told."""
+    """Charge the order, between two gates, and end as told, or only "... at first"."""
     journal, gates = Journal.from_env(), Gates.from_env()
+    first = not journal.count("started", order)
     attempt = {"retries": self.request.retries, "nesting": self.request.replaced_task_nesting or 0}
     journal.write("started", order, fence=self.lease.fence, **attempt)
     gates.wait(f"before {order}")
     journal.write("charged", order, **attempt)
     gates.wait(f"after {order}")
-    end(self, order, ending)
-    return f"{order} charged"
+    if first or not ending.endswith(" at first"):
+        end(self, order, ending.removesuffix(" at first"))
+    return f"{order} charged" if first else f"{order} charged again"
 
 
 def end(task: Any, order: str, ending: str) -> None:
@@ -60,7 +62,7 @@ def end(task: Any, order: str, ending: str) -> None:
         raise Ignore
     if ending == "reject":
         raise Reject("no", requeue=False)
-    if ending == "requeue" and not task.request.delivery_info.get("redelivered"):
+    if ending == "requeue":
         raise Reject("again", requeue=True)
     if ending == "replace":
         task.replace(other.si(order))

@@ -135,7 +135,7 @@ def test_a_task_rejected_into_its_queue_runs_again(
 ) -> None:
     start_worker(PARTING, concurrency=1)
     busy = gates.close("before ORD-2")
-    result = parting.module.part.delay("ORD-1", "requeue")
+    result = parting.module.part.delay("ORD-1", "requeue at first")
     parting.module.part.delay("ORD-2")
     busy.reached()  # what was put back is behind it
     aftermath.expect(result, "PENDING", State.RELEASED, "requeued", messages=2)
@@ -174,13 +174,13 @@ def test_a_task_may_be_replaced_within_a_chain_and_within_a_chord(
     part, collect = parting.module.part, parting.module.collect
     endings = {"ORD-1": "replace", "ORD-2": "replace itself"}
     chained = {order: chain(part.si(order, how), collect.s(order)).apply_async() for order, how in endings.items()}
-    for order, value in {"ORD-1": "ORD-1 charged elsewhere", "ORD-2": "ORD-2 charged"}.items():
+    for order, value in {"ORD-1": "ORD-1 charged elsewhere", "ORD-2": "ORD-2 charged again"}.items():
         assert chained[order].get(timeout=20) == value
         effects = 1 if order == "ORD-1" else 2
         aftermath.expect(chained[order].parent, "SUCCESS", State.COMPLETED, order=order, effects=effects)
     endings = {"ORD-3": "replace", "ORD-4": "replace itself", "ORD-5": "return"}
     joined = chord([part.si(order, how) for order, how in endings.items()], collect.s("all")).apply_async()
-    assert joined.get(timeout=20) == ["ORD-3 charged elsewhere", "ORD-4 charged", "ORD-5 charged"]
+    assert joined.get(timeout=20) == ["ORD-3 charged elsewhere", "ORD-4 charged again", "ORD-5 charged"]
     aftermath.expect(joined, "SUCCESS", State.COMPLETED, order="ORD-4", effects=2)
     assert sorted(entry.key for entry in journal.entries("collected")) == ["ORD-1", "ORD-2", "all"]
 

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery, Task
@@ -100,26 +99,39 @@ def test_a_soft_limit_fails_the_task_and_frees_the_key(
     aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
 
 
+@pytest.fixture
+def behind_proxy(
+    parting: Celery,
+    journal: Journal,
+    worker_env: dict[str, str],
+    own_redis: Callable[..., RedisServer],
+    proxied: Callable[[int], Proxy],
+) -> tuple[Proxy, Aftermath]:
+    """A store that workers reach through a proxy, and what their tasks leave in it."""
+    server = own_redis()
+    proxy = proxied(server.port)
+    worker_env["STORE_URL"] = proxy.url()
+    return proxy, Aftermath(parting, server.url(), journal)
+
+
 @pytest.mark.ending("soft time limit while settling", "soft time limit while releasing")
 @pytest.mark.parametrize(
     ("ending", "outcome", "record", "reason"),
     [("return", "SUCCESS", State.COMPLETED, ""), ("raise", "FAILURE", State.RELEASED, "failed")],
 )
-def test_a_soft_limit_within_the_store_call_that_records_the_ending_does_not_change_the_ending(
+def test_a_soft_limit_within_the_store_call_that_records_the_ending_does_not_change_it(
+    behind_proxy: tuple[Proxy, Aftermath],
     parting: Celery,
     start_worker: StartWorker,
-    aftermath: Aftermath,
     gates: Gates,
-    proxied: Callable[[int], Proxy],
     ending: str,
     outcome: str,
     record: State,
     reason: str,
 ) -> None:
+    proxy, aftermath = behind_proxy
     gate = gates.close("after ORD-1")
-    url = urlsplit(aftermath.store_url)
-    proxy = proxied(url.port or 6379)
-    node = start_worker(PARTING, concurrency=1, store_url=proxy.url(int(url.path[1:])))
+    node = start_worker(PARTING, concurrency=1)
     result = parting.module.part.delay("ORD-1", ending)
     [pid] = gate.reached()
     proxy.swallow_reply(hang=True)  # the store has done it, and the child waits to hear of it
@@ -127,8 +139,24 @@ def test_a_soft_limit_within_the_store_call_that_records_the_ending_does_not_cha
     wait_until(lambda: proxy.swallowed == 1, message="the ending to be recorded")
     os.kill(pid, signal.SIGUSR1)  # what billiard sends at a soft limit
     aftermath.expect(result, outcome, record, reason)
-    node.assert_log_exists("Interrupted by SoftTimeLimitExceeded")
+    assert "Interrupted by SoftTimeLimitExceeded" in node.logs()
     assert aftermath.journal.count("started") == 1
+
+
+@pytest.mark.ending("soft time limit while acquiring")
+def test_a_soft_limit_within_the_store_call_that_acquires_leaves_no_lease(
+    behind_proxy: tuple[Proxy, Aftermath], parting: Celery, start_worker: StartWorker
+) -> None:
+    proxy, aftermath = behind_proxy
+    start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600"})
+    parting.module.part.delay("ORD-2").get(timeout=20)
+    [charged] = aftermath.journal.entries("charged")
+    proxy.swallow_reply(matching=b"ORD-1", hang=True)
+    result = parting.module.part.delay("ORD-1")
+    wait_until(lambda: proxy.swallowed == 1, message="the lease to be granted")
+    os.kill(charged.pid, signal.SIGUSR1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
 
 
 @pytest.mark.ending("hard time limit")
