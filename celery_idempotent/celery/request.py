@@ -87,12 +87,9 @@ class IdempotentRequest(Request):
         notices.announce(self._owner, reason)
 
     def _reason_of_loss(self, error: BaseException) -> Reason:
-        if self._told is not None:
-            return self._told
-        if isinstance(error, Terminated):  # not by us, yet by this worker
-            return Reason.REVOKED
         terminating = worker_state.should_terminate not in (None, False)
-        return Reason.SHUTDOWN if terminating else Reason.CRASHED
+        meant = terminating or isinstance(error, Terminated)
+        return self._told or (Reason.SHUTDOWN if meant else Reason.CRASHED)
 
     def _release(self, reason: Reason) -> None:
         try:
