@@ -50,35 +50,28 @@ def part(self: Any, order: str, ending: str = "return") -> Any:
 
 def end(task: Any, order: str, ending: str) -> None:
     """Raise what an ending raises, or return."""
-    if ending == "raise":
-        raise ValueError(f"no {order}")
-    if ending == "decline":
-        raise Declined(f"no {order}")
+    raised: dict[str, BaseException] = {
+        "raise": ValueError(f"no {order}"),
+        "decline": Declined(f"no {order}"),
+        "ignore": Ignore(),
+        "reject": Reject("no", requeue=False),
+        "requeue": Reject("again", requeue=True),
+        "exit": SystemExit(3),
+        "interrupt": KeyboardInterrupt(),
+        "abandon": Abandoned("left alone"),
+    }
+    if ending in raised:
+        raise raised[ending]
     if ending == "retry" and not task.request.retries:
         raise task.retry(countdown=1)
     if ending == "retry for ever":
         raise task.retry(countdown=0, exc=ValueError(f"no {order}"))
-    if ending == "ignore":
-        raise Ignore
-    if ending == "reject":
-        raise Reject("no", requeue=False)
-    if ending == "requeue":
-        raise Reject("again", requeue=True)
     if ending == "replace":
         task.replace(other.si(order))
     if ending == "replace itself" and not task.request.replaced_task_nesting:
         task.replace(part.si(order, ending))
-    end_the_process(ending)
-
-
-def end_the_process(ending: str) -> None:
-    """Raise what is no Exception, or what a process does not survive."""
-    if ending == "exit":
-        raise SystemExit(3)
-    if ending == "interrupt":
-        raise KeyboardInterrupt
-    if ending == "abandon":
-        raise Abandoned("left alone")
+    if ending == "check":
+        task.lease.check()
     if ending == "memory":
         resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
         bytearray(2**33)

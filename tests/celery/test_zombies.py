@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.ending("paused past its lease, then wakes")
-@pytest.mark.parametrize("ending", ["return", "raise", "retry", "reject", "be killed"])
+@pytest.mark.parametrize("ending", ["return", "check", "raise", "retry", "reject", "be killed"])
 def test_a_holder_that_wakes_after_its_lease_has_become_a_duplicate_however_it_ends(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, ending: str
 ) -> None:
@@ -45,3 +45,24 @@ def test_a_holder_that_wakes_after_its_lease_has_become_a_duplicate_however_it_e
     assert (after.payload, after.fence) == (settled.payload, settled.fence)
     assert parting.AsyncResult(result.id).get(timeout=20) == other.get(timeout=20) == "ORD-1 charged again"
     assert aftermath.journal.count("started") == 2
+
+
+@pytest.mark.ending("paused past its lease, then wakes")
+def test_a_holder_that_wakes_after_its_lease_and_finds_nobody_in_its_place_has_not_lost_it(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("after ORD-1")
+    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "1"})
+    result = parting.module.part.delay("ORD-1", "check")
+    gate.reached()
+    node.pause()
+    gate.open()
+    held = aftermath.record()
+    wait_until(lambda: (record := aftermath.record()) and not record.remaining, message="the lease to run out")
+    node.resume()
+    aftermath.expect(result, "SUCCESS", State.COMPLETED)
+    after = aftermath.record()
+    assert held is not None
+    assert after is not None
+    assert after.fence == held.fence
+    assert aftermath.journal.count("started") == 1
