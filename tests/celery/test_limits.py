@@ -45,17 +45,21 @@ def test_an_expired_copy_of_a_task_whose_holder_died_tells_its_caller(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
     gate = gates.close("before ORD-1")
-    options: dict[str, Any] = {"concurrency": 1, "visibility_timeout": 1, "env": {"LEASE_TTL": "3"}}
-    first = start_worker(CORNERS, **options)
+    # With room for one message each, so that the holder does not take what is published again.
+    options: dict[str, Any] = {"concurrency": 1, "prefetch": 1, "env": {"LEASE_TTL": "3"}}
+    nodes = [start_worker(CORNERS, ready=False, **options) for _ in range(2)]
+    for node in nodes:
+        node.ready()
     published = time.time()
     result = app.module.charge.apply_async(("ORD-1",), expires=5)
-    gate.reached()
-    second = start_worker(CORNERS, **options)
-    second.wait_for_log("copy=")
+    [pid] = gate.reached()
+    app.module.charge.apply_async(("ORD-1",), expires=5, task_id=result.id)
+    first, second = sorted(nodes, key=lambda node: pid not in node.children())
+    wait_until(lambda: "copy=" in second.logs(), 30, "the message to be deferred")
     wait_until(lambda: time.time() > published + 5, 30, "the message to expire")
     first.kill("SIGKILL")
     gate.open()
-    wait_until(lambda: result.state == "REVOKED", 20, lambda: f"it is {result.state}")
+    wait_until(lambda: result.state == "REVOKED", 30, lambda: f"it is {result.state}")
     assert journal.count("charged") == 0
 
 
