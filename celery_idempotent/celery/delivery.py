@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events
-from ..answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
 from ..errors import Conflict, LeaseLost, ResultUnavailable
 from ..heartbeat import Holding
 from ..pauses import Pauses
-from ..records import Claim, Outcome, Reason, Release, State, attempt_number
+from ..records import Claim
 from . import copies, fanout, worker
 from .binding import Binding, current_holder
+from .endings import Expired, ending_of
 from .identity import DeliveryState
 
 __all__ = ["MessageDelivery", "TaskLeaseLost", "is_outage", "put_back"]
@@ -34,10 +34,6 @@ SLOT_PAUSE = 5.0
 
 class TaskLeaseLost(LeaseLost, Ignore):
     """`LeaseLost` inside a task: as Celery's `Ignore`, so that ``autoretry_for=(Exception,)`` lets it pass."""
-
-
-class _Expired(Ignore):
-    """The copy's expiry passed while it waited for its turn."""
 
 
 class MessageDelivery:
@@ -70,7 +66,7 @@ class MessageDelivery:
         while True:
             try:
                 answer = self.binding.guard.run(delivery)
-            except _Expired:
+            except Expired:
                 # As Celery does for what expires in its sight; a caller would wait for ever.
                 self.task.backend.mark_as_revoked(
                     self.request.id, "expired", self.request, not fanout.ignores_result(self.task, self.request)
@@ -85,7 +81,7 @@ class MessageDelivery:
 
         def body(holding: Holding) -> Any:
             if copies.is_expired(state.identity):
-                raise _Expired(f"expired at {state.identity.expires}")
+                raise Expired(f"expired at {state.identity.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
             state.holding, state.entered = holding, run == task.run
             return run(*self.args, **self.kwargs)
@@ -98,7 +94,7 @@ class MessageDelivery:
         return Delivery(
             self._claim(),
             body,
-            self._ending,
+            lambda error: ending_of(task, request, error),
             task=task.name,
             task_id=request.id,
             wants_result=fanout.has_reader(task, request),
@@ -128,33 +124,6 @@ class MessageDelivery:
             max_crashes=policy.max_crashes,
             holder=current_holder(),
         )
-
-    def _ending(self, error: BaseException) -> Ending:
-        """Translate how the body ended into what the record is to say."""
-        nesting, retries = self.request.replaced_task_nesting or 0, self.request.retries or 0
-        codec = self.binding.guard.codec
-        match error:
-            case Retry():
-                return Release(Reason.RETRY, _seconds_until(error.when), attempt_number(nesting, retries + 1))
-            case Reject():
-                return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
-            case _Expired():
-                return Release(Reason.REVOKED)
-            case LeaseLost():
-                return Release(Reason.REQUEUED)
-            case Ignore():
-                if getattr(self.state.replaced_by, "task", None) == self.task.name:
-                    return Release(Reason.RETRY, 0.0, attempt_number(nesting + 1, 0))
-                return Outcome(State.COMPLETED, codec.encode_ignored(self.request.id))
-            case Exception():
-                if isinstance(error, self.binding.policy.remember_failures):
-                    return Outcome(State.FAILED, codec.encode_exception(error))
-                return Release(Reason.FAILED)
-            case SystemExit() if not worker.is_stopping():
-                # Celery takes it for the loss of a child and puts the message back: that must not go on for ever.
-                return Release(Reason.CRASHED)
-            case _:
-                return Release(Reason.SHUTDOWN)
 
     def _conclude(self, answer: Answer) -> Any:
         """Translate the guard's answer into Celery's control flow."""
@@ -235,11 +204,3 @@ def is_outage(app: Any, error: Exception) -> bool:
     cause = error.__cause__ or error
     outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
     return isinstance(cause, outage) or (cause is error and isinstance(error, (BrokerError, OperationalError)))
-
-
-def _seconds_until(when: Any) -> float:
-    """Return the seconds until a retry is due; Celery gives a number or a time."""
-    if isinstance(when, datetime):
-        aware = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
-        return max(0.0, (aware - datetime.now(timezone.utc)).total_seconds())
-    return max(0.0, float(when or 0))

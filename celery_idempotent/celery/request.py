@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from ..errors import IdempotencyError
 from ..events import logger
 from ..records import Claim, Lease, Reason, Release, new_owner
-from . import worker
+from . import notices, worker
 from .identity import DELIVERY, KEY, DeliveryState
 
 __all__ = ["IdempotentRequest", "request_class"]
@@ -30,6 +30,9 @@ KILL_TIMEOUT = 10.0
 
 class IdempotentRequest(Request):
     """A request that gives its delivery an owner, and releases the lease of a child that died."""
+
+    #: why this worker ends the delivery, once it does
+    _told: Reason | None = None
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -44,29 +47,40 @@ class IdempotentRequest(Request):
             "compression": (message.headers or {}).get("compression"),
         }
 
-    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Release the lease of a child that is gone, then do as Celery does."""
-        error = exc_info.exception
-        if isinstance(error, ExceptionWithTraceback):
-            error = error.exc
-        if not return_ok and isinstance(error, (WorkerLostError, Terminated, SystemExit)):
-            # The child is gone. Released before Celery puts the message back, so that the next delivery does not wait
-            # for the lease.
-            terminating = worker_state.should_terminate not in (None, False)
-            told = isinstance(error, Terminated) or self._already_cancelled or self._already_revoked
-            announced = terminating or told  # and not a body that calls sys.exit() whenever it runs
-            self._within_limit(lambda: self._release(Reason.SHUTDOWN if announced else Reason.CRASHED))
-            if isinstance(error, SystemExit) and not told:
-                exc_info = _lost(error)  # Celery before 5.7 acks it, and cannot store it
-        return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+    def terminate(self, pool: Any, signal: Any = None) -> Any:
+        """Do as Celery does for an operator who revokes what runs: that is no crash of the task."""
+        self._announce(Reason.REVOKED)
+        return super().terminate(pool, signal)
+
+    def cancel(self, pool: Any, signal: Any = None, **options: Any) -> Any:
+        """Do as Celery does on a cold shutdown or a lost broker connection: that is no crash of the task either."""
+        self._announce(Reason.SHUTDOWN)
+        return super().cancel(pool, signal, **options)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Do as Celery does, and release the lease once a child that hit its hard limit is gone."""
+        if not soft:
+            # What goes back to its queue to hit the limit again must not do so for ever.
+            self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
         answer = super().on_timeout(soft, timeout)
         if not soft and self.worker_pid:
             # billiard tells first and kills afterwards: free the key when the body has really ended.
             self._in_background(self._release_when_gone)
         return answer
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """Release the lease of a child that is gone, then do as Celery does."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        own_exit = isinstance(error, (SystemExit, KeyboardInterrupt))
+        if not return_ok and (own_exit or isinstance(error, (WorkerLostError, Terminated))):
+            # The child is gone. Released before Celery puts the message back, so that the next delivery does not wait
+            # for the lease.
+            self._within_limit(lambda: self._release(self._reason_of_loss(error)))
+            if own_exit and not (self._already_cancelled or self._already_revoked):
+                exc_info = _lost(error)  # Celery before 5.7 acks it, and cannot store it
+        return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def claim(self) -> Claim:
         """Return what this delivery asks the store for, as far as it takes to speak for its child.
@@ -87,6 +101,15 @@ class IdempotentRequest(Request):
         limit: float | None = self.task._binding.max_lease(own or self.task.time_limit or worker.limits[0])
         return limit
 
+    def _announce(self, reason: Reason) -> None:
+        self._told = reason
+        notices.announce(self._owner, reason)
+
+    def _reason_of_loss(self, error: BaseException) -> Reason:
+        terminating = worker_state.should_terminate not in (None, False)
+        meant = terminating or isinstance(error, Terminated)
+        return self._told or (Reason.SHUTDOWN if meant else Reason.CRASHED)
+
     def _release(self, reason: Reason) -> None:
         try:
             self.task._binding.guard.store.release(Lease(self.claim(), 0), Release(reason))
@@ -97,7 +120,7 @@ class IdempotentRequest(Request):
 
     def _release_when_gone(self) -> None:
         if _is_gone(self.worker_pid):
-            self._release(Reason.FAILED)
+            self._release(self._told or Reason.FAILED)
 
     def _within_limit(self, work: Callable[[], object]) -> None:
         self._in_background(work).join(LONGEST_WAIT)
@@ -114,9 +137,13 @@ def request_class(wanted: Any) -> type:
     return found
 
 
-def _lost(error: SystemExit) -> ExceptionInfo:
+def _acks_on_timeout(task: Any) -> bool:
+    return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))  # one option before Celery 5.7
+
+
+def _lost(error: BaseException) -> ExceptionInfo:
     try:
-        raise WorkerLostError(f"Worker exited prematurely: exit status {error.code!r}.")
+        raise WorkerLostError(f"Worker exited prematurely: {error!r}.")
     except WorkerLostError:
         return ExceptionInfo()
 

@@ -10,6 +10,7 @@ from celery import bootsteps, signals
 from ..errors import ConfigurationError, StoreUnreachable
 from ..events import logger
 from ..stores.memory import MemoryStore
+from . import notices
 from .visibility import VisibilityStep
 
 __all__ = ["IdempotencyStep", "install", "is_stopping"]
@@ -53,6 +54,7 @@ class IdempotencyStep(bootsteps.Step):
         limits = (worker.time_limit, worker.soft_time_limit)
         enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         _stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
+        notices.prepare()
         signals.worker_shutting_down.connect(_announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
         for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
             if isinstance(store, MemoryStore) and enforces_limits:

@@ -1,4 +1,7 @@
-"""pytest-celery's `celery_setup`, on processes: its broker, result backend and worker are those of `nodes.py`."""
+"""What the worker tests share: the app whose tasks end as told, and pytest-celery's `celery_setup` on processes.
+
+Its broker, result backend and worker are those of `nodes.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.apps import close_app
 from tests.celery.fixtures import NODES
 from tests.celery.gates import Gates
@@ -59,3 +63,15 @@ def celery_worker(
     node.start().ready()
     yield node
     node.teardown()
+
+
+@pytest.fixture
+def parting(client_app: Callable[..., Celery]) -> Celery:
+    """The app of `parting.py`, whose tasks end as they are told."""
+    return client_app(PARTING)
+
+
+@pytest.fixture
+def aftermath(parting: Celery, store_url: str, journal: Journal) -> Aftermath:
+    """What is left of a task of `parting.py`."""
+    return Aftermath(parting, store_url, journal)

@@ -9,7 +9,7 @@ from celery import Celery
 from freezegun import freeze_time
 
 from celery_idempotent.celery.copies import FIRST_DELAY, LONGEST_DELAY, delay_before, is_expired
-from celery_idempotent.celery.delivery import _seconds_until
+from celery_idempotent.celery.endings import seconds_until
 from celery_idempotent.celery.identity import Identity
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
@@ -58,10 +58,10 @@ def test_a_copy_without_an_expiry_never_expires() -> None:
 )
 def test_a_retry_is_due_at_a_time_or_after_a_while(when: float | datetime) -> None:
     with freeze_time(NOON):
-        assert _seconds_until(when) == 90
+        assert seconds_until(when) == 90
 
 
 @pytest.mark.parametrize("when", [None, NOON - timedelta(hours=1)])
 def test_a_retry_that_is_due_already_is_due_now(when: datetime | None) -> None:
     with freeze_time(NOON):
-        assert _seconds_until(when) == 0
+        assert seconds_until(when) == 0

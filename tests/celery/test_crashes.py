@@ -34,6 +34,7 @@ def key(task: str, operation: str) -> str:
 
 
 @pytest.mark.smoke
+@pytest.mark.ending("child killed")
 def test_after_the_kill_of_a_child_the_next_delivery_does_not_wait_for_the_lease(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
 ) -> None:
@@ -52,6 +53,7 @@ def test_after_the_kill_of_a_child_the_next_delivery_does_not_wait_for_the_lease
     assert journal.count("charged") == 1
 
 
+@pytest.mark.ending("worker killed")
 def test_after_the_kill_of_a_whole_worker_the_task_is_taken_over_when_the_lease_ends(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
 ) -> None:
@@ -73,6 +75,8 @@ def test_after_the_kill_of_a_whole_worker_the_task_is_taken_over_when_the_lease_
     gate.open()
     assert result.get(timeout=20) == {"order": "ORD-1", "cents": 999}
     assert journal.count("charged") == 1
+    wait_until(lambda: messages(app.conf.broker_url) == 0, 30, "every copy to be worked off")
+    assert _state(store, "charge") is State.COMPLETED
 
 
 def test_a_duplicate_that_waited_runs_when_the_holder_is_killed(
@@ -114,53 +118,38 @@ def test_a_visibility_timeout_that_passes_while_the_task_runs_does_not_run_it_tw
     assert journal.count("charged") == 1
 
 
-@pytest.mark.parametrize("ending", ["return", "raise", "retry"])
-def test_a_worker_that_stalls_past_its_lease_has_become_a_duplicate(
-    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore, ending: str
+def test_a_holder_that_wakes_and_fails_after_its_heir_has_failed_too_adds_no_failure_of_its_own(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
 ) -> None:
     gate = gates.close("after ORD-1")
     options = {"visibility_timeout": 1, "concurrency": 1, "env": {"LEASE_TTL": "2"}}
     zombie = start_worker(SHOP, **options)
-    result = app.module.endings.delay("ORD-1", ending)
+    result = app.module.endings.delay("ORD-1", "raise")
     gate.reached()
     zombie.pause()
     gate.open()
-    heir = start_worker(SHOP, **options)
-    heir.wait_for_log("TakenOver", timeout=30)
-    if ending == "raise":
-        with pytest.raises(ValueError, match="no ORD-1"):
-            result.get(timeout=20)
-        wait_until(lambda: _state(store) is State.RELEASED)
-    else:
-        wait_until(lambda: _state(store) is State.COMPLETED, message="the heir to settle")
-    value = result.get(timeout=20, propagate=False)
-    before = store.get(key("endings", "ORD-1"))
-    runs = journal.count("tried")
+    start_worker(SHOP, **options)
+    with pytest.raises(ValueError, match="no ORD-1"):
+        result.get(timeout=20)
+    wait_until(lambda: _state(store) is State.RELEASED)
     zombie.resume()
-    wait_until(lambda: "LeaseMissed" in zombie.logs() or "lost" in zombie.logs(), 30, "the zombie to learn of it")
+    # Nothing is settled that it could replay, so it stands aside, and a copy of its message runs once more; so may one
+    # that the broker had restored into its worker before it slept.
+    journal.wait_for_count(3, "tried", timeout=30)
+    assert "LeaseMissed" in zombie.logs()
     wait_until(
         lambda: messages(app.conf.broker_url) == 0,
         60,
         lambda: f"{messages(app.conf.broker_url)} messages to be worked off",
     )
-    again = app.module.endings.delay("ORD-1", "return" if ending == "raise" else ending)
-    replayed = again.get(timeout=20)
-    after = store.get(key("endings", "ORD-1"))
-    assert before is not None
-    assert after is not None
-    if ending == "raise":
-        # The heir's failure released the key; the new publish ran. The zombie added nothing of its own.
-        assert journal.count("tried") <= runs + 2
-    else:
-        assert (after.payload, after.fence) == (before.payload, before.fence)
-        assert replayed == value
-        assert journal.count("tried") == runs
+    assert journal.count("tried") <= 4
+    assert _state(store) is State.RELEASED
     fences = [entry.fields["fence"] for entry in journal.entries("tried")]
     assert fences == sorted(set(fences))
 
 
-def _state(store: RedisStore) -> State | None:
-    record = store.get(key("endings", "ORD-1"))
+def _state(store: RedisStore, task: str = "endings") -> State | None:
+    record = store.get(key(task, "ORD-1"))
     return record.state if record else None
 
 
@@ -211,26 +200,6 @@ def test_copies_of_one_duplicate_do_not_multiply(
     gate.open()
     assert duplicate.get(timeout=30) == {"order": "ORD-1", "cents": 999}
     assert journal.count("started", "ORD-1") == 1
-
-
-def test_a_hard_time_limit_frees_the_key_once_the_body_has_ended(
-    client_app: Callable[..., Celery], start_worker: StartWorker, journal: Journal, gates: Gates, store: RedisStore
-) -> None:
-    corners = "tests.celery.corners"
-    app = client_app(corners)
-    gate = gates.close("before ORD-1")
-    start_worker(corners, concurrency=1)
-    with pytest.raises(Exception, match="TimeLimitExceeded"):
-        app.module.limited.delay("ORD-1").get(timeout=20)
-
-    def released() -> bool:
-        record = store.get(f"idem:{corners}.limited::ORD-1")
-        return record is not None and record.state is State.RELEASED
-
-    wait_until(released, message="the key to be free, long before the lease ends")
-    gate.open()
-    assert app.module.limited.delay("ORD-1").get(timeout=20) == "charged ORD-1"
-    assert journal.count("charged") == 1
 
 
 def test_a_child_that_dies_while_the_store_is_down_costs_one_lease(

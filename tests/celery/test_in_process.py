@@ -14,9 +14,9 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
 from celery_idempotent.answers import Busy
-from celery_idempotent.celery import copies, delivery, fanout, request, signals
+from celery_idempotent.celery import copies, delivery, fanout, notices, request, signals
 from celery_idempotent.celery.delivery import MessageDelivery
-from celery_idempotent.records import Claim, Lease, State
+from celery_idempotent.records import Claim, Lease, Reason, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
 
 
@@ -69,6 +69,48 @@ def test_a_run_that_is_interrupted_from_the_keyboard_frees_the_key(app: Celery, 
         declare(app, raising(KeyboardInterrupt())).apply(("A",))
     [record] = store.scan()
     assert (record.state, record.reason) == (State.RELEASED, "shutdown")
+
+
+def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, store: FailingStore) -> None:
+    with pytest.raises(MemoryError):
+        declare(app, raising(MemoryError())).apply(("A",))
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "failed")
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Room for words, which is closed again."""
+    monkeypatch.setattr(notices, "_words", None)
+    notices.prepare()
+    yield
+    assert notices._words is not None
+    notices._words.close()
+
+
+def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
+    for reason in Reason:
+        owner = new_owner()
+        notices.announce(owner, reason)
+        assert notices.announced(owner) is reason
+        assert notices.announced(new_owner()) is None
+
+
+def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
+    words: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "PLACES", 1)
+    first, second = new_owner(), new_owner()
+    notices.announce(first, Reason.REVOKED)
+    notices.announce(second, Reason.SHUTDOWN)
+    assert (notices.announced(first), notices.announced(second)) == (None, Reason.SHUTDOWN)
+
+
+def test_where_there_is_no_worker_nobody_leaves_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_words", None)
+    owner = new_owner()
+    notices.announce(owner, Reason.REVOKED)
+    assert notices.announced(owner) is None
 
 
 def test_the_same_task_that_ignored_itself_ignores_itself_again(app: Celery) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
+from celery_idempotent.records import State
+from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
+from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.waiting import wait_until
 
@@ -39,18 +45,21 @@ def test_an_expired_copy_of_a_task_whose_holder_died_tells_its_caller(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
     gate = gates.close("before ORD-1")
-    env = {"LEASE_TTL": "3", "VISIBILITY_REFRESH": "0"}
-    options: dict[str, Any] = {"concurrency": 1, "visibility_timeout": 1, "env": env}
-    first = start_worker(CORNERS, **options)
+    # With room for one message each, so that the holder does not take what is published again.
+    options: dict[str, Any] = {"concurrency": 1, "prefetch": 1, "env": {"LEASE_TTL": "3"}}
+    nodes = [start_worker(CORNERS, ready=False, **options) for _ in range(2)]
+    for node in nodes:
+        node.ready()
     published = time.time()
     result = app.module.charge.apply_async(("ORD-1",), expires=5)
-    gate.reached()
-    second = start_worker(CORNERS, **options)
-    second.wait_for_log("copy=")
+    [pid] = gate.reached()
+    app.module.charge.apply_async(("ORD-1",), expires=5, task_id=result.id)
+    first, second = sorted(nodes, key=lambda node: pid not in node.children())
+    wait_until(lambda: "copy=" in second.logs(), 30, "the message to be deferred")
     wait_until(lambda: time.time() > published + 5, 30, "the message to expire")
     first.kill("SIGKILL")
     gate.open()
-    wait_until(lambda: result.state == "REVOKED", 20, lambda: f"it is {result.state}")
+    wait_until(lambda: result.state == "REVOKED", 30, lambda: f"it is {result.state}")
     assert journal.count("charged") == 0
 
 
@@ -79,3 +88,103 @@ def test_a_limit_that_the_producer_gives_is_the_one_that_counts(
     assert journal.count("started") == 1
     gate.open()
     assert [result.get(timeout=20) for result in results] == ["charged ORD-1"] * 2
+
+
+@pytest.mark.ending("soft time limit")
+def test_a_soft_limit_fails_the_task_and_frees_the_key(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    start_worker(PARTING, concurrency=1)
+    result = parting.module.part.apply_async(("ORD-1",), soft_time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    assert type(result.result).__name__ == "SoftTimeLimitExceeded"
+    gate.open()
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
+
+
+@pytest.fixture
+def behind_proxy(
+    parting: Celery,
+    journal: Journal,
+    worker_env: dict[str, str],
+    own_redis: Callable[..., RedisServer],
+    proxied: Callable[[int], Proxy],
+) -> tuple[Proxy, Aftermath]:
+    """A store that workers reach through a proxy, and what their tasks leave in it."""
+    server = own_redis()
+    proxy = proxied(server.port)
+    worker_env["STORE_URL"] = proxy.url()
+    return proxy, Aftermath(parting, server.url(), journal)
+
+
+@pytest.mark.ending("soft time limit while settling", "soft time limit while releasing")
+@pytest.mark.parametrize(
+    ("ending", "outcome", "record", "reason"),
+    [("return", "SUCCESS", State.COMPLETED, ""), ("raise", "FAILURE", State.RELEASED, "failed")],
+)
+def test_a_soft_limit_within_the_store_call_that_records_the_ending_does_not_change_it(
+    behind_proxy: tuple[Proxy, Aftermath],
+    parting: Celery,
+    start_worker: StartWorker,
+    gates: Gates,
+    ending: str,
+    outcome: str,
+    record: State,
+    reason: str,
+) -> None:
+    proxy, aftermath = behind_proxy
+    gate = gates.close("after ORD-1")
+    node = start_worker(PARTING, concurrency=1)
+    result = parting.module.part.delay("ORD-1", ending)
+    [pid] = gate.reached()
+    proxy.swallow_reply(hang=True)  # the store has done it, and the child waits to hear of it
+    gate.open()
+    wait_until(lambda: proxy.swallowed == 1, message="the ending to be recorded")
+    os.kill(pid, signal.SIGUSR1)  # what billiard sends at a soft limit
+    aftermath.expect(result, outcome, record, reason)
+    assert "Interrupted by SoftTimeLimitExceeded" in node.logs()
+    assert aftermath.journal.count("started") == 1
+
+
+@pytest.mark.ending("soft time limit while acquiring")
+def test_a_soft_limit_within_the_store_call_that_acquires_leaves_no_lease(
+    behind_proxy: tuple[Proxy, Aftermath], parting: Celery, start_worker: StartWorker
+) -> None:
+    proxy, aftermath = behind_proxy
+    start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600"})
+    parting.module.part.delay("ORD-2").get(timeout=20)
+    [charged] = aftermath.journal.entries("charged")
+    proxy.swallow_reply(matching=b"ORD-1", hang=True)
+    result = parting.module.part.delay("ORD-1")
+    wait_until(lambda: proxy.swallowed == 1, message="the lease to be granted")
+    os.kill(charged.pid, signal.SIGUSR1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
+
+
+@pytest.mark.ending("hard time limit")
+def test_a_hard_limit_fails_the_task_and_frees_the_key_and_is_no_crash(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    start_worker(PARTING, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
+    result = parting.module.part.apply_async(("ORD-1",), time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    assert type(result.result).__name__ == "TimeLimitExceeded"
+    gate.open()
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
+
+
+@pytest.mark.ending("hard time limit, to be requeued")
+@pytest.mark.skipif(not hasattr(Task, "acks_on_timeout"), reason="Celery before 5.7 drops the message")
+def test_a_task_that_goes_back_to_its_queue_at_its_hard_limit_does_not_do_so_for_ever(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gates.close("before ORD-1")
+    env = {"LEASE_TTL": "600", "MAX_CRASHES": "2", "SETTINGS": json.dumps({"task_acks_on_timeout": False})}
+    start_worker(PARTING, env=env)
+    result = parting.module.part.apply_async(("ORD-1",), time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "crash_loop", crashes=2, effects=0)
+    assert aftermath.journal.count("started") == 2
+    assert type(parting.AsyncResult(result.id).result).__name__ == "CrashLoop"
