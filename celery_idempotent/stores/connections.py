@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from time import monotonic
 from typing import Any
-
-import redis
+from weakref import WeakSet
 
 __all__ = ["Connections"]
 
-#: Longest time in seconds to wait for others who are opening a connection, before opening one beside them.
-OPENING = 2.0
+#: Most connections of one process, unless they do not suffice for so many seconds.
+MOST = 32
+PATIENCE = 2.0
+#: Seconds between two looks whether one was given back.
+LOOK_EVERY = 0.002
 
 
 class Connections:
@@ -26,16 +30,19 @@ class Connections:
 
     Arguments:
         client: A redis-py client. What has only its ``execute_command`` (a Cluster client) is asked by that.
+        closed: What it raises when the server has closed a connection.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, closed: type[Exception]) -> None:
+        self._client, self._closed = client, closed
         #: false for a Cluster client, whose keys live on different nodes
         self.one_node = hasattr(client, "connection_pool") and hasattr(client, "client")
+        self._most = min(MOST, getattr(getattr(client, "connection_pool", None), "max_connections", MOST))
         self._reset()
 
     def _reset(self) -> None:
         self._idle: list[Any] = []  # clients of one connection each
+        self._opened: WeakSet[Any] = WeakSet()  # these, and those in use; not those that an interruption has lost
         self._opening = threading.Lock()
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
@@ -56,7 +63,7 @@ class Connections:
             return connection.read_response()
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
-            if isinstance(error, redis.ConnectionError):
+            if isinstance(error, self._closed):
                 idle.clear()  # the server has closed them too; back in redis-py's pool they are looked at before use
             raise
         finally:
@@ -66,14 +73,21 @@ class Connections:
         """Return a new connection, or one that was given back meanwhile.
 
         One is opened at a time: when a thousand greenlets start at once, those who wait find what the first of them
-        have given back. Who has waited too long opens one all the same, for a lock must not be what a lease runs out
-        for.
+        have given back. Who has waited too long opens one all the same, for that must not be what a lease runs out for.
         """
-        first = self._opening.acquire(timeout=OPENING)
+        end = monotonic() + PATIENCE
+        first = self._opening.acquire(timeout=PATIENCE)
         try:
-            return self._idle.pop()
-        except IndexError:
-            return self._client.client()
+            while True:
+                try:
+                    return self._idle.pop()
+                except IndexError:
+                    pass
+                if len(self._opened) < self._most or monotonic() >= end:
+                    client = self._client.client()
+                    self._opened.add(client)
+                    return client
+                time.sleep(LOOK_EVERY)
         finally:
             if first:
                 self._opening.release()

@@ -85,7 +85,7 @@ class RedisStore(Store):
                 "got one made with decode_responses=True. Make it without."
             )
         self._client = client
-        self._connections = Connections(client)
+        self._connections = Connections(client, redis.ConnectionError)
         self._url = url
 
     @classmethod

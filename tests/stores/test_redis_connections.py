@@ -124,7 +124,32 @@ def test_who_waits_while_another_opens_a_connection_takes_one_that_was_given_bac
 def test_who_opens_a_connection_does_not_keep_others_from_their_leases(
     store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_idempotent.stores.connections.OPENING", 0.01)
+    monkeypatch.setattr("celery_idempotent.stores.connections.PATIENCE", 0.01)
     with store._connections._opening:
         assert store.get("key") is None
     assert connected(redis_client) == 1
+
+
+def test_who_finds_all_connections_in_use_waits_for_one(store: RedisStore, redis_client: redis.Redis) -> None:
+    connections = store._connections
+    connections._most = 2
+    opening = connections._opening = Opening()  # type: ignore[assignment]
+    with ThreadPoolExecutor(3) as threads:
+        first = [threads.submit(connections.execute, "BLPOP", "list", 30) for _ in range(2)]
+        try:
+            wait_until(lambda: waiting(redis_client) == 2)
+            opening.reached.clear()
+            third = threads.submit(store.get, "key")
+            assert opening.reached.wait(15)
+            assert connected(redis_client) == 2
+        finally:
+            redis_client.rpush("list", 1, 2)
+        assert third.result(timeout=15) is None
+        assert all(each.result() for each in first)
+    assert connected(redis_client) == 2
+
+
+def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:
+    store = RedisStore.from_url(redis_url + "?max_connections=3")
+    assert store._connections._most == 3
+    store.close()
