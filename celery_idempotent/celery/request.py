@@ -17,6 +17,7 @@ from celery.worker.request import Request
 from ..errors import IdempotencyError
 from ..events import logger
 from ..records import Claim, Lease, Reason, Release, new_owner
+from . import worker
 from .identity import DELIVERY, KEY, DeliveryState
 
 __all__ = ["IdempotentRequest", "request_class"]
@@ -29,6 +30,8 @@ KILL_TIMEOUT = 10.0
 
 class IdempotentRequest(Request):
     """A request that gives its delivery an owner, and releases the lease of a child that died."""
+
+    _cut_off = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -62,10 +65,28 @@ class IdempotentRequest(Request):
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Do as Celery does, and release the lease once a child that hit its hard limit is gone."""
         answer = super().on_timeout(soft, timeout)
-        if not soft and self.worker_pid:
-            # billiard tells first and kills afterwards: free the key when the body has really ended.
+        if not soft and self.worker_pid and worker.enforces_limits:
+            # billiard tells first and kills afterwards: free the key when the body has really ended. In other pools the
+            # body has ended, and its "pid" is no process's.
             self._in_background(self._release_when_gone)
         return answer
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """Cut the body off, as Celery does, and leave the message to whoever runs it again."""
+        self._cut_off = pool.is_green
+        try:
+            super().cancel(pool, *args, **kwargs)
+        except Exception as error:
+            # Celery asks pools for what they cannot do: raised here, in a signal's handler, it would fail the body that
+            # this thread is running, and leave the other bodies as they are.
+            if worker.enforces_limits:
+                raise
+            logger.warning("Cutting off %s[%s] raised %r", self.name, self.id, error)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
+        if not self._cut_off:
+            super().acknowledge()
 
     def _release(self, reason: Reason) -> None:
         try:
