@@ -43,14 +43,14 @@ class Pauses:
 def uninterrupted(call: Callable[[], T]) -> T:
     """Call, and call again if something other than the call itself raised in it.
 
-    A soft time limit is an exception that a signal raises wherever the process happens to be. Within a store call it
-    would leave us not knowing what the store did; every verb may be asked again, so we ask, and the operation ends as
-    it was about to.
+    A soft time limit is an exception that a signal raises wherever the process happens to be, and a greenlet is killed,
+    or stopped at its time limit, by one that its hub raises where it waits. Within a store call it would leave us not
+    knowing what the store did; every verb may be asked again, so we ask, and the operation ends as it was about to.
     """
     try:
         return call()
-    except IdempotencyError:
+    except (IdempotencyError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as interruption:  # noqa: BLE001 - see above
+    except BaseException as interruption:  # noqa: BLE001 - see above
         logger.warning("Interrupted by %r while recording an ending; asking again", interruption)
         return call()

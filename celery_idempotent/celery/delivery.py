@@ -72,6 +72,11 @@ class MessageDelivery:
                     self.request.id, "expired", self.request, not fanout.ignores_result(self.task, self.request)
                 )
                 raise
+            except SystemExit as leaving:
+                if worker.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
+                    raise
+                # No child ends with it, and Celery would neither answer the message nor give it back.
+                raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
             self._stand_aside(answer)

@@ -33,6 +33,8 @@ class IdempotentRequest(Request):
 
     #: why this worker ends the delivery, once it does
     _told: Reason | None = None
+    #: whether its body is a greenlet that was killed
+    _cut_off = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -55,7 +57,20 @@ class IdempotentRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> Any:
         """Do as Celery does on a cold shutdown or a lost broker connection: that is no crash of the task either."""
         self._announce(Reason.SHUTDOWN)
-        return super().cancel(pool, signal, **options)
+        self._cut_off = pool.is_green
+        try:
+            return super().cancel(pool, signal, **options)
+        except Exception as error:
+            # Celery asks pools for what they cannot do: raised here, in a signal's handler, it would fail the body that
+            # this thread is running, and leave the other bodies as they are.
+            if worker.enforces_limits:
+                raise
+            logger.warning("Cutting off %s[%s] raised %r", self.name, self.id, error)
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
+        if not self._cut_off:
+            super().acknowledge()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Do as Celery does, and release the lease once a child that hit its hard limit is gone."""
@@ -63,8 +78,9 @@ class IdempotentRequest(Request):
             # What goes back to its queue to hit the limit again must not do so for ever.
             self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
         answer = super().on_timeout(soft, timeout)
-        if not soft and self.worker_pid:
-            # billiard tells first and kills afterwards: free the key when the body has really ended.
+        if not soft and self.worker_pid and worker.enforces_limits:
+            # billiard tells first and kills afterwards: free the key when the body has really ended. In other pools the
+            # body has ended, and its "pid" is no process's.
             self._in_background(self._release_when_gone)
         return answer
 

@@ -1,33 +1,53 @@
-"""A connection of its own for every thread, so that a call borrows none from redis-py's pool and gives none back.
+"""A few connections that all threads share: a call takes the one that was used last, and gives it back.
 
 Half of what a command costs in redis-py is the pool's locks, a look whether stray data is waiting, and the wrapping of
 retries, which lease calls do not use. What the look is for is done here by closing whatever was interrupted.
+
+A connection for every thread would be simpler, but pools of threads and greenlets have hundreds, greenlets new ones for
+every task, and redis-py gives out no more than a hundred connections.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 from redis.exceptions import ResponseError
 
 __all__ = ["Connections"]
 
+#: Most connections of one process, unless they do not suffice for so many seconds.
+MOST = 32
+PATIENCE = 2.0
+#: Seconds between two looks whether one was given back.
+LOOK_EVERY = 0.002
+
 
 class Connections:
-    """Execute commands, each thread on its own connection out of the client's pool.
+    """Execute commands, each on a connection that no other command is using.
 
     Arguments:
         client: A redis-py client. What has only its ``execute_command`` (a Cluster client) is asked by that.
+        closed: What it raises when the server has closed a connection.
     """
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, client: Any, closed: type[Exception]) -> None:
+        self._client, self._closed = client, closed
         #: false for a Cluster client, whose keys live on different nodes
         self.one_node = hasattr(client, "connection_pool") and hasattr(client, "client")
-        self._own = threading.local()
+        self._most = min(MOST, getattr(getattr(client, "connection_pool", None), "max_connections", MOST))
+        self._reset()
+
+    def _reset(self) -> None:
+        self._idle: list[Any] = []  # clients of one connection each
+        self._opened: WeakSet[Any] = WeakSet()  # these, and those in use; not those that an interruption has lost
+        self._opening = threading.Lock()
+        self._pid = os.getpid()  # last, as in `Heartbeat`
 
     def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
         """Send a command and return its reply; raise what redis-py raises.
@@ -38,10 +58,14 @@ class Connections:
         """
         if not self.one_node:
             return self._client.execute_command(*command)
-        own = self._own.__dict__
-        if own.get("pid") != os.getpid():  # what came through a fork is our parent's
-            own.update(client=self._client.client(), pid=os.getpid())
-        connection = own["client"].connection
+        if self._pid != os.getpid():  # what came through a fork is our parent's
+            self._reset()
+        idle = self._idle
+        try:
+            client = idle.pop()
+        except IndexError:
+            client = self._open()
+        connection = client.connection
         try:
             connection.connect()  # if it is not; to send would do it too, without asking a sentinel who is the main one
             if then is not None:
@@ -49,9 +73,36 @@ class Connections:
                 return _both(connection)
             connection.send_command(*command)
             return connection.read_response()
-        except BaseException:
+        except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
+            if isinstance(error, self._closed):
+                idle.clear()  # the server has closed them too; back in redis-py's pool they are looked at before use
             raise
+        finally:
+            idle.append(client)
+
+    def _open(self) -> Any:
+        """Return a new connection, or one that was given back meanwhile.
+
+        One is opened at a time: when a thousand greenlets start at once, those who wait find what the first of them
+        have given back. Who has waited too long opens one all the same, for that must not be what a lease runs out for.
+        """
+        end = monotonic() + PATIENCE
+        first = self._opening.acquire(timeout=PATIENCE)
+        try:
+            while True:
+                try:
+                    return self._idle.pop()
+                except IndexError:
+                    pass
+                if len(self._opened) < self._most or monotonic() >= end:
+                    client = self._client.client()
+                    self._opened.add(client)
+                    return client
+                time.sleep(LOOK_EVERY)
+        finally:
+            if first:
+                self._opening.release()
 
     def close(self) -> None:
         """Close every connection, those of other threads too; whoever calls next opens a new one."""

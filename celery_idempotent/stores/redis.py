@@ -69,7 +69,7 @@ class RedisStore(Store):
                 "got one made with decode_responses=True. Make it without."
             )
         self._client = client
-        self._connections = Connections(client)
+        self._connections = Connections(client, redis.ConnectionError)
         self._replicas = Replicas(wait_replicas)
         self._url = url
         if wait_replicas and not self._connections.one_node:

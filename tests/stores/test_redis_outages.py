@@ -246,7 +246,7 @@ class Interrupted(Exception):
 def test_a_reply_that_comes_after_an_interruption_answers_no_later_command(
     redis_server: RedisServer, redis_url: str, proxied: Callable[[int], Proxy]
 ) -> None:
-    """The connection is this thread's own: what is left in it would be taken for the next answer."""
+    """The connection is used again: what is left in it would be taken for the next answer."""
     proxy = proxied(redis_server.port)
     store = RedisStore.from_url(proxy.url(int(redis_url.rpartition("/")[2])))
     lease = take(store)

@@ -120,8 +120,8 @@ def test_the_wait_costs_no_round_trip_of_its_own(store: RedisStore, pair: Pair) 
     store.acquire(claim("warm"))
     before = calls(pair.main, "wait")
     sent: list[bytes] = []
-    connections = store._connections
-    connection = connections._own.client.connection
+    [client] = store._connections._idle
+    connection = client.connection
     send = connection.send_packed_command
     connection.send_packed_command = lambda command, **options: (sent.append(command), send(command, **options))
     assert isinstance(store.acquire(claim()), Lease)

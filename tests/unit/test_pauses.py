@@ -95,12 +95,17 @@ def failing(*errors: BaseException) -> tuple[Callable[[], str], list[str]]:
     return call, done
 
 
-def test_an_interrupted_call_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    call, done = failing(Interruption("soft limit"))
+class Killed(BaseException):
+    """What the hub raises in a greenlet that is killed, or that has reached its time limit."""
+
+
+@pytest.mark.parametrize("interruption", [Interruption("soft limit"), Killed("terminated")])
+def test_an_interrupted_call_is_asked_again(caplog: pytest.LogCaptureFixture, interruption: BaseException) -> None:
+    call, done = failing(interruption)
     with caplog.at_level(logging.WARNING):
         assert uninterrupted(call) == "done"
     assert len(done) == 2
-    assert "Interrupted by Interruption('soft limit')" in caplog.text
+    assert f"Interrupted by {interruption!r}" in caplog.text
 
 
 def test_a_call_that_goes_well_is_asked_once() -> None:

@@ -1,0 +1,310 @@
+"""Every pool: what works in all of them, and what each does in its own way. docs/guides/pools.md says it to users."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import celery
+import pytest
+import redis
+from celery import Celery
+
+from celery_idempotent.records import State
+from celery_idempotent.stores.redis import RedisStore
+from tests.celery.apps import messages
+from tests.celery.fixtures import StartWorker
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+from tests.celery.nodes import WorkerNode
+from tests.proxy import Proxy
+from tests.servers import RedisServer
+from tests.waiting import wait_until
+
+POOLED = "tests.celery.pooled"
+POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
+GREEN = ["gevent", "eventlet"]
+#: Pools that do not end a body at any limit.
+UNLIMITED = ["threads", "eventlet", "solo"]
+#: Pools that can kill a greenlet; that of gevent has learnt it in Celery 5.5.
+KILLING = GREEN if celery.VERSION >= (5, 5) else ["eventlet"]
+#: Pools that start what waits for a slot when they grow.
+GROWING = ["prefork", *GREEN] if celery.VERSION >= (5, 7) else ["prefork"]
+#: Pools whose bodies end with a cold shutdown, and those of them that free the key before.
+CUT_OFF = ["prefork", *GREEN]
+FREEING = ["prefork", *KILLING] if celery.VERSION >= (5, 5) else ["prefork"]
+
+
+@pytest.fixture
+def app(client_app: Callable[..., Celery]) -> Celery:
+    return client_app(POOLED)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[RedisStore]:
+    store = RedisStore.from_url(store_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def start(start_worker: StartWorker) -> Callable[..., WorkerNode]:
+    def start(pool: str, **options: Any) -> WorkerNode:
+        options.setdefault("concurrency", 1 if pool == "solo" else 2)
+        return start_worker(POOLED, pool=pool, **options)
+
+    return start
+
+
+def key(order_id: str) -> str:
+    return f"idem:{POOLED}.charge::{order_id}"
+
+
+def state(store: RedisStore, order_id: str) -> State | None:
+    record = store.get(key(order_id))
+    return record.state if record else None
+
+
+def lease_end(store: RedisStore, order_id: str) -> float:
+    return float(store._client.hget(key(order_id), "lease_end")) / 1e6
+
+
+def shut_down(node: WorkerNode, number: int) -> None:
+    """Signal a worker, and wait until it has heard."""
+    assert node.container.process is not None
+    node.container.process.send_signal(number)
+    said = ("Warm shutdown", "Cold shutdown", "Ctrl+C again")
+    wait_until(lambda: any(words in node.logs() for words in said), 30, "the worker to shut down")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_runs_once_fails_retries_and_ends_before_its_worker(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, pool: str
+) -> None:
+    node, charge = start(pool), app.module.charge
+    assert [charge.delay("ORD-1").get(timeout=20) for _ in range(2)] == ["charged ORD-1"] * 2
+    with pytest.raises(ValueError, match="no ORD-2"):
+        charge.apply_async(("ORD-2", "raise"), idempotency_key="2").get(timeout=20)
+    assert charge.apply_async(("ORD-2",), idempotency_key="2").get(timeout=20) == "charged ORD-2"
+    assert charge.delay("ORD-3", "retry").get(timeout=20) == "charged ORD-3"
+    assert [entry.fields["retries"] for entry in journal.entries("started", "ORD-3")] == [0, 1]
+
+    gate = gates.close("gate ORD-4")
+    last = charge.delay("ORD-4")
+    gate.reached()
+    shut_down(node, signal.SIGTERM)
+    gate.open()
+    assert last.get(timeout=20) == "charged ORD-4"
+    assert node.stop() == 0
+    assert [journal.count("charged", f"ORD-{n}") for n in range(1, 5)] == [1] * 4
+    # With Celery 5.4 greenlets that end during the shutdown are too late to ack: the next worker replays.
+    assert messages(app.conf.broker_url) <= (pool in GREEN and celery.VERSION < (5, 5))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_task_that_outlives_its_lease_keeps_it_and_duplicates_wait(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
+) -> None:
+    """Where the pool does not end a body at its limit, the limit does not end the renewals either."""
+    gate = gates.close("gate ORD-1")
+    options: dict[str, Any] = {"env": {"LEASE_TTL": "2", "GRACE": "0"}}
+    nodes = [start(pool, **options)]
+    first = app.module.charge.apply_async(("ORD-1",), **({"time_limit": 1} if pool in UNLIMITED else {}))
+    gate.reached()
+    granted = lease_end(store, "ORD-1")
+    if pool == "solo":  # which takes no message while it runs one
+        nodes.append(start(pool, **options))
+    second = app.module.charge.delay("ORD-1")
+    nodes[-1].wait_for_log("Deferred")
+    wait_until(lambda: lease_end(store, "ORD-1") > granted + 2, message="the lease to be renewed beyond its first end")
+    assert not second.ready()
+    gate.open()
+    assert first.get(timeout=20) == second.get(timeout=20) == "charged ORD-1"
+    assert journal.count("started") == 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "limit", "error"),
+    [("prefork", "soft_time_limit", "SoftTimeLimitExceeded"), ("gevent", "time_limit", "TimeLimitExceeded")],
+)
+def test_a_limit_that_ends_the_body_frees_the_key(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    journal: Journal,
+    gates: Gates,
+    store: RedisStore,
+    pool: str,
+    limit: str,
+    error: str,
+) -> None:
+    gate = gates.close("gate ORD-1")
+    node, charge = start(pool), app.module.charge
+    with pytest.raises(Exception, match=error):
+        charge.apply_async(("ORD-1",), **{limit: 1}).get(timeout=20)
+    wait_until(lambda: state(store, "ORD-1") is State.RELEASED, message="the key to be free")
+    gate.open()
+    assert charge.delay("ORD-1").get(timeout=20) == "charged ORD-1"
+    assert journal.count("charged") == 1
+    assert "OverflowError" not in node.logs()  # a greenlet has no process whose end one could wait for
+
+
+@pytest.mark.parametrize("pool", KILLING)
+def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
+) -> None:
+    gate = gates.close("gate ORD-1")
+    start(pool)
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    result.revoke(terminate=True)
+    wait_until(lambda: state(store, "ORD-1") is State.RELEASED, message="the key to be free")
+    wait_until(lambda: result.state == "REVOKED", message="the task to be revoked")
+    gate.open()
+    assert app.module.charge.delay("ORD-1").get(timeout=20) == "charged ORD-1"
+    assert journal.count("charged") == 1
+
+
+@pytest.mark.parametrize("pool", KILLING)
+def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    journal: Journal,
+    gates: Gates,
+    store: RedisStore,
+    redis_server: RedisServer,
+    store_url: str,
+    proxied: Callable[[int], Proxy],
+    pool: str,
+) -> None:
+    proxy = proxied(redis_server.port)
+    gate = gates.close("gate ORD-1")
+    node = start(pool, store_url=proxy.url(int(store_url.rpartition("/")[2])))
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    proxy.partition()
+    gate.open()
+    journal.wait_for_count(1, "charged")  # from here on the greenlet waits for the store, and nowhere before
+    result.revoke(terminate=True)
+    node.wait_for_log("asking again")
+    proxy.heal()
+    wait_until(lambda: state(store, "ORD-1") is State.COMPLETED, message="the task to be settled")
+    assert app.module.charge.delay("ORD-1").get(timeout=20) == "charged ORD-1"
+    assert journal.count("started") == 1
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_cold_shutdown_loses_no_task(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
+) -> None:
+    """Bodies that the pool cannot cut off run to their end; the message of one that is cut off goes back."""
+    count = 1 if pool == "solo" else 2
+    gate = gates.close("gate")
+    node = start(pool, env={"LEASE_TTL": "3"})
+    results = [app.module.charge.delay(f"ORD-{n}", gate="gate") for n in range(count)]
+    gate.reached(count)
+    if pool in CUT_OFF:
+        node.quit()
+        left = State.RELEASED if pool in FREEING else State.IN_PROGRESS
+        assert [state(store, f"ORD-{n}") for n in range(count)] == [left] * count
+        assert journal.count("charged") == 0
+        gate.open()
+        start("threads")
+    else:
+        shut_down(node, signal.SIGQUIT)
+        gate.open()
+    assert [result.get(timeout=20) for result in results] == [f"charged ORD-{n}" for n in range(count)]
+    assert journal.count("charged") == count
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_body_that_exits_is_run_again(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
+) -> None:
+    """In a pool without processes nothing ends with it, and Celery by itself would keep the message for ever."""
+    start(pool)
+    assert app.module.charge.delay("ORD-1", "exit").get(timeout=20) == "charged ORD-1"
+    assert journal.count("started") == 2
+
+
+@pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1"])
+def test_children_that_are_replaced_after_every_task_lose_none(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, option: str
+) -> None:
+    start("prefork", extra_args=[option])
+    results = [app.module.charge.delay(f"ORD-{n % 6}") for n in range(12)]
+    assert [result.get(timeout=30) for result in results] == [f"charged ORD-{n % 6}" for n in range(12)]
+    charged = journal.entries("charged")
+    assert sorted(entry.key for entry in charged) == [f"ORD-{n}" for n in range(6)]
+    assert len({entry.pid for entry in charged}) == 6
+
+
+@pytest.mark.parametrize("pool", GROWING)
+def test_a_pool_that_grows_under_load_runs_each_task_once(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, pool: str
+) -> None:
+    gate = gates.close("gate")
+    node = start(pool, concurrency=1, extra_args=["--autoscale=2,1"])
+    results = [app.module.charge.delay(f"ORD-{n}", gate="gate") for n in range(2)]
+    gate.reached(2, timeout=30)
+    assert "Scaling up" in node.logs()
+    gate.open()
+    assert [result.get(timeout=20) for result in results] == ["charged ORD-0", "charged ORD-1"]
+    assert journal.count("started") == 2
+
+
+def test_a_pool_that_is_restarted_and_resized_runs_each_task_once(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates
+) -> None:
+    """The pool restarts while it is idle and while it works; children that run a task end it first."""
+    gate = gates.close("gate ORD-1")
+    node, charge = start("prefork"), app.module.charge
+    before = set(node.children())
+
+    def ask(command: str, **arguments: int) -> None:
+        [reply] = app.control.broadcast(command, arguments=arguments, reply=True, limit=1, timeout=15)
+        assert "ok" in next(iter(reply.values()))
+
+    ask("pool_restart")
+    ask("pool_grow", n=1)
+    result = charge.delay("ORD-1")
+    [pid] = gate.reached()
+    ask("pool_restart")
+    ask("pool_shrink", n=1)
+    results = [result, charge.delay("ORD-1"), charge.delay("ORD-2")]
+    wait_until(lambda: before - set(node.children()), message="a child to be replaced")
+    assert pid in node.children()  # with its task
+    gate.open()
+    assert [result.get(timeout=20) for result in results] == ["charged ORD-1", "charged ORD-1", "charged ORD-2"]
+    assert journal.count("started") == 2
+
+
+@pytest.mark.parametrize("pool", GREEN)
+def test_many_greenlets_share_a_few_connections(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, store_url: str, pool: str
+) -> None:
+    """A connection each would be more than the hundred that redis-py gives out."""
+    count = 120
+    node = start(pool, concurrency=count)
+    results = [app.module.meet.delay(f"ORD-{n}", count) for n in range(count)]
+    assert [result.get(timeout=60) for result in results] == [f"met ORD-{n}" for n in range(count)]
+    assert journal.count("started") == count
+    assert "StoreFailed" not in node.logs()
+    with redis.Redis.from_url(store_url) as client:
+        assert sum(each["db"] == store_url.rpartition("/")[2] for each in client.client_list()) < count // 2
+
+
+@pytest.mark.parametrize("pool", GREEN)
+def test_greenlets_that_wait_for_the_store_let_others_work(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, own_redis: Callable[..., RedisServer], pool: str
+) -> None:
+    server = own_redis()
+    node = start(pool, store_url=server.url(0))
+    server.kill()
+    result = app.module.charge.delay("ORD-1")
+    node.wait_for_log("StoreFailed")
+    assert app.module.echo.delay("hello").get(timeout=20) == "hello"
+    assert not result.ready()
+    server.start()
+    assert result.get(timeout=20) == "charged ORD-1"
+    assert journal.count("charged") == 1

@@ -1,0 +1,155 @@
+"""How many connections the threads of a process need, and what becomes of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from celery_idempotent.stores.redis import RedisStore
+from tests.waiting import wait_until
+
+NAME = "connections-under-test"
+
+
+@pytest.fixture
+def store(redis_url: str) -> Iterator[RedisStore]:
+    store = RedisStore.from_url(redis_url, client_name=NAME, socket_timeout=40)
+    yield store
+    store.close()
+
+
+def connected(client: redis.Redis) -> int:
+    return sum(each["name"] == NAME for each in client.client_list())
+
+
+def waiting(client: redis.Redis) -> int:
+    return sum(each["name"] == NAME and "b" in each["flags"] for each in client.client_list())
+
+
+def block(store: RedisStore, client: redis.Redis, count: int) -> None:
+    """Let so many threads wait for a reply at the same time."""
+
+    def pop() -> object:
+        return store._connections.execute("BLPOP", "list", 30)
+
+    with ThreadPoolExecutor(count) as threads:
+        answers = [threads.submit(pop) for _ in range(count)]
+        try:
+            wait_until(lambda: waiting(client) == count or any(answer.done() for answer in answers))
+        finally:
+            client.rpush("list", *range(count))
+        for answer in answers:
+            assert answer.result()
+
+
+def test_threads_that_ask_one_after_another_share_one_connection(store: RedisStore, redis_client: redis.Redis) -> None:
+    """A connection each would be more than redis-py gives out: 150 idle threads kept the next from its store."""
+    end = threading.Event()
+    asked: list[object] = []
+
+    def ask_once(done: threading.Event) -> None:
+        asked.append(store.get("key"))
+        done.set()
+        end.wait(60)
+
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(150):
+            done = threading.Event()
+            threads.append(threading.Thread(target=ask_once, args=(done,)))
+            threads[-1].start()
+            assert done.wait(15)
+        assert connected(redis_client) == 1
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert asked == [None] * 150
+
+
+def test_calls_at_the_same_time_have_a_connection_each_and_give_it_back(
+    store: RedisStore, redis_client: redis.Redis
+) -> None:
+    for _ in range(2):
+        block(store, redis_client, 4)
+    assert connected(redis_client) == 4
+
+
+def test_one_connection_that_the_server_has_closed_tells_of_the_others(
+    store: RedisStore, redis_client: redis.Redis
+) -> None:
+    """A verb is asked again once; another thread's closed connection must not be what it is then given."""
+    block(store, redis_client, 4)
+    for each in redis_client.client_list():
+        if each["name"] == NAME:
+            redis_client.client_kill_filter(_id=each["id"])
+    with pytest.raises(redis.ConnectionError):
+        store._connections.execute("PING")
+    block(store, redis_client, 4)
+
+
+class Opening:
+    """A lock that tells when somebody comes to it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.reached = threading.Event()
+        self.release = self.lock.release
+
+    def acquire(self, timeout: float) -> bool:
+        self.reached.set()
+        return self.lock.acquire(timeout=15 * timeout)
+
+
+def test_who_waits_while_another_opens_a_connection_takes_one_that_was_given_back(
+    store: RedisStore, redis_client: redis.Redis
+) -> None:
+    store.ping()
+    connections = store._connections
+    opening = connections._opening = Opening()  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as thread:
+        with opening.lock:
+            given_back = connections._idle.pop()
+            answer = thread.submit(store.get, "key")
+            assert opening.reached.wait(15)
+            connections._idle.append(given_back)
+        assert answer.result(timeout=15) is None
+    assert connected(redis_client) == 1
+
+
+def test_who_opens_a_connection_does_not_keep_others_from_their_leases(
+    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_idempotent.stores.connections.PATIENCE", 0.01)
+    with store._connections._opening:
+        assert store.get("key") is None
+    assert connected(redis_client) == 1
+
+
+def test_who_finds_all_connections_in_use_waits_for_one(store: RedisStore, redis_client: redis.Redis) -> None:
+    connections = store._connections
+    connections._most = 2
+    opening = connections._opening = Opening()  # type: ignore[assignment]
+    with ThreadPoolExecutor(3) as threads:
+        first = [threads.submit(connections.execute, "BLPOP", "list", 30) for _ in range(2)]
+        try:
+            wait_until(lambda: waiting(redis_client) == 2)
+            opening.reached.clear()
+            third = threads.submit(store.get, "key")
+            assert opening.reached.wait(15)
+            assert connected(redis_client) == 2
+        finally:
+            redis_client.rpush("list", 1, 2)
+        assert third.result(timeout=15) is None
+        assert all(each.result() for each in first)
+    assert connected(redis_client) == 2
+
+
+def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:
+    store = RedisStore.from_url(redis_url + "?max_connections=3")
+    assert store._connections._most == 3
+    store.close()
