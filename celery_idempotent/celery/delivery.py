@@ -76,6 +76,8 @@ class MessageDelivery:
                     self.request.id, "expired", self.request, not fanout.ignores_result(self.task, self.request)
                 )
                 raise
+            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request)):
+                answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
             self._stand_aside(answer)

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, StoreError
 from ..events import logger
 from ..heartbeat import Holding
 from ..policy import Policy
-from . import signals, worker
+from . import fanout, groups, signals, worker
 from .binding import Binding
 from .delivery import MessageDelivery, is_outage, put_back
 from .identity import KEY, STATE, DeliveryState
@@ -22,6 +22,7 @@ from .identity import KEY, STATE, DeliveryState
 __all__ = ["IdempotentTask"]
 
 signals.connect()  # not when a task is bound: app.send_task() may publish before that
+groups.refuse_keys()
 
 
 class IdempotentTask(Task):
@@ -58,6 +59,7 @@ class IdempotentTask(Task):
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
                 _check_declaration(cls, Binding(task).policy)
+                signals.names.add(task.name)
             worker.install(app)
         return bound
 
@@ -65,7 +67,7 @@ class IdempotentTask(Task):
         """Run the task: guarded if this call is a delivery, plainly if it is a call."""
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return MessageDelivery(self, request, self.run, args, kwargs).answer()
+            return _answer(self, request, self.run, args, kwargs)
         state = _state_of(request)
         if state is not None and not state.entered:  # called by a subclass's __call__ within the delivery
             state.entered = True
@@ -145,6 +147,14 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     return not task.name.startswith("celery.")
 
 
+def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return MessageDelivery(task, request, run, args, kwargs).answer()
+    except Exception:
+        fanout.give_errback_ids(request, task.app)
+        raise
+
+
 def _state_of(request: Any) -> DeliveryState | None:
     return None if request is None else request.__dict__.get(STATE)
 
@@ -160,7 +170,7 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return MessageDelivery(self, request, functools.partial(inner, self), args, kwargs).answer()
+            return _answer(self, request, functools.partial(inner, self), args, kwargs)
         return inner(self, *args, **kwargs)
 
     guarded.is_guard = True  # type: ignore[attr-defined]
