@@ -42,7 +42,7 @@ class Identity:
         sender: Owner of the delivery that published this message under its lease.
         expires: When the message expires, as text, if a copy carries it out of Celery's sight.
         sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
-            it has no errbacks, or where its producer does not know the task.
+            it has no errbacks, or was published by its task's name alone.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 

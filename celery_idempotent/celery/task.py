@@ -17,7 +17,7 @@ from ..policy import Policy
 from . import fanout, groups, signals, worker
 from .binding import Binding
 from .delivery import MessageDelivery, is_outage, put_back
-from .identity import KEY, STATE, DeliveryState
+from .identity import KEY, MESSAGE, STATE, DeliveryState, new_token
 
 __all__ = ["IdempotentTask"]
 
@@ -59,7 +59,6 @@ class IdempotentTask(Task):
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
                 _check_declaration(cls, Binding(task).policy)
-                signals.names.add(task.name)
             worker.install(app)
         return bound
 
@@ -88,6 +87,23 @@ class IdempotentTask(Task):
     @functools.cached_property
     def _binding(self) -> Binding:
         return Binding(self)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id."""
+        if link_error and not self.name.startswith("celery."):
+            headers = options.get("headers") or {}
+            options["headers"] = {**headers, MESSAGE: {"sending": new_token(), **(headers.get(MESSAGE) or {})}}
+        return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
 
     def apply(
         self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any

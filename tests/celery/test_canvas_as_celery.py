@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import redis
@@ -75,7 +76,8 @@ def test_every_canvas_runs_the_same_tasks_with_the_same_messages_to_the_same_res
         node.ready()
     seen = [sight(client_app(CANVAS, **env), Journal(env["JOURNAL"])) for env in (ours, plain)]
     assert Journal(ours["JOURNAL"]).entries("replayed") == []
-    assert {name: differences(seen[0][name], seen[1][name]) for name in seen[1] if seen[0][name] != seen[1][name]} == {}
+    found = {name: differences(seen[0][name], seen[1][name]) for name in seen[1] if seen[0][name] != seen[1][name]}
+    assert not found, pformat(found, width=200)
 
 
 def sight(app: Celery, journal: Journal) -> dict[str, Any]:

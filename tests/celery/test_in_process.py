@@ -186,8 +186,8 @@ def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celer
 
 def test_a_key_of_none_is_no_key() -> None:
     headers: dict[str, Any] = {}
-    signals.complete_headers(headers=headers, properties={"idempotency_key": None})
-    signals.complete_headers(headers=headers, properties={})
+    signals.move_key_into_headers(headers=headers, properties={"idempotency_key": None})
+    signals.move_key_into_headers(headers=headers, properties={})
     assert headers == {}
 
 
