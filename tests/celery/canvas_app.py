@@ -106,7 +106,11 @@ def tally(values: list[Any], *, tag: str) -> list[Any]:
     return values
 
 
-@app.task
+def _errbacks_dispatched(self: Any, error: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+    Gates.from_env().wait(f"dispatched {self.name.rpartition('.')[2]} of {kwargs['tag']}")
+
+
+@app.task(on_failure=_errbacks_dispatched)
 def fail(*values: Any, tag: str) -> None:
     ran(tag, values)
     raise ValueError(f"no {tag}")

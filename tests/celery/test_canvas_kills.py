@@ -76,7 +76,7 @@ def test_what_follows_a_task_whose_worker_is_killed_after_it_settled_runs_once(
 ) -> None:
     build, point, expected = AFTER_IT_SETTLED[moment]
     gate = gates.close(f"{point} of {TAG}")
-    node = start_worker(CANVAS, visibility_timeout=1)
+    node = start_worker(CANVAS)
     build(signatures(app.module)).apply_async()
     gate.reached()
     journal.wait_for_count(sum(expected.values()), "ran", timeout=30)
@@ -94,3 +94,21 @@ def test_what_follows_a_task_whose_worker_is_killed_after_it_settled_runs_once(
     assert runs(journal) == expected, str(journal)
     if moment == "after it said so":
         assert journal.count("replayed") == 1, str(journal)
+
+
+def test_an_errback_runs_once_for_a_message_that_fails_again_after_a_kill_and_again_for_one_that_is_sent_again(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, broker_url: str
+) -> None:
+    node, gate = start_worker(CANVAS), gates.close(f"dispatched fail of {TAG}")
+    t = signatures(app.module)
+    result = t("fail").apply_async(link_error=t("failed"))
+    [pid] = gate.reached()
+    journal.wait_for_count(2, "ran")
+    node.kill_child(pid)
+    gate.open()
+    wait_until(lambda: journal.count("replayed", "failed"), 30, lambda: f"the errback to replay\n{journal}")
+    wait_until(lambda: is_idle(broker_url), 30, "all messages to be worked off")
+    assert runs(journal) == {"fail": 2, "failed": 1}
+    t("fail").apply_async(link_error=t("failed"), task_id=result.id)
+    journal.wait_for_count(5, "ran", timeout=30)
+    assert runs(journal) == {"fail": 3, "failed": 2}
