@@ -56,18 +56,15 @@ def chord_claim(task: Any, request: Any) -> float:
 
 
 def give_ids(request: Any, app: Any) -> None:
-    """Give every signature that will be dispatched an id that follows from the request's id and its place."""
+    """Give every callback that will be dispatched an id that follows from the request's id and its place.
+
+    The steps of a chain have had their ids since it was published, the groups of its chords among them.
+    """
     state: DeliveryState | None = request.__dict__.get(STATE)
     if state is not None:
         state.fans_out = bool(request.callbacks or request.chain)
     if request.callbacks:
         request.callbacks = _placed(request.callbacks, f"{request.id}/callbacks", app)
-    if request.chain:
-        # Its steps have ids since the chain was published, but for the chord itself, whose id its group takes.
-        step = dict(request.chain[-1])
-        if step.get("subtask_type") == "chord":
-            step["options"] = {"task_id": _derived(f"{request.id}/chain"), **step["options"]}
-            request.chain = [*request.chain[:-1], step]
 
 
 def give_errback_ids(request: Any, app: Any) -> None:

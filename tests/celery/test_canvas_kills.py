@@ -48,7 +48,7 @@ AFTER_IT_SETTLED = {
     "in the middle of a chord": (chord_as_step, "publishing total", {"echo": 1, "tally": 1, "total": 1, "quiet": 1}),
     "in the middle of a callback's canvas": (
         canvases_as_callbacks,
-        "publishing total",
+        "publishing echo",
         {"echo": 2, "tally": 1, "total": 2},
     ),
     "before it said so": (callback_and_step, "dispatched echo", {"echo": 1, "tally": 1, "total": 1}),
