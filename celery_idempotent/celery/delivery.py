@@ -77,6 +77,8 @@ class MessageDelivery:
                     raise
                 # No child ends with it, and Celery would neither answer the message nor give it back.
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
+            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request)):
+                answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
             self._stand_aside(answer)

@@ -1,4 +1,4 @@
-"""What a task sets off when it succeeds: its callbacks and the rest of its chain.
+"""What a task sets off when it ends: its callbacks and the rest of its chain, or its errbacks.
 
 A task that is answered twice must not set them off twice. They get ids that follow from the parent's id and their
 place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they are
@@ -12,7 +12,9 @@ from typing import Any
 
 from celery.canvas import maybe_signature
 
-__all__ = ["clear", "give_ids", "has_reader", "ignores_result"]
+from .identity import STATE, DeliveryState
+
+__all__ = ["chord_claim", "clear", "give_errback_ids", "give_ids", "has_reader", "ignores_result"]
 
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
@@ -33,18 +35,61 @@ def clear(request: Any) -> None:
     request.callbacks = request.errbacks = request.chain = None
 
 
+def chord_claim(task: Any, request: Any) -> float:
+    """Return for how many seconds a process claims to be setting off the body of the request's chord; 0 if none does.
+
+    A Redis backend of Celery >= 5.7 has the process that completes a chord claim its body. If that one dies, nobody
+    looks again once the claim has expired, unless a member's part is returned anew.
+    """
+    backend = task.backend
+    if not (request.chord and request.group) or request.is_eager:
+        return 0.0
+    if not hasattr(type(backend), "_chord_claim_extend_script"):
+        return 0.0
+    try:
+        claim = backend.get_key_for_group(request.group, ".c")
+        if backend.client.get(claim) in (None, b"done", "done"):
+            return 0.0
+        return float(max(backend.client.pttl(claim), 1)) / 1000
+    except Exception:  # noqa: BLE001 - the backend's own; Celery meets the same outage next, and says so
+        return 0.0
+
+
 def give_ids(request: Any, app: Any) -> None:
-    """Give every signature that will be dispatched an id that follows from the request's id and its place."""
+    """Give every callback that will be dispatched an id that follows from the request's id and its place.
+
+    The steps of a chain have had their ids since it was published, the groups of its chords among them.
+    """
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    if state is not None:
+        state.fans_out = bool(request.callbacks or request.chain)
     if request.callbacks:
-        places = enumerate(request.callbacks)
-        request.callbacks = [
-            _with_ids(maybe_signature(sig, app=app), f"{request.id}/callbacks/{place}") for place, sig in places
-        ]
+        request.callbacks = _placed(request.callbacks, f"{request.id}/callbacks", app)
+
+
+def give_errback_ids(request: Any, app: Any) -> None:
+    """Give the errbacks of a task that fails ids that follow from this sending of its message, and their places.
+
+    Unlike a success, a failure is not the end: who sends the message again under its id has the task run again, and is
+    told again if it fails.
+    """
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    sending = state.identity.sending if state else ""
+    if request.errbacks and sending:
+        request.errbacks = _placed(request.errbacks, f"{request.id}/{sending}/errbacks", app)
+
+
+def _placed(signatures: Any, place: str, app: Any) -> list[Any]:
+    return [_with_ids(maybe_signature(sig, app=app), f"{place}/{i}") for i, sig in enumerate(signatures)]
+
+
+def _derived(place: str) -> str:
+    return str(uuid.uuid5(NAMESPACE, place))
 
 
 def _with_ids(signature: Any, place: str) -> Any:
     signature = signature.clone()
-    signature.options.setdefault("task_id", str(uuid.uuid5(NAMESPACE, place)))
+    signature.options.setdefault("task_id", _derived(place))
     if signature.get("subtask_type") not in ("group", "chain", "chord"):
         return signature  # what a plain task calls tasks, header or body are its own arguments
     for name in ("tasks", "header"):

@@ -18,7 +18,7 @@ __all__ = ["DELIVERY", "KEY", "MESSAGE", "STATE", "DeliveryState", "Identity", "
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY = "idempotency_key"
-#: Header with what this library tells itself about a message: copy, token, sender, expires.
+#: Header with what this library tells itself about a message: copy, token, sender, expires, sending.
 MESSAGE = "idempotency"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
 DELIVERY = "idempotency_delivery"
@@ -41,6 +41,8 @@ class Identity:
         copy, token: Which copy of the message this is; 0 and empty as its producer sent it.
         sender: Owner of the delivery that published this message under its lease.
         expires: When the message expires, as text, if a copy carries it out of Celery's sight.
+        sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
+            it has no errbacks, or was published by its task's name alone.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 
@@ -50,6 +52,7 @@ class Identity:
     token: str = ""
     sender: str = ""
     expires: str | None = None
+    sending: str = ""
     content_type: str | None = None
     compression: str | None = None
 
@@ -71,12 +74,14 @@ class Identity:
             token=str(message.get("token") or ""),
             sender=str(message.get("from") or ""),
             expires=message.get("expires"),
+            sending=str(message.get("sending") or ""),
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
 
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""
+        message.setdefault("sending", self.sending or None)
         headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
             headers[KEY] = self.key
@@ -90,7 +95,7 @@ class DeliveryState:
         identity: Who it is.
     """
 
-    __slots__ = ("entered", "holding", "identity", "key", "replaced_by")
+    __slots__ = ("entered", "fans_out", "holding", "identity", "key", "replaced_by")
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -98,6 +103,8 @@ class DeliveryState:
         self.holding: Holding | None = None
         #: whether the body has begun, so that further calls are plain calls
         self.entered = False
+        #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away
+        self.fans_out = False
         #: the store key, once known
         self.key = ""
         #: the signature that `replace` published, if any

@@ -126,6 +126,16 @@ class IdempotentRequest(Request):
         meant = terminating or isinstance(error, Terminated)
         return self._told or (Reason.SHUTDOWN if meant else Reason.CRASHED)
 
+    def _success_was_stored(self) -> Any:
+        """Tell Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
+
+        A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
+        redelivery replays, and returns it.
+        """
+        if self._context.chord and self.task.reject_on_worker_lost:
+            return False
+        return super()._success_was_stored()
+
     def _release(self, reason: Reason) -> None:
         try:
             self.task._binding.guard.store.release(Lease(self.claim(), 0), Release(reason))

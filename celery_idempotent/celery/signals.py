@@ -1,14 +1,14 @@
-"""What we hear from Celery: messages about to be published, tasks whose fan-out was dispatched."""
+"""What we hear from Celery: messages about to be published, tasks that have set off what follows them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery import signals, states
+from celery import signals
 
 from ..errors import StoreError
 from ..events import logger
-from .identity import KEY, STATE
+from .identity import KEY, STATE, DeliveryState
 
 __all__ = ["connect"]
 
@@ -16,7 +16,9 @@ __all__ = ["connect"]
 def connect() -> None:
     """Listen; to ask twice is the same as once."""
     signals.before_task_publish.connect(move_key_into_headers, dispatch_uid="celery_idempotent.key", weak=False)
-    signals.task_postrun.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
+    # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
+    # with state SUCCESS also where Celery failed to publish them.
+    signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
 
 
 def move_key_into_headers(headers: Any = None, properties: Any = None, **_: Any) -> None:
@@ -27,15 +29,15 @@ def move_key_into_headers(headers: Any = None, properties: Any = None, **_: Any)
             headers[KEY] = key
 
 
-def mark_announced(task: Any = None, state: Any = None, **_: Any) -> None:
+def mark_announced(sender: Any = None, **_: Any) -> None:
     """Remember that Celery has dispatched the callbacks and the chain of a task that succeeded."""
-    request = task.request_stack.top
-    delivery = None if request is None else request.__dict__.get(STATE)
-    if delivery is None or state != states.SUCCESS or not (request.callbacks or request.chain) or not delivery.key:
+    request = sender.request_stack.top
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    if delivery is None or not delivery.fans_out or not delivery.key:
         return
     try:
-        task._binding.guard.store.announce(delivery.key, request.id)
+        sender._binding.guard.store.announce(delivery.key, request.id)
     except StoreError as error:
         logger.warning(
-            "%s[%s] has dispatched its callbacks, and the store could not be told: %s", task.name, request.id, error
+            "%s[%s] has dispatched its callbacks, and the store could not be told: %s", sender.name, request.id, error
         )

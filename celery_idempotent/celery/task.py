@@ -14,14 +14,15 @@ from ..errors import ConfigurationError, StoreError
 from ..events import logger
 from ..heartbeat import Holding
 from ..policy import Policy
-from . import brokers, signals, worker
+from . import brokers, fanout, groups, signals, worker
 from .binding import Binding
 from .delivery import MessageDelivery, is_outage, put_back
-from .identity import KEY, STATE, DeliveryState
+from .identity import KEY, MESSAGE, STATE, DeliveryState, new_token
 
 __all__ = ["IdempotentTask"]
 
 signals.connect()  # not when a task is bound: app.send_task() may publish before that
+groups.refuse_keys()
 
 
 class IdempotentTask(Task):
@@ -65,7 +66,7 @@ class IdempotentTask(Task):
         """Run the task: guarded if this call is a delivery, plainly if it is a call."""
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return MessageDelivery(self, request, self.run, args, kwargs).answer()
+            return _answer(self, request, self.run, args, kwargs)
         state = _state_of(request)
         if state is not None and not state.entered:  # called by a subclass's __call__ within the delivery
             state.entered = True
@@ -86,6 +87,23 @@ class IdempotentTask(Task):
     @functools.cached_property
     def _binding(self) -> Binding:
         return Binding(self)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id."""
+        if link_error and not self.name.startswith("celery."):
+            headers = options.get("headers") or {}
+            options["headers"] = {**headers, MESSAGE: {"sending": new_token(), **(headers.get(MESSAGE) or {})}}
+        return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
 
     def apply(
         self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any
@@ -147,6 +165,14 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     return not task.name.startswith("celery.")
 
 
+def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return MessageDelivery(task, request, run, args, kwargs).answer()
+    except Exception:
+        fanout.give_errback_ids(request, task.app)
+        raise
+
+
 def _state_of(request: Any) -> DeliveryState | None:
     return None if request is None else request.__dict__.get(STATE)
 
@@ -162,7 +188,7 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return MessageDelivery(self, request, functools.partial(inner, self), args, kwargs).answer()
+            return _answer(self, request, functools.partial(inner, self), args, kwargs)
         return inner(self, *args, **kwargs)
 
     guarded.is_guard = True  # type: ignore[attr-defined]

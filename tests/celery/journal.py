@@ -52,7 +52,8 @@ class Journal:
     def entries(self, event: str | None = None, key: object | None = None) -> list[Entry]:
         """Return the events so far, all or those of one name or key, oldest first."""
         text = self.path.read_text() if self.path.exists() else ""
-        found = [_parse(line) for line in text.splitlines()]
+        # What follows the last end of a line is being written.
+        found = [_parse(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [
             entry
             for entry in found

@@ -226,6 +226,37 @@ def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celer
     assert seen == ["A"]
 
 
+def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celery, store: FailingStore) -> None:
+    @app.task(shared=False)
+    def collect(value: Any) -> None: ...
+
+    def charge(self: Any, order_id: str) -> str:
+        return order_id
+
+    task = declare(app, charge)
+    with pytest.raises(Exception, match="nope"):
+        task.apply(("A",), task_id="T1", link=collect.s().set(serializer="nope"))
+    [record] = store.scan()
+    assert (record.state, record.announced) == (State.COMPLETED, frozenset())
+    assert task.apply(("A",), task_id="T1", link=collect.s()).get() == "A"
+    [record] = store.scan()
+    assert record.announced == {"T1"}
+
+
+def test_a_result_backend_that_is_away_claims_no_chord(app: Celery) -> None:
+    class Away:
+        _chord_claim_extend_script = None
+
+        def get_key_for_group(self, group_id: str, suffix: str) -> str:
+            raise ConnectionError
+
+    task = declare(app, retry_at_once)
+    task.backend = Away()
+    member = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
+    assert fanout.chord_claim(task, member) == 0
+    assert fanout.chord_claim(task, Context({"id": "T1"})) == 0
+
+
 def test_a_key_of_none_is_no_key() -> None:
     headers: dict[str, Any] = {}
     signals.move_key_into_headers(headers=headers, properties={"idempotency_key": None})
