@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
 
@@ -45,11 +46,16 @@ def uninterrupted(call: Callable[[], T]) -> T:
 
     A soft time limit is an exception that a signal raises wherever the process happens to be, and a greenlet is killed,
     or stopped at its time limit, by one that its hub raises where it waits. Within a store call it would leave us not
-    knowing what the store did; every verb may be asked again, so we ask, and the operation ends as it was about to.
+    knowing what the store did; every verb may be asked again, so we ask, and the operation ends as it was about to. A
+    process that is to end does so after that.
     """
     try:
         return call()
-    except (IdempotencyError, KeyboardInterrupt, SystemExit):
+    except IdempotencyError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(Exception):
+            call()
         raise
     except BaseException as interruption:  # noqa: BLE001 - see above
         logger.warning("Interrupted by %r while recording an ending; asking again", interruption)

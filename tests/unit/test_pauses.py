@@ -114,13 +114,23 @@ def test_a_call_that_goes_well_is_asked_once() -> None:
     assert len(done) == 1
 
 
-@pytest.mark.parametrize("answer", [LeaseLost("gone"), KeyboardInterrupt(), SystemExit(0)])
-def test_what_the_call_itself_answers_is_no_interruption(answer: BaseException) -> None:
+def test_what_the_call_itself_answers_is_no_interruption() -> None:
+    answer = LeaseLost("gone")
     call, done = failing(answer)
-    with pytest.raises(type(answer)) as caught:
+    with pytest.raises(LeaseLost) as caught:
         uninterrupted(call)
     assert caught.value is answer
     assert len(done) == 1
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(0)])
+@pytest.mark.parametrize("second", [[], [LeaseLost("gone")], [Interruption("too late")]], ids=len)
+def test_a_process_that_is_to_end_has_the_call_made_first(end: BaseException, second: list[Exception]) -> None:
+    call, done = failing(end, *second)
+    with pytest.raises(type(end)) as caught:
+        uninterrupted(call)
+    assert caught.value is end
+    assert len(done) == 2
 
 
 def test_a_second_interruption_comes_out() -> None:
