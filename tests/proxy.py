@@ -44,6 +44,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.accepted = 0
+        self.refused = 0
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._flow = threading.Event()
@@ -159,6 +160,7 @@ class Proxy:
                 return
             try:
                 if self._refusing:
+                    self.refused += 1
                     raise ConnectionRefusedError
                 server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
             except OSError:

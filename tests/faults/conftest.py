@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
@@ -12,6 +13,7 @@ from celery_idempotent.stores.redis import RedisStore
 from tests.celery.journal import Journal
 from tests.faults.failpoints import VARIABLE, FailPoints
 from tests.faults.sweep import MODULE, Sweep
+from tests.proxy import Proxy
 
 
 @pytest.fixture
@@ -34,3 +36,15 @@ def sweep(client_app: Callable[..., Celery], journal: Journal, gateway: Path, tm
 def sweep_env(sweep: Sweep) -> dict[str, str]:
     """What tells a worker that it may be killed; the test's own process must never see it."""
     return {VARIABLE: str(sweep.points.directory)}
+
+
+@pytest.fixture
+def proxy(store_url: str, proxied: Callable[[int], Proxy]) -> Proxy:
+    """What stands between the workers and their store."""
+    return proxied(urlsplit(store_url).port or 6379)
+
+
+@pytest.fixture
+def way_through(proxy: Proxy, store_url: str) -> str:
+    """The store's URL for workers."""
+    return proxy.url(int(urlsplit(store_url).path.lstrip("/")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
@@ -26,18 +25,6 @@ def app(client_app: Callable[..., Celery]) -> Celery:
     return client_app(SHOP)
 
 
-@pytest.fixture
-def proxy(store_url: str, proxied: Callable[[int], Proxy]) -> Proxy:
-    """What stands between the workers and their store."""
-    return proxied(urlsplit(store_url).port or 6379)
-
-
-@pytest.fixture
-def way_through(proxy: Proxy, store_url: str) -> str:
-    """The store's URL for workers."""
-    return proxy.url(int(urlsplit(store_url).path.lstrip("/")))
-
-
 def lost(proxy: Proxy) -> Counter[str]:
     """Return how many replies of each verb were lost."""
     return Counter(
@@ -53,7 +40,7 @@ def lost(proxy: Proxy) -> Counter[str]:
     [
         pytest.param(1, False, id="once, connection reset"),
         pytest.param(3, False, id="three times, which is more than a client's own second try"),
-        pytest.param(1, True, id="once, connection hangs"),
+        pytest.param(1, True, id="once, connection hangs", marks=pytest.mark.soak),  # two seconds each
     ],
 )
 def test_every_reply_of_every_verb_may_be_lost_and_each_task_runs_once(
@@ -77,7 +64,7 @@ def test_every_reply_of_every_verb_may_be_lost_and_each_task_runs_once(
     [child] = doomed.reached(timeout=30)
     node.kill_child(child)
     doomed.open()
-    results["FLAKY"] = shop.flaky.delay("FLAKY", failures=2)  # releases twice, for its retries
+    results["FLAKY"] = shop.flaky.delay("FLAKY", failures=1)  # releases for its retry
     results["FAILING"] = shop.failing.delay("FAILING")  # releases
     chain = (shop.charge.s("CHAINED") | shop.collect.s("CHAINED")).apply_async()  # announces
     results["CHAINED"] = chain.parent
@@ -85,18 +72,18 @@ def test_every_reply_of_every_verb_may_be_lost_and_each_task_runs_once(
     held.open()
     assert results["HELD"].get(timeout=60) == {"order": "HELD", "cents": 999}
     assert results["DOOMED"].get(timeout=60) == {"order": "DOOMED", "cents": 999}
-    assert results["FLAKY"].get(timeout=60) == "FLAKY after 2"
+    assert results["FLAKY"].get(timeout=60) == "FLAKY after 1"
     with pytest.raises(ValueError, match="no FAILING"):
         results["FAILING"].get(timeout=60)
     chain.get(timeout=60)
     wait_until(lambda: messages(app.conf.broker_url) == 0, 60, "all messages to be worked off")
     counts = lost(proxy)
-    assert counts["acquire"] >= 8 * times
+    assert counts["acquire"] >= 7 * times
     assert counts["settle"] >= 4 * times
-    assert counts["release"] >= 4, counts
+    assert counts["release"] >= 3, counts
     assert counts["announce"] >= 1
     started = Counter(entry.key for entry in journal.entries("started"))
-    assert started == {"HELD": 1, "DOOMED": 2, "CHAINED": 1, "FLAKY": 3, "FAILING": 1}
+    assert started == {"HELD": 1, "DOOMED": 2, "CHAINED": 1, "FLAKY": 2, "FAILING": 1}
     charged = Counter(entry.key for entry in journal.entries("charged"))
     assert charged == {"HELD": 1, "DOOMED": 1, "CHAINED": 1, "FLAKY": 1}
     assert journal.count("collected") == 1
