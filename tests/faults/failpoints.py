@@ -41,6 +41,8 @@ POINTS = (
     "before the child tells its parent",
 )
 BETWEEN_EFFECT_AND_SETTLE = frozenset(POINTS[3:5])
+#: Here a second dispatch cannot be helped; it carries the same ids.
+BETWEEN_DISPATCH_AND_MARK = frozenset(POINTS[8:15])
 
 
 class FailPoints:

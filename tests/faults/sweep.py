@@ -48,6 +48,7 @@ class Row:
     runs: int = 0
     effects: int = 0
     paid: int = 0
+    sent: int = 0
     callbacks: int = 0
     callback_ids: int = 0
     shipped: int = 0
@@ -58,12 +59,21 @@ class Row:
 
     def __str__(self) -> str:
         ms = f"{median(self.recovery) * 1000:6.0f} ms, worst {max(self.recovery) * 1000:.0f}" if self.recovery else "-"
-        counts = (self.operations, self.killed, self.runs, self.effects, self.paid, self.callbacks, self.lost)
+        counts = (
+            self.operations,
+            self.killed,
+            self.runs,
+            self.effects,
+            self.paid,
+            self.sent,
+            self.callbacks,
+            self.lost,
+        )
         return f"{self.point:36}" + "".join(f"{count:>8}" for count in counts) + f"   {ms}"
 
 
 def table(title: str, rows: Sequence[Row]) -> str:
-    names = ("operations", "killed", "runs", "effects", "paid", "links", "lost")
+    names = ("operations", "killed", "runs", "effects", "paid", "sent", "links", "lost")
     head = f"{'point':36}" + "".join(f"{name[:7]:>8}" for name in names) + "   recovery: median"
     return "\n".join(["", title, head, *map(str, rows)])
 
@@ -131,6 +141,7 @@ class Sweep:
                 continue
             row.lost += op.last.get(timeout=5) != f"shipped, charged {op.name}"
             row.paid += (self.gateway / self._derived_key(op.name)).exists()
+            row.sent += self.journal.count("sent callback", op.name)
             notified = self.journal.entries("notified", op.name)
             row.callbacks += len(notified)
             row.callback_ids += len({entry.fields["id"] for entry in notified})

@@ -122,6 +122,8 @@ def published(when: str) -> Any:
 
     def receive(sender: str = "", **_: Any) -> None:
         if sender in names:
+            if when == "after":
+                Journal.from_env().write(f"sent {names[sender]}", points and points.operation)
             strike(f"{when} the {names[sender]} is published")
 
     return receive

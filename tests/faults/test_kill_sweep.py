@@ -11,7 +11,7 @@ import pytest
 from celery_idempotent.records import State
 from tests.celery.fixtures import StartWorker
 from tests.celery.nodes import WorkerNode
-from tests.faults.failpoints import BETWEEN_EFFECT_AND_SETTLE, POINTS
+from tests.faults.failpoints import BETWEEN_DISPATCH_AND_MARK, BETWEEN_EFFECT_AND_SETTLE, POINTS
 from tests.faults.sweep import MODULE, Operation, Row, Sweep, table
 from tests.waiting import wait_until
 
@@ -24,6 +24,7 @@ GROUP_POINTS = (
     "after acquire, before the body",
     "in the body, after the effect",
     "settle applied, reply not used",
+    "after the callback is published",
     "before the child tells its parent",
 )
 
@@ -37,6 +38,7 @@ def assert_kept(row: Row) -> None:
     assert row.runs == (2 * n if twice or row.point == "in the body, before the effect" else n)
     assert row.paid == n
     assert (row.callbacks, row.callback_ids, row.shipped) == (n, n, n)
+    assert n <= row.sent <= (2 * n if row.point in BETWEEN_DISPATCH_AND_MARK else n)
     assert row.states == {State.COMPLETED}
 
 
