@@ -58,8 +58,7 @@ class Proxy:
         self._matching = b""
         self._hang = False
         self._each = 0
-        #: how often each request lost its reply, since the last `heal()`
-        self.requests_hit: Counter[bytes] = Counter()
+        self._requests_hit: Counter[bytes] = Counter()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
 
@@ -78,6 +77,12 @@ class Proxy:
     def swallowed(self) -> int:
         """How many replies were lost."""
         return self._swallowed
+
+    @property
+    def requests_hit(self) -> Counter[bytes]:
+        """How often each request lost its reply, since the last `heal()`."""
+        with self._lock:
+            return Counter(self._requests_hit)
 
     @property
     def open_links(self) -> int:
@@ -136,7 +141,7 @@ class Proxy:
             lossy = [link for link in self._links if link.mute or self._dropping]
             self._links.difference_update(lossy)
             self._delay, self._dropping, self._refusing, self._swallow, self._each = 0.0, False, False, 0, 0
-            self.requests_hit.clear()
+            self._requests_hit.clear()
         for link in lossy:
             link.cut(reset=True)
         self._flow.set()
@@ -218,8 +223,8 @@ class Proxy:
         return True
 
     def _arm(self, link: Link, request: bytes) -> None:
-        if self._each and self.requests_hit[request] >= self._each:
+        if self._each and self._requests_hit[request] >= self._each:
             return
         self._swallow = max(0, self._swallow - 1)
-        self.requests_hit[request] += 1
+        self._requests_hit[request] += 1
         link.armed = True

@@ -51,6 +51,7 @@ class Ledger:
     paid: Counter[str] = field(default_factory=Counter)
     published: dict[str, str] = field(default_factory=dict)
     received: set[str] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         current: dict[int, Run] = {}  # a child does one thing at a time
@@ -76,8 +77,8 @@ class Ledger:
                     self.paid[entry.key] += 1
                 case "published":
                     self.published[entry.key] = entry.fields["task_id"]
-                case "received":
-                    self.received.add(entry.key)
+                case "received" | "answered":
+                    getattr(self, entry.event).add(entry.key)
 
     def _told(
         self, entry: Entry, held: dict[tuple[str, int], Run], confirmations: dict[tuple[str, int], float]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, signals, states
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import IdempotentRequest
@@ -103,6 +103,11 @@ def probe(headers: Any = None, **_: Any) -> None:
     Journal.from_env().write("published", headers["probe"], task_id=headers["id"])
 
 
+def answered(task_id: str = "", state: str = "", **_: Any) -> None:
+    if state == states.SUCCESS:
+        Journal.from_env().write("answered", task_id)
+
+
 def confirm(key: str, fence: int, sent: float) -> None:
     Journal.from_env().write("confirmed", key, fence=fence, sent=sent)
 
@@ -138,3 +143,4 @@ def watch_the_store() -> None:
 if "SOAK" in os.environ:  # in workers, and never in the test's own process
     watch_the_store()
     signals.before_task_publish.connect(probe, weak=False)
+    signals.task_postrun.connect(answered, weak=False)

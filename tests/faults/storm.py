@@ -32,6 +32,25 @@ KINDS = {"charge": 60, "flaky": 15, "shaky": 10, "chain": 12, "long": 3}
 
 
 @dataclass
+class Aftermath:
+    """What was not answered, and by whose fault."""
+
+    #: Redis popped a message for a client that was dying, so that it is nowhere.
+    broker: int = 0
+    #: Celery's backend looks for SUCCESS, then writes: a process that pauses in between stores its RETRY over it.
+    backend: int = 0
+    lost: set[str] = field(default_factory=set)
+
+    def explains(self, result: AsyncResult[Any], ledger: Ledger) -> bool:
+        """Count who lost this answer, if it was not the library."""
+        ids = {result.id, result.parent.id} if result.parent else {result.id}
+        broker, backend = ledger.lost_by_the_broker(ids), result.state == "RETRY" and result.id in ledger.answered
+        self.broker += broker
+        self.backend += backend and not broker
+        return broker or backend
+
+
+@dataclass
 class Storm:
     """What is published, and what is done to those who work on it.
 
@@ -80,39 +99,32 @@ class Storm:
             self._publish(kind, name)
         wait_until(lambda: self._end_what_is_due() or not self.due, PAUSE + 10, "the last faults to end")
 
-    def settle_down(self, deadline: float) -> tuple[int, set[str]]:
-        """Wait until all is answered; return how many messages the broker lost, and which operations are lost.
-
-        A message that Redis has popped for a client that is dying is nowhere (docs of kombu's transport): its producer
-        publishes it again, as it would in life.
-        """
-        broker_lost = 0
+    def settle_down(self, deadline: float) -> Aftermath:
+        """Wait until all is answered, and publish again what others lost, as its producer would in life."""
+        after = Aftermath()
         until = time.monotonic() + deadline
         while time.monotonic() < until:
             try:
                 wait_until(lambda: messages(self.app.conf.broker_url) == 0, until - time.monotonic())
                 wait_until(lambda: not self._unanswered(), 5.0)
             except WaitTimeout:
-                if messages(self.app.conf.broker_url):
-                    break
-            left = self._unanswered()
-            if not left:
-                return broker_lost, set()
+                pass
+            if messages(self.app.conf.broker_url):
+                continue
             ledger = Ledger(self.journal, LEASE_TTL)
-            for kind, name, result in left:
-                if not ledger.lost_by_the_broker(self._ids(result)):
-                    return broker_lost, {name}
-                broker_lost += 1
-                self.callers.remove((kind, name, result))
-                self._publish(kind, name)
-        return broker_lost, {name for _, name, _ in self._unanswered()}
+            for caller in self._unanswered():
+                if after.explains(caller[2], ledger):
+                    self.callers.remove(caller)
+                    self._publish(*caller[:2])
+                else:
+                    after.lost.add(caller[1])
+            if after.lost or not self._unanswered():
+                return after
+        after.lost.update(name for _, name, _ in self._unanswered())
+        return after
 
     def _unanswered(self) -> list[tuple[str, str, AsyncResult[Any]]]:
         return [caller for caller in self.callers if not caller[2].ready()]
-
-    @staticmethod
-    def _ids(result: AsyncResult[Any]) -> set[str]:
-        return {result.id, result.parent.id} if result.parent else {result.id}
 
     def _publish(self, kind: str, name: str) -> None:
         module = self.app.module
