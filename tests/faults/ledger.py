@@ -52,6 +52,7 @@ class Ledger:
     published: dict[str, str] = field(default_factory=dict)
     received: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
+    unrecorded: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         current: dict[int, Run] = {}  # a child does one thing at a time
@@ -73,17 +74,24 @@ class Ledger:
                     self._told(entry, held, confirmations)
                 case "killed":
                     self._killed(current.get(int(entry.key)), entry.at)
-                case "paid":
-                    self.paid[entry.key] += 1
-                case "published":
-                    self.published[entry.key] = entry.fields["task_id"]
-                case "received" | "answered":
-                    getattr(self, entry.event).add(entry.key)
+                case _:
+                    self._count(entry)
+
+    def _count(self, entry: Entry) -> None:
+        match entry.event:
+            case "paid":
+                self.paid[entry.key] += 1
+            case "published":
+                self.published[entry.key] = entry.fields["task_id"]
+            case "received" | "answered":
+                getattr(self, entry.event).add(entry.key)
+            case "SettleFailed":
+                self.unrecorded.add(_order(entry.key))
 
     def _told(
         self, entry: Entry, held: dict[tuple[str, int], Run], confirmations: dict[tuple[str, int], float]
     ) -> None:
-        place = (unquote(entry.key.rsplit(":", 1)[-1]), entry.fields["fence"])
+        place = (_order(entry.key), entry.fields["fence"])
         run = held.get(place)
         if entry.event == "settled":
             if run is not None:
@@ -155,9 +163,16 @@ class Ledger:
             "overlaps, holder silent for a lease": len(quiet),
             "overlaps, others": len(loud),
             "runs after settle": len(self.after_settle()),
+            "runs under the lease of a killed one": len(runs) - len({(run.order, run.fence) for run in runs}),
+            "values returned unrecorded (SettleFailed)": self.counts["SettleFailed"],
+            "holders that found their lease gone (LeaseMissed)": self.counts["LeaseMissed"],
             "lost": lost,
             "recovery of killed bodies, median / worst": (
                 f"{median(times):.1f} / {max(times):.1f} s ({len(times)})" if times else "-"
             ),
         }
         return "\n".join(f"{name:52}{value:>24}" for name, value in lines.items())
+
+
+def _order(key: str) -> str:
+    return unquote(key.rsplit(":", 1)[-1])

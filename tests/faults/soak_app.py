@@ -14,7 +14,7 @@ from typing import Any
 
 from celery import Celery, signals, states
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.records import Lease
 from celery_idempotent.stores.redis import RedisStore
@@ -112,6 +112,11 @@ def confirm(key: str, fence: int, sent: float) -> None:
     Journal.from_env().write("confirmed", key, fence=fence, sent=sent)
 
 
+def tell(event: events.Event) -> None:
+    if isinstance(event, (events.SettleFailed, events.LeaseMissed)):
+        Journal.from_env().write(type(event).__name__, event.key)
+
+
 def watch_the_store() -> None:
     """Write down when the store was asked for what it granted."""
     acquire, renew, settle = RedisStore.acquire, RedisStore.renew, RedisStore.settle
@@ -142,5 +147,6 @@ def watch_the_store() -> None:
 
 if "SOAK" in os.environ:  # in workers, and never in the test's own process
     watch_the_store()
+    events.add_hook(tell)
     signals.before_task_publish.connect(probe, weak=False)
     signals.task_postrun.connect(answered, weak=False)

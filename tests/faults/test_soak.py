@@ -61,7 +61,8 @@ def test_operations_survive_minutes_of_random_faults(
     print(f"{'seconds of storm, then until all was answered':52}{calm - began:>14.0f} + {time.monotonic() - calm:.1f}")
     print(f"faults: {dict(storm.done)}")
     assert not after.lost
-    check_results(storm)
+    # What the store did not let it record within the lease, a run returns all the same and says SettleFailed.
+    assert {name: v for name, v in different_results(storm).items() if name not in ledger.unrecorded} == {}
     assert ledger.overlaps()[1] == []
     assert ledger.repeats()[1] == []
     assert ledger.after_settle() == []
@@ -70,12 +71,16 @@ def test_operations_survive_minutes_of_random_faults(
     check_records(RedisStore.from_url(server.url()))
 
 
-def check_results(storm: Storm) -> None:
-    """Assert that every caller of an operation got the same result."""
+def different_results(storm: Storm) -> dict[str, list[Any]]:
+    """Return the operations whose callers did not all get the same result."""
     values: dict[str, list[Any]] = defaultdict(list)
     for _, name, result in storm.callers:
         values[name].append(result.get(timeout=5))
-    assert all(each == found[0] and each["order"] == name for name, found in values.items() for each in found)
+    return {
+        name: found
+        for name, found in values.items()
+        if any(each != found[0] or each["order"] != name for each in found)
+    }
 
 
 def check_records(store: RedisStore) -> None:
