@@ -156,8 +156,16 @@ class Storm:
             self._disturb_store: 20,
             self._restart_store: 4,
         }
+        for node in self.nodes:
+            if not node.running:  # Celery gives up when a child dies while the pool starts
+                node.start()
+                self.done["worker that gave up at its start"] += 1
         fault = self.random.choices(list(choices), list(choices.values()))[0]
-        if fault():
+        try:
+            struck = fault()
+        except (psutil.NoSuchProcess, IndexError):  # it was gone before it could be struck
+            return
+        if struck:
             self.done[fault.__name__.strip("_").replace("_", " ")] += 1
 
     def _node(self) -> WorkerNode | None:
@@ -172,11 +180,10 @@ class Storm:
         node = self._node()
         if node is None:
             return False
-        pid = self.random.choice(node.children() or [0])
-        if pid:
-            self._kill([pid])
-            psutil.Process(pid).kill()
-        return bool(pid)
+        child = psutil.Process(self.random.choice(node.children()))
+        self._kill([child.pid])
+        child.kill()
+        return True
 
     def _kill_worker(self) -> bool:
         node = self._node()
