@@ -69,7 +69,7 @@ class Ledger:
                 case "charged":
                     current[entry.pid].effect = entry.at
                 case "ended":
-                    current[entry.pid].end = entry.at
+                    current[entry.pid].end = min(current[entry.pid].end, entry.at)
                 case "confirmed" | "settled":
                     self._told(entry, held, confirmations)
                 case "killed":
