@@ -53,6 +53,7 @@ class Proxy:
         self._refusing = False
         self._swallow = 0
         self._swallowed = 0
+        self._dropped = 0
         self._matching = b""
         self._hang = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -73,6 +74,11 @@ class Proxy:
     def swallowed(self) -> int:
         """How many replies were lost."""
         return self._swallowed
+
+    @property
+    def dropped(self) -> int:
+        """How many bytes were lost."""
+        return self._dropped
 
     @property
     def open_links(self) -> int:
@@ -184,6 +190,7 @@ class Proxy:
         """Say whether this chunk is to be lost; raise OSError to cut the connection instead."""
         with self._lock:
             if self._dropping or (link.mute and not to_server):
+                self._dropped += len(chunk)
                 return True
             if to_server:
                 if self._swallow and not link.armed and self._matching in chunk:
