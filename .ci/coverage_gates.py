@@ -6,11 +6,14 @@ python .ci/coverage_gates.py coverage.json
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path, PurePath
 
 CORE = {"guard.py", "heartbeat.py", "keys.py", "policy.py", "results.py", "stores/base.py"}
 REST_PERCENT = 95.0
+# What can be covered only with a server that `.ci/run` says is there.
+NEEDS = {"celery/brokers.py": "rabbitmq"}
 
 
 def shortfalls(report: dict) -> list[str]:
@@ -18,6 +21,8 @@ def shortfalls(report: dict) -> list[str]:
     for name, data in sorted(report["files"].items()):
         parts = PurePath(name).parts
         module = PurePath(*parts[parts.index("celery_idempotent") + 1 :]).as_posix()
+        if NEEDS.get(module, "") not in ("", *os.environ.get("CI_PROMISES", "").split()):
+            continue
         percent = data["summary"]["percent_covered"]
         wanted = 100.0 if module in CORE else REST_PERCENT
         if percent < wanted:

@@ -55,6 +55,7 @@ class Proxy:
         self._refusing = False
         self._swallow = 0
         self._swallowed = 0
+        self._dropped = 0
         self._matching = b""
         self._hang = False
         self._each = 0
@@ -83,6 +84,11 @@ class Proxy:
         """How often each request lost its reply, since the last `heal()`."""
         with self._lock:
             return Counter(self._requests_hit)
+
+    @property
+    def dropped(self) -> int:
+        """How many bytes were lost."""
+        return self._dropped
 
     @property
     def open_links(self) -> int:
@@ -207,6 +213,7 @@ class Proxy:
         """Say whether this chunk is to be lost; raise OSError to cut the connection instead."""
         with self._lock:
             if self._dropping or (link.mute and not to_server):
+                self._dropped += len(chunk)
                 return True
             if to_server:
                 if (self._swallow or self._each) and not link.armed and self._matching in chunk:

@@ -197,7 +197,7 @@ class RedisServer:
             "databases": str(self.databases),
             **self._config,
         }
-        return [self.binary, *(part for key, value in config.items() for part in (f"--{key}", value))]
+        return [self.binary, *(part for key, value in config.items() for part in (f"--{key}", *value.split(" ")))]
 
     def _answers_or_ended(self) -> bool:
         if not self.running:

@@ -43,6 +43,8 @@ DRIVERS = {"redis", "psycopg", "boto3", "sqlite3", "rich", "opentelemetry", "pro
 # Loaded by `open_store` alone, each with the driver it is made for.
 STORES = {
     "stores.redis": {"redis"},
+    "stores.connections": {"redis"},
+    "stores.refusals": {"redis"},
     "stores.postgres": {"psycopg"},
     "stores.sqlite": {"sqlite3"},
     "stores.dynamodb": {"boto3"},

@@ -15,7 +15,7 @@ from typing import Any
 from celery.app.task import Task
 from kombu.serialization import registry
 
-from . import fanout
+from . import brokers, fanout
 from .identity import Identity, new_token
 
 __all__ = ["delay_before", "is_expired", "publish"]
@@ -42,17 +42,9 @@ def delay_before(app: Any, copy: int, remaining: float) -> float:
     )
     if visibility:
         delay = min(delay, 0.45 * float(visibility))
-    if _delays_natively(app, transport):
+    if brokers.delays_natively(app):
         delay = max(1, math.ceil(delay))
     return delay
-
-
-def _delays_natively(app: Any, transport: str) -> bool:
-    try:
-        from celery.utils.quorum_queues import detect_quorum_queues
-    except ImportError:  # pragma: no cover - Celery < 5.5 has no native delayed delivery; `tox -e oldest` comes here
-        return False
-    return bool(detect_quorum_queues(app, transport)[0])
 
 
 def publish(task: Any, request: Any, identity: Identity, delay: float, *, hide_expiry: bool) -> int:
@@ -95,13 +87,17 @@ def publish(task: Any, request: Any, identity: Identity, delay: float, *, hide_e
     )
     for name in ("redelivered", "is_eager"):  # parts of how it came, not of where it goes
         options.pop(name, None)
-    task._get_app().send_task(
-        task.name,
-        signature.args,
-        signature.kwargs,
-        task_type=task,
-        **{n: v for n, v in options.items() if v is not None},
-    )
+    app = task._get_app()
+    options.update(brokers.destination(app, request.delivery_info), **brokers.kept_properties(request))
+    with brokers.publisher(app) as certain:
+        options.update(certain)
+        app.send_task(
+            task.name,
+            signature.args,
+            signature.kwargs,
+            task_type=task,
+            **{n: v for n, v in options.items() if v is not None},
+        )
     return copy
 
 

@@ -17,6 +17,7 @@ from celery.worker.request import Request
 from ..errors import IdempotencyError
 from ..events import logger
 from ..records import Claim, Lease, Reason, Release, new_owner
+from . import worker
 from .identity import DELIVERY, KEY, DeliveryState
 
 __all__ = ["IdempotentRequest", "request_class"]
@@ -67,14 +68,28 @@ class IdempotentRequest(Request):
             self._in_background(self._release_when_gone)
         return answer
 
+    def claim(self) -> Claim:
+        """Return what this delivery asks the store for, as far as it takes to speak for its child.
+
+        Raises:
+            TypeError: the arguments do not fit the task.
+            MissingKey: the key cannot be told.
+        """
+        binding = self.task._binding
+        identity = DeliveryState.of(self._context).identity
+        arguments = binding.arguments(identity, self._args, self._kwargs)
+        key = binding.key(identity, self.id, arguments, self._context.headers)
+        return Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
+
+    def max_lease(self) -> float | None:
+        """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
+        own = (self.time_limits or (None, None))[0]
+        limit: float | None = self.task._binding.max_lease(own or self.task.time_limit or worker.limits[0])
+        return limit
+
     def _release(self, reason: Reason) -> None:
         try:
-            binding = self.task._binding
-            identity = DeliveryState.of(self._context).identity
-            arguments = binding.arguments(identity, self._args, self._kwargs)
-            key = binding.key(identity, self.id, arguments, self._context.headers)
-            claim = Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
-            binding.guard.store.release(Lease(claim, 0), Release(reason))
+            self.task._binding.guard.store.release(Lease(self.claim(), 0), Release(reason))
         except (IdempotencyError, TypeError) as error:
             logger.warning(
                 "%s[%s]: the lost child's lease was not released and runs out by itself: %s", self.name, self.id, error

@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, StoreError
 from ..events import logger
 from ..heartbeat import Holding
 from ..policy import Policy
-from . import signals, worker
+from . import brokers, signals, worker
 from .binding import Binding
 from .delivery import MessageDelivery, is_outage, put_back
 from .identity import KEY, STATE, DeliveryState
@@ -103,6 +103,8 @@ class IdempotentTask(Task):
             return super().signature_from_request(request, *args, **options)
         identity = DeliveryState.of(request).identity
         signature = super().signature_from_request(request, *args, **options)
+        if not options.keys() & {"queue", "exchange", "routing_key"} and not signature.options.get("queue"):
+            signature.set(**brokers.destination(self.app, request.delivery_info))
         return _with_headers(signature, identity.headers(**{"from": identity.owner}))
 
     def retry(self, *args: Any, **options: Any) -> Any:

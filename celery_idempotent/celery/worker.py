@@ -10,6 +10,7 @@ from celery import bootsteps, signals
 from ..errors import ConfigurationError, StoreUnreachable
 from ..events import logger
 from ..stores.memory import MemoryStore
+from .visibility import VisibilityStep
 
 __all__ = ["IdempotencyStep", "install", "is_stopping"]
 
@@ -26,8 +27,11 @@ def is_stopping() -> bool:
 
 
 def install(app: Any) -> None:
-    """Add our step to the app's workers."""
-    app.steps["worker"].add(IdempotencyStep)
+    """Add our steps to the app's workers."""
+    from .renewal import RenewalStep
+
+    app.steps["worker"].update({IdempotencyStep, RenewalStep})
+    app.steps["consumer"].add(VisibilityStep)
 
 
 class IdempotencyStep(bootsteps.Step):

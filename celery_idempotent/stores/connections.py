@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
+
+from redis.exceptions import ResponseError
 
 __all__ = ["Connections"]
 
@@ -26,8 +29,13 @@ class Connections:
         self.one_node = hasattr(client, "connection_pool") and hasattr(client, "client")
         self._own = threading.local()
 
-    def execute(self, *command: Any) -> Any:
-        """Send a command and return its reply; raise what redis-py raises."""
+    def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
+        """Send a command and return its reply; raise what redis-py raises.
+
+        Arguments:
+            command: What to send.
+            then: A command to send with it, on the same connection and in one round trip; the reply is a pair.
+        """
         if not self.one_node:
             return self._client.execute_command(*command)
         own = self._own.__dict__
@@ -35,6 +43,10 @@ class Connections:
             own.update(client=self._client.client(), pid=os.getpid())
         connection = own["client"].connection
         try:
+            connection.connect()  # if it is not; to send would do it too, without asking a sentinel who is the main one
+            if then is not None:
+                connection.send_packed_command(connection.pack_commands([command, then]))
+                return _both(connection)
             connection.send_command(*command)
             return connection.read_response()
         except BaseException:
@@ -46,3 +58,16 @@ class Connections:
         if self.one_node:
             self._client.connection_pool.disconnect()
         self._client.close()
+
+
+def _both(connection: Any) -> tuple[Any, Any]:
+    """Read two replies; the second one may be an error, the first one's is raised once both are read."""
+    replies: list[Any] = []
+    for _ in range(2):
+        try:
+            replies.append(connection.read_response())
+        except ResponseError as error:
+            replies.append(error)
+    if isinstance(replies[0], ResponseError):
+        raise replies[0]
+    return replies[0], replies[1]

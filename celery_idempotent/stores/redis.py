@@ -7,54 +7,35 @@ words of the project, so that ``HGETALL`` explains itself.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    NoPermissionError,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
-from ..errors import (
-    ConfigurationError,
-    LeaseLost,
-    RecordUnreadable,
-    StoreError,
-    StoreRefused,
-    StoreUnreachable,
-)
-from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
+from ..errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
+from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import hide_password
 from .base import Store
 from .connections import Connections
 from .hashes import claim_args, lease_args, ms, padded, record_of, unreadable
+from .refusals import REFUSALS, translated
+from .replicas import OPTION, Replicas
 
 __all__ = ["RedisStore"]
+
+logger = logging.getLogger("celery_idempotent.stores")
 
 #: Seconds a connection attempt and a command may take. A lease call must answer or fail long before a lease ends;
 #: redis-py's own defaults keep a caller waiting for tens of seconds.
 TIMEOUT = 2.0
 BATCH = 1000
-
-_REFUSALS = (AuthenticationError, AuthorizationError, NoPermissionError)
-#: The same said from inside a script (Redis 6 and 7.0, then later), to whoever sends much and is nobody, and of a
-#: database that does not exist.
-_REFUSED = (
-    "The user executing the script can't",
-    "ACL failure in script",
-    "Protocol error: unauthenticated",
-    "DB index is out of range",
-)
 
 
 @cache
@@ -72,12 +53,15 @@ class RedisStore(Store):
     Arguments:
         client: A redis-py client, or anything with its ``execute_command``, that returns bytes.
         url: What to call the server in messages; no password in it.
+        wait_replicas: How many replicas must have a claim before it counts; one that too few have is given back and
+            the store said to be unreachable. 0 asks none.
 
     Raises:
-        ConfigurationError: the client decodes replies, which would break binary results.
+        ConfigurationError: the client decodes replies, which would break binary results; or replicas are asked for and
+            it is a Cluster client.
     """
 
-    def __init__(self, client: redis.Redis, *, url: str = "redis") -> None:
+    def __init__(self, client: redis.Redis, *, url: str = "redis", wait_replicas: int = 0) -> None:
         pool = getattr(client, "connection_pool", None)
         if pool is not None and pool.connection_kwargs.get("decode_responses"):
             raise ConfigurationError(
@@ -86,21 +70,26 @@ class RedisStore(Store):
             )
         self._client = client
         self._connections = Connections(client)
+        self._replicas = Replicas(wait_replicas)
         self._url = url
+        if wait_replicas and not self._connections.one_node:
+            raise ConfigurationError(f"Expected no {OPTION} for a client of several nodes, got {wait_replicas}.")
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> RedisStore:
         """Return a store on the server that ``url`` names (``redis://``, ``rediss://`` or ``unix://``).
 
         Arguments:
-            url: As redis-py's `from_url` takes it; its query may carry any connection option.
-            options: Connection options that the URL does not give.
+            url: As redis-py's `from_url` takes it; its query may carry any connection option, and ``wait_replicas``.
+            options: Connection options that the URL does not give, and ``wait_replicas``.
 
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
+        plain, said = Replicas.in_url(url)
+        asked = options.pop(OPTION, 0)
         try:
-            client = redis.Redis.from_url(url, **{**cls.connection_options(), **options})
+            client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
             pool = client.connection_pool
             pool.connection_class(**pool.connection_kwargs)  # connects nothing, and knows which options there are
             if not url.startswith("unix:"):
@@ -114,7 +103,7 @@ class RedisStore(Store):
                 f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. "
                 "Write special characters of a password as %2F, %40 and so on."
             ) from None
-        return cls(client, url=hide_password(url))
+        return cls(client, url=hide_password(url), wait_replicas=asked if said is None else said)
 
     @staticmethod
     def connection_options() -> dict[str, Any]:
@@ -127,9 +116,14 @@ class RedisStore(Store):
         }
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
-        verdict, now, fence, crashes, took_over, fields = self._call("acquire", (claim.key,), claim_args(claim))
+        reply, missing = self._replicated("acquire", (claim.key,), claim_args(claim))
+        verdict, now, fence, crashes, took_over, fields = reply
         if verdict == b"lease":
-            return Lease(claim, int(fence), taken_over=took_over == 1, crashes=int(crashes))
+            lease = Lease(claim, int(fence), taken_over=took_over == 1, crashes=int(crashes))
+            if missing:
+                self._give_back(lease)
+                raise self._unreplicated(missing)
+            return lease
         if verdict == b"unreadable":
             raise unreadable(claim.key, fields)
         return Refusal(Verdict(verdict.decode()), record_of(claim.key, fields, int(now)))
@@ -142,7 +136,10 @@ class RedisStore(Store):
             args: list[Any] = []
             for lease in batch:
                 args += lease_args(lease)
-            lost += [batch[index] for index in self._call("renew", [lease.key for lease in batch], args)]
+            positions, missing = self._replicated("renew", [lease.key for lease in batch], args)
+            if missing:
+                raise self._unreplicated(missing)
+            lost += [batch[index] for index in positions]
         return lost
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
@@ -193,41 +190,43 @@ class RedisStore(Store):
     def close(self) -> None:
         self._connections.close()
 
-    def _call(self, verb: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[Any, str]:
+        """Call a verb; return its reply, and in words which replicas did not get it, if any were asked for."""
+        wait = self._replicas.command
+        if wait is None:
+            return self._call(verb, keys, args), ""
+        reply, confirmed = self._call(verb, keys, args, then=wait)
+        return reply, self._replicas.missing(confirmed)
+
+    def _unreplicated(self, missing: str) -> StoreUnreachable:
+        return StoreUnreachable(f"Too few replicas of the idempotency store {self._url} have the claim: {missing}.")
+
+    def _give_back(self, lease: Lease) -> None:
+        """Let the next delivery claim what was granted and refused; nothing of it ran, so nothing is counted."""
+        try:
+            self.release(lease, Release(Reason.SHUTDOWN))
+        except StoreError as error:
+            logger.warning("The refused lease on %s was not given back and runs out by itself: %s", lease.key, error)
+
+    def _call(self, verb: str, keys: Sequence[str], args: Sequence[Any], **options: Any) -> Any:
         source, digest = script(verb)
         try:
-            return self._command("EVALSHA", digest, len(keys), *keys, *args)
+            return self._command("EVALSHA", digest, len(keys), *keys, *args, **options)
         except NoScriptError:
-            return self._command("EVAL", source, len(keys), *keys, *args)
+            return self._command("EVAL", source, len(keys), *keys, *args, **options)
 
-    def _command(self, *command: Any) -> Any:
-        execute = self._connections.execute
+    def _command(self, *command: Any, **options: Any) -> Any:
+        execute = partial(self._connections.execute, **options) if options else self._connections.execute
         try:
             try:
                 return execute(*command)
             except redis.ConnectionError as error:
                 # A pooled connection that the server has closed meanwhile fails on its first use: every verb may be
                 # asked again. Not so a wrong password, which redis-py files under connection errors too.
-                if isinstance(error, (*_REFUSALS, redis.BusyLoadingError)):
+                if isinstance(error, (*REFUSALS, redis.BusyLoadingError)):
                     raise
                 return execute(*command)
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
-            raise self._translate(error, command) from error
-
-    def _translate(self, error: Exception, command: Sequence[Any]) -> StoreError:
-        what = f"{type(error).__name__}: {error}"
-        if isinstance(error, _REFUSALS) or any(words in str(error) for words in _REFUSED):
-            return StoreRefused(
-                f"The idempotency store {self._url} refused us ({what}). "
-                "Check the password, the user and its rights, and the number of the database."
-            )
-        if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
-            return RecordUnreadable(
-                f"{command[3]!r} in the idempotency store {self._url} is no record of ours ({what}). "
-                f"Does something else use this database? Delete the key, or set idempotency_namespace."
-            )
-        return StoreUnreachable(
-            f"The idempotency store {self._url} cannot serve ({what}). Is it running, and has it memory left?"
-        )
+            raise translated(error, command, self._url) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from tests.celery import measuring
 
 
 def from_env(app: Celery) -> Celery:
-    """Configure an app with BROKER_URL, RESULT_URL, VISIBILITY_TIMEOUT and, if it is set, STORE_URL."""
+    """Configure an app with BROKER_URL, RESULT_URL, VISIBILITY_TIMEOUT and, if they are set, STORE_URL,
+    VISIBILITY_REFRESH ("0": off) and TRANSPORT_OPTIONS (JSON)."""
     measuring.answer_saves()
     env = os.environ
     app.conf.update(
@@ -27,6 +29,7 @@ def from_env(app: Celery) -> Celery:
             # Look for what timed out every second; kombu before 5.7 looks every 100 s, whatever it is told.
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
+            **json.loads(env.get("TRANSPORT_OPTIONS", "{}")),
         },
         # A client that waits for a result should see a worker's death as it is, not as a slow poll.
         result_expires=600,
@@ -35,6 +38,8 @@ def from_env(app: Celery) -> Celery:
     )
     if "STORE_URL" in env:
         app.conf.idempotency_store = env["STORE_URL"]
+    # Some tests are about what happens when a broker hands out again what is still held.
+    app.conf.idempotency_visibility_refresh = env.get("VISIBILITY_REFRESH", "1") == "1"
     return app
 
 

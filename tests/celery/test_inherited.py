@@ -32,6 +32,7 @@ def database_of(store: Any, server: RedisServer, db: int) -> None:
     store._client.set("idem:here", db)
     with server.client(db) as client:
         assert client.get("idem:here") == str(db).encode()
+    store.close()
 
 
 @pytest.fixture

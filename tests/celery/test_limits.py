@@ -39,7 +39,8 @@ def test_an_expired_copy_of_a_task_whose_holder_died_tells_its_caller(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
     gate = gates.close("before ORD-1")
-    options: dict[str, Any] = {"concurrency": 1, "visibility_timeout": 1, "env": {"LEASE_TTL": "3"}}
+    env = {"LEASE_TTL": "3", "VISIBILITY_REFRESH": "0"}
+    options: dict[str, Any] = {"concurrency": 1, "visibility_timeout": 1, "env": env}
     first = start_worker(CORNERS, **options)
     published = time.time()
     result = app.module.charge.apply_async(("ORD-1",), expires=5)

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
+from celery_idempotent.celery.binding import store_of
 from celery_idempotent.celery.commands import idempotency
 from celery_idempotent.records import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
@@ -22,19 +23,22 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def store(redis_url: str) -> RedisStore:
-    return RedisStore.from_url(redis_url)
+def store(redis_url: str) -> Iterator[RedisStore]:
+    store = RedisStore.from_url(redis_url)
+    yield store
+    store.close()
 
 
 @pytest.fixture
-def run(redis_url: str) -> Run:
+def run(redis_url: str) -> Iterator[Run]:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.idempotency_store = redis_url
 
     def run(*arguments: str, answer: str | None = None) -> Result:
         return CliRunner().invoke(idempotency, arguments, obj=SimpleNamespace(app=app), input=answer)
 
-    return run
+    yield run
+    store_of(app).close()
 
 
 def take(store: RedisStore) -> Lease:

@@ -1,0 +1,135 @@
+"""Renewals by the worker's main process, for children that cannot: C code that holds the GIL stops a child's own.
+
+The main process has no lease itself. It asks the store whether a delivery that runs in a child holds its key, and if so
+lets that lease last; the proof is the owner that it gave the delivery. What takes less than a third of a ttl is never
+asked about.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from celery import bootsteps
+from celery.worker import state as worker_state
+
+from ..errors import IdempotencyError
+from ..events import logger
+from ..heartbeat import RENEWALS_PER_TTL
+from ..records import Lease, State
+from .request import IdempotentRequest
+from .visibility import copied
+
+__all__ = ["OPTION", "MainRenewal", "RenewalStep"]
+
+#: The setting that switches it on.
+OPTION = "idempotency_renew_from_main"
+#: Longest time in seconds that a stopping worker waits for a renewal on its way.
+STOP_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class _Watch:
+    """When a delivery that runs is due, and until when it is renewed at all."""
+
+    due: float
+    until: float
+
+
+class MainRenewal:
+    """Renew the leases of deliveries that run in children, in a thread of the main process.
+
+    Arguments:
+        step: Seconds between two looks.
+    """
+
+    def __init__(self, step: float) -> None:
+        self._step = step
+        self._watched: WeakKeyDictionary[IdempotentRequest, _Watch] = WeakKeyDictionary()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="celery-idempotent-renewal", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it is just asking a store is not waited for."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._step):
+            try:
+                self.beat(monotonic())
+            except Exception:  # noqa: BLE001 - whatever it was, the children need this thread
+                logger.exception("The leases of children could not be renewed; the next look is in %s s", self._step)
+
+    def beat(self, now: float) -> None:
+        """Renew what is due at ``now``."""
+        for request in [
+            found for found in copied(worker_state.active_requests) if isinstance(found, IdempotentRequest)
+        ]:
+            watch = self._watched.get(request)
+            if watch is None:
+                max_lease = request.max_lease()
+                end = float("inf") if max_lease is None else now - self._step + max_lease
+                self._watched[request] = _Watch(now + _pause(request), end)
+            elif watch.due <= now < watch.until:
+                watch.due = now + _pause(request)
+                _renew(request)
+
+
+def _pause(request: IdempotentRequest) -> float:
+    return float(request.task._binding.policy.lease_ttl) / RENEWALS_PER_TTL
+
+
+def _renew(request: IdempotentRequest) -> None:
+    try:
+        claim, store = request.claim(), request.task._binding.guard.store
+        record = store.get(claim.key)
+        # A delivery that waits for its turn holds nothing, and to renew would bring a record back that is gone.
+        if record is not None and record.state is State.IN_PROGRESS and record.owner == claim.owner:
+            known = replace(claim, holder=record.holder, task_id=record.task_id, fingerprint=record.fingerprint)
+            store.renew([Lease(known, record.fence)])
+    except (IdempotencyError, TypeError) as error:
+        logger.warning("%s[%s]: its lease was not renewed for it: %s", request.name, request.id, error)
+
+
+class RenewalStep(bootsteps.StartStopStep):
+    """Renew from the main process, where ``idempotency_renew_from_main`` asks for it and the pool has children."""
+
+    name = "celery_idempotent.renewal"
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        self.renewal: MainRenewal | None = None
+        super().__init__(worker, **options)
+
+    def include_if(self, worker: Any) -> bool:
+        """Tell whether it is asked for, and of use."""
+        forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        return bool(forks and worker.app.conf.get(OPTION) and _leases(worker.app))
+
+    def start(self, worker: Any) -> None:
+        """Start to renew."""
+        self.renewal = MainRenewal(min(_leases(worker.app)) / RENEWALS_PER_TTL)
+        self.renewal.start()
+
+    def stop(self, worker: Any) -> None:
+        """Stop to renew: what still runs goes on under its child's heartbeat."""
+        if self.renewal is not None:
+            self.renewal.stop()
+            self.renewal = None
+
+    terminate = stop
+
+
+def _leases(app: Any) -> list[float]:
+    from .worker import idempotent_tasks
+
+    return [task._binding.policy.lease_ttl for task in idempotent_tasks(app)]

@@ -1,0 +1,172 @@
+"""What a living worker holds is not handed out again by a Redis broker.
+
+kombu notes when it hands a message out, and any worker puts back into its queue what has not been acked within
+``visibility_timeout`` since then: also what still runs, waits for a slot, or waits for its ETA. A step of the consumer
+writes the note anew for all that its channel holds, so that the timeout counts from the worker's last sign of life, and
+may be short. The note is compared with other workers' clocks, so it is this worker's wall clock, as kombu's own.
+
+The worker's event loop does it: a worker whose loop is stuck holds nothing back for ever. A thread does it only while
+the loop stands still for a reason: a solo pool runs a body, or the worker waits for its last bodies before it stops.
+It never waits longer for a broker that does not answer than kombu's own sweep, which uses the same connections.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
+
+from ..errors import ConfigurationError
+from ..events import logger
+
+__all__ = ["Held", "VisibilityStep", "copied"]
+
+#: Refreshes per visibility timeout: two may fail, or come late, before the broker hands anything out again.
+REFRESHES_PER_TIMEOUT = 3
+#: Most seconds between two refreshes.
+LONGEST_INTERVAL = 60.0
+#: Most messages in one command, which no other client can interrupt.
+BATCH = 5_000
+
+
+class Held:
+    """The unacked messages of one channel of a Redis broker.
+
+    Arguments:
+        channel: A channel of kombu's Redis transport.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.interval = min(channel.qos.visibility_timeout / REFRESHES_PER_TIMEOUT, LONGEST_INTERVAL)
+        self.ended = threading.Event()
+        self._failing = False
+
+    @classmethod
+    def of(cls, channel: Any) -> Held | None:
+        """Return what this channel holds, or None where its transport knows no visibility timeout."""
+        qos = getattr(channel, "qos", None)
+        if qos is None or not hasattr(qos, "unacked_index_key") or not qos.visibility_timeout > 0:
+            return None
+        return cls(channel)
+
+    def tags(self) -> list[str]:
+        """Return the delivery tags of what is held and not overdue."""
+        qos = self.channel.qos
+        # What was acked or put back stays listed until the next message comes. It may be held by others by now, who
+        # may die: no word of ours for it.
+        left_out = {*copied(qos._dirty), *_overdue()}
+        return [tag for tag in copied(qos._delivered) if tag not in left_out]
+
+    def refresh(self) -> None:
+        """Tell the broker that all of it is still held; an error is logged once, and never raised."""
+        try:
+            self._refresh()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the consumer has to go on
+            if not self._failing:
+                logger.warning("The visibility of unacked messages could not be refreshed, trying again: %r", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _refresh(self) -> None:
+        tags = self.tags()
+        for start in range(0, len(tags), BATCH):
+            if self.ended.is_set() or self.channel.closed:
+                return
+            # Not a client of the event loop's own connection, but one from the channel's pool, which threads may share.
+            with self.channel.conn_or_acquire() as client:
+                now = dict.fromkeys(tags[start : start + BATCH], time.time())
+                # XX: what a sweep has put back into its queue meanwhile is not to come into being again here.
+                client.zadd(self.channel.qos.unacked_index_key, now, xx=True)
+
+    def keep_refreshing(self, needed: Callable[[], bool]) -> None:
+        """Refresh from a thread, at once and again, whenever it is ``needed``, until it is ended."""
+
+        def run() -> None:
+            while not self.ended.is_set():
+                if needed():
+                    self.refresh()
+                self.ended.wait(self.interval)
+
+        threading.Thread(target=run, name="celery-idempotent-visibility", daemon=True).start()
+
+
+class VisibilityStep(bootsteps.StartStopStep):
+    """Refresh what the consumer's channel holds, from one connection to the next."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, c: Any, **options: Any) -> None:
+        super().__init__(c, **options)
+        self._held: Held | None = None
+
+    def include_if(self, c: Any) -> bool:
+        """Tell whether the app wants it.
+
+        Raises:
+            ConfigurationError: the setting is neither True nor False.
+        """
+        wanted = c.app.conf.get("idempotency_visibility_refresh")
+        if wanted not in (None, True, False):
+            raise ConfigurationError(f"Expected idempotency_visibility_refresh to be True or False, got {wanted!r}.")
+        return wanted is None or bool(wanted)
+
+    def start(self, c: Any) -> None:
+        """Begin with the channel of a new connection."""
+        self._end()
+        self._held = held = Held.of(c.task_consumer.channel)
+        if held is None:
+            return
+
+        def tick() -> None:
+            if not held.ended.is_set():
+                held.refresh()
+                c.timer.call_after(held.interval, tick)
+
+        c.timer.call_after(held.interval, tick)
+        if isinstance(c.pool, SoloPool):
+            held.keep_refreshing(lambda: bool(state.active_requests))
+
+    def stop(self, c: Any) -> None:
+        """Let go of a channel whose connection is lost; keep that of a worker whose last bodies are still running."""
+        held = self._held
+        self._end()
+        if held is not None and not held.channel.closed and c.blueprint.state == bootsteps.CLOSE:
+            self._held = Held(held.channel)
+            self._held.keep_refreshing(lambda: True)
+
+    def shutdown(self, c: Any) -> None:
+        """End: the pool has stopped, and the channel is about to be closed."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._held is not None:
+            self._held.ended.set()
+            self._held = None
+
+
+def _overdue() -> Iterable[str]:
+    """Yield the tags of what has run for longer than its policy grants a lease: others are to have it."""
+    from .task import IdempotentTask
+
+    for request in copied(state.active_requests):
+        task = request.task
+        if isinstance(task, IdempotentTask) and not task.name.startswith("celery.") and request.time_start:
+            longest = task._binding.policy.max_lease
+            if longest is not None and time.time() - request.time_start > longest:
+                yield request.message.delivery_tag
+
+
+def copied(shared: Iterable[Any]) -> list[Any]:
+    """Return the members of what another thread may be changing."""
+    while True:
+        try:
+            return list(shared)
+        except RuntimeError:  # it changed in size just then
+            continue

@@ -1,0 +1,135 @@
+"""Brokers for tests and for small things, and what is sent to those that no test can have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.contrib.testing.worker import start_worker as start_thread
+from kombu import Connection
+
+from celery_idempotent import IdempotentTask, add_hook, remove_hook
+from celery_idempotent.celery import copies
+from celery_idempotent.celery.identity import Identity
+from celery_idempotent.events import Deferred
+from celery_idempotent.stores.memory import MemoryStore
+from tests.celery.fixtures import StartWorker
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+from tests.waiting import wait_until
+
+FOLDER = "tests.celery.folder"
+
+
+@pytest.fixture
+def broker_url() -> str:
+    return "filesystem://"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, worker_env: dict[str, str]) -> Path:
+    folder = tmp_path / "broker"
+    (folder / "messages").mkdir(parents=True)
+    worker_env["FOLDER"] = str(folder)
+    return folder
+
+
+def test_a_folder_as_the_broker_defers_duplicates(
+    client_app: Callable[..., Celery], start_worker: StartWorker, folder: Path, journal: Journal, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    app = client_app(FOLDER)
+    node = start_worker(FOLDER)
+    first = app.module.charge.delay("ORD-1")
+    gate.reached(timeout=30)
+    second = app.module.charge.delay("ORD-1")
+    node.wait_for_log("copy=2", timeout=30)
+    gate.open()
+    assert [result.get(timeout=30) for result in (first, second)] == ["charged ORD-1"] * 2
+    deliveries = 2 + node.logs().count("Deferred")
+    journal.wait_for_count(deliveries, "acked")
+    node.stop()
+    # A message is a file as long as it waits, and goes back to be one when a worker ends that has not acked it.
+    assert [path.name for path in (folder / "messages").glob("*.celery.msg")] == []
+    assert (journal.count("started"), journal.count("charged")) == (1, 1)
+
+
+@pytest.fixture
+def inside() -> Iterator[Celery]:
+    """An app whose broker, results and store live in this process."""
+    app = Celery("inside", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(idempotency_store=MemoryStore(), broker_transport_options={"polling_interval": 0.05})
+    yield app
+    app.close()
+
+
+def test_the_broker_in_memory_defers_duplicates(inside: Celery) -> None:
+    runs: list[str] = []
+    begun, go_on, deferred = threading.Event(), threading.Event(), threading.Event()
+
+    @inside.task(base=IdempotentTask, shared=False, idempotency={"key": "order_id"})
+    def charge(order_id: str) -> str:
+        runs.append(order_id)
+        begun.set()
+        assert go_on.wait(30)
+        return f"charged {order_id}"
+
+    deferred = threading.Event()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, Deferred):
+            deferred.set()
+
+    add_hook(listen)
+    try:
+        with start_thread(inside, pool="threads", concurrency=2, perform_ping_check=False):
+            first = charge.delay("ORD-1")
+            assert begun.wait(30)
+            second = charge.delay("ORD-1")
+            assert deferred.wait(30)
+            go_on.set()
+            assert [result.get(timeout=30) for result in (first, second)] == ["charged ORD-1"] * 2
+    finally:
+        go_on.set()
+        remove_hook(listen)
+    assert runs == ["ORD-1"]
+
+
+def test_a_copy_stays_in_its_message_group_and_is_no_duplicate_to_sqs(inside: Celery) -> None:
+    """Within five minutes a FIFO queue drops what has the MessageDeduplicationId of an earlier message."""
+
+    @inside.task(base=IdempotentTask, shared=False)
+    def charge(order_id: str) -> None: ...
+
+    properties = {"MessageGroupId": "customer-7", "MessageDeduplicationId": "ORD-1"}
+    charge.apply_async(("ORD-1",), **properties)
+    with inside.connection_for_read() as connection:
+        published = received(connection)
+        assert {name: published.properties[name] for name in properties} == properties
+        request = Context(
+            {
+                **published.headers,
+                "args": published.payload[0],
+                "kwargs": published.payload[1],
+                "properties": published.properties,
+                "delivery_info": published.delivery_info,
+            }
+        )
+        copies.publish(charge, request, Identity("owner"), 1.0, hide_expiry=False)
+        copy = received(connection)
+    assert copy.headers["id"] == published.headers["id"]
+    assert copy.properties["MessageGroupId"] == "customer-7"
+    assert "MessageDeduplicationId" not in copy.properties
+
+
+def received(connection: Connection) -> Any:
+    """Return the next message, acked."""
+    with connection.SimpleQueue("celery") as queue:
+        message = wait_until(lambda: queue.get(timeout=10), message="a message")
+        message.ack()
+        return message

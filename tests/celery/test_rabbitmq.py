@@ -1,0 +1,360 @@
+"""RabbitMQ as the broker: a real node, real workers; the store and the results stay in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_idempotent.records import Record, State
+from celery_idempotent.stores.redis import RedisStore
+from tests.celery.fixtures import StartWorker
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+from tests.celery.nodes import WorkerNode
+from tests.conftest import missing
+from tests.proxy import Proxy
+from tests.rabbitmq import RabbitServer, Vhost, external_url
+from tests.servers import ServerMissing
+from tests.waiting import wait_until
+
+RABBIT = "tests.celery.rabbit"
+QUEUES = ("orders", "mails", "dead")
+
+# Queue type and exchange type. Only the last pair has Celery's native delayed delivery.
+CLASSIC, QUORUM, NATIVE = ("classic", "direct"), ("quorum", "direct"), ("quorum", "topic")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RabbitServer | None]:
+    """The node of these tests, or None where the environment names a server."""
+    if external_url():
+        yield None
+        return
+    try:
+        server = RabbitServer()
+    except ServerMissing as error:
+        raise missing(error, optional="rabbitmq") from None
+    with server:
+        yield server
+
+
+@pytest.fixture
+def own_server(server: RabbitServer | None) -> RabbitServer:
+    """The node of these tests, to be told what to do by its operator."""
+    if server is None:
+        pytest.skip("needs a RabbitMQ of its own; RABBITMQ_URL or AMQP_URL names another")
+    return server
+
+
+@pytest.fixture
+def vhost(server: RabbitServer | None) -> Iterator[Vhost]:
+    vhost = server.vhost() if server else Vhost(str(external_url()))
+    yield vhost
+    vhost.delete(QUEUES)
+
+
+@pytest.fixture
+def broker_url(vhost: Vhost) -> str:
+    return vhost.url
+
+
+@pytest.fixture
+def worker_env(worker_env: dict[str, str], vhost: Vhost) -> dict[str, str]:
+    return {**worker_env, "PREFIX": vhost.prefix}
+
+
+@pytest.fixture
+def start(start_worker: StartWorker, vhost: Vhost) -> Callable[..., WorkerNode]:
+    """A function that starts a worker of one queue."""
+
+    def start(*queues: str, **options: Any) -> WorkerNode:
+        return start_worker(RABBIT, queues=[vhost.name(queue) for queue in queues or ("orders",)], **options)
+
+    return start
+
+
+@pytest.fixture
+def app(client_app: Callable[..., Celery], kind: tuple[str, str]) -> Celery:
+    """The app to publish with; all its queues are there, as if each had its workers."""
+    app = client_app(RABBIT)
+    with app.connection_for_write() as connection:
+        for queue in app.amqp.queues.values():
+            queue.bind(connection.default_channel).declare()
+    return app
+
+
+@pytest.fixture
+def left(server: RabbitServer | None, vhost: Vhost) -> Callable[..., dict[str, int]]:
+    """A function that ends workers once they have acked what they did, and returns what is in the queues then."""
+
+    def left(*nodes: WorkerNode) -> dict[str, int]:
+        if server:
+            wait_until(lambda: server.unacked(vhost) == 0, 30, "every message to be acked or given back")
+        for node in nodes:
+            node.kill() if server else node.stop()
+        return vhost.left(*QUEUES)
+
+    return left
+
+
+@pytest.fixture
+def record(store_url: str) -> Callable[..., Record]:
+    """A function that returns the record of an operation."""
+    store = RedisStore.from_url(store_url)
+
+    def record(operation: str, task: str = "charge") -> Record:
+        found = store.get(f"idem:{RABBIT}.{task}::{operation}")
+        assert found is not None, f"nothing is remembered of {operation}"
+        return found
+
+    return record
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, worker_env: dict[str, str]) -> tuple[str, str]:
+    """The type of the queues and of the exchange: classic unless the test says otherwise."""
+    found: tuple[str, str] = getattr(request, "param", CLASSIC)
+    worker_env["QUEUE_TYPE"], worker_env["EXCHANGE_TYPE"] = found
+    return found
+
+
+def logged(node: WorkerNode, text: str) -> None:
+    """Wait until a worker has logged something."""
+    wait_until(lambda: text in node.logs(), 30, f"{node.name()} to log {text!r}")
+
+
+def on(*kinds: tuple[str, str]) -> pytest.MarkDecorator:
+    """Run a test on these kinds of queues."""
+    return pytest.mark.parametrize("kind", kinds, indirect=True, ids="-".join)
+
+
+@on(CLASSIC, QUORUM, NATIVE)
+def test_duplicates_get_the_same_result_while_it_runs_and_afterwards(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    record: Callable[..., Record],
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    gate = gates.close("before ORD-1")
+    node = start()
+    results = [app.module.charge.delay("ORD-1")]
+    gate.reached()
+    results.append(app.module.charge.delay("ORD-1"))
+    logged(node, "copy=1")
+    gate.open()
+    results.append(app.module.charge.delay("ORD-1"))
+    assert [result.get(timeout=30) for result in results] == ["charged ORD-1"] * 3
+    assert left(node) == {}
+    assert (journal.count("started"), journal.count("charged")) == (1, 1)
+    assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
+
+
+@on(NATIVE)
+def test_copies_go_back_to_the_queue_that_the_message_came_from(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    vhost: Vhost,
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    """Celery's native delayed delivery would send them to the default queue, where nobody may be listening."""
+    gate = gates.close("before ORD-1")
+    node = start("mails")
+    options = {"queue": vhost.name("mails")}
+    results = [app.module.charge.apply_async(("ORD-1",), **options)]
+    gate.reached()
+    results.append(app.module.charge.apply_async(("ORD-1",), **options))
+    logged(node, "copy=2")
+    gate.open()
+    assert [result.get(timeout=30) for result in results] == ["charged ORD-1"] * 2
+    assert left(node) == {}
+    assert journal.count("charged") == 1
+
+
+def test_a_message_whose_copy_the_broker_refuses_is_not_acked(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    own_server: RabbitServer,
+    vhost: Vhost,
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    """A publish that asks for no confirmation never hears of it, and the operation would be lost."""
+    gate = gates.close("before ORD-1")
+    node = start()
+    first = app.module.charge.delay("ORD-1")
+    gate.reached()
+    second = app.module.charge.delay("ORD-1")
+    logged(node, "copy=1")
+    own_server.fill_up(vhost)
+    logged(node, "cannot be published again")
+    gate.open()
+    assert [result.get(timeout=30) for result in (first, second)] == ["charged ORD-1"] * 2
+    assert left(node) == {}
+    assert journal.count("charged") == 1
+
+
+@on(CLASSIC, NATIVE)
+def test_after_the_kill_of_a_child_its_message_runs_once_more(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    record: Callable[..., Record],
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    gate = gates.close("before ORD-1")
+    node = start(env={"LEASE_TTL": "600"})
+    result = app.module.charge.delay("ORD-1")
+    node.kill_child(gate.reached()[0])
+    gate.reached(2, timeout=30)
+    assert record("ORD-1").crashes == 1
+    gate.open()
+    assert result.get(timeout=30) == "charged ORD-1"
+    assert left(node) == {}
+    assert [entry.fields["redelivered"] for entry in journal.entries("started")] == [False, True]
+    assert journal.count("charged") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "cancel"),
+    [(CLASSIC, False), (NATIVE, False), (CLASSIC, True)],
+    indirect=["kind"],
+    ids=["goes on", "quorum, goes on", "is cancelled"],
+)
+def test_a_connection_that_is_closed_in_mid_task_costs_no_second_effect(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    record: Callable[..., Record],
+    own_server: RabbitServer,
+    vhost: Vhost,
+    journal: Journal,
+    gates: Gates,
+    cancel: bool,
+) -> None:
+    gate = gates.close("before ORD-1")
+    node = start(env={"LEASE_TTL": "600", "CANCEL_ON_LOSS": str(int(cancel))})
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    own_server.close_connections(vhost)
+    if cancel:
+        gate.reached(2, timeout=30)
+    else:
+        logged(node, "Deferred")
+    gate.open()
+    assert result.get(timeout=30) == "charged ORD-1"
+    assert left(node) == {}
+    assert journal.count("charged") == 1
+    assert journal.count("started") == 1 + cancel
+    assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
+
+
+@on(NATIVE)
+def test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    record: Callable[..., Record],
+    vhost: Vhost,
+    journal: Journal,
+) -> None:
+    node = start("mails")
+    result = app.module.flaky.apply_async(("ORD-1", 2, 1), queue=vhost.name("mails"))
+    assert result.get(timeout=30) == "ORD-1 after 2"
+    assert left(node) == {}
+    assert [entry.fields["retries"] for entry in journal.entries("tried")] == [0, 1, 2]
+    assert record("ORD-1", "flaky").state is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("kind", "requeue"),
+    [(CLASSIC, True), (CLASSIC, False), (NATIVE, False)],
+    indirect=["kind"],
+    ids=["requeued", "dead-lettered", "dead-lettered from a quorum queue"],
+)
+def test_a_rejected_message_frees_its_key(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    record: Callable[..., Record],
+    journal: Journal,
+    requeue: bool,
+) -> None:
+    node = start()
+    result = app.module.picky.delay("ORD-1", requeue)
+    if requeue:
+        assert result.get(timeout=30) == "charged ORD-1"
+        assert left(node) == {}
+        assert (journal.count("tried"), journal.count("charged")) == (2, 1)
+        assert record("ORD-1", "picky").state is State.COMPLETED
+    else:
+        wait_until(lambda: journal.count("tried") and record("ORD-1", "picky").state is State.RELEASED)
+        assert left(node) == {"dead": 1}
+        assert (journal.count("tried"), journal.count("charged")) == (1, 0)
+
+
+@pytest.mark.parametrize("survives", [True, False], ids=["the worker lives on", "the worker ends"])
+def test_a_task_that_outlives_the_consumer_timeout_takes_effect_once(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    record: Callable[..., Record],
+    own_server: RabbitServer,
+    vhost: Vhost,
+    journal: Journal,
+    gates: Gates,
+    survives: bool,
+) -> None:
+    """RabbitMQ closes the channel, which Celery survives only with `broker_channel_error_retry`."""
+    gate = gates.close("before ORD-1")
+    with own_server.consumer_timeout(0.5):  # of channels that are opened now
+        node = start(env={"CHANNEL_ERROR_RETRY": str(int(survives))})
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    logged(node, "Deferred" if survives else "Unrecoverable error")
+    gate.open()
+    assert result.get(timeout=30) == "charged ORD-1"
+    if not survives:
+        wait_until(lambda: not node.running, 30, "the worker to end")
+        assert left() == {"orders": 1}
+        node = start()
+        logged(node, "Replayed")
+    assert left(node) == {}
+    assert (journal.count("started"), journal.count("charged")) == (1, 1)
+    assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
+
+
+def test_a_copy_that_was_lost_on_its_way_is_published_again(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    own_server: RabbitServer,
+    proxied: Callable[[int], Proxy],
+    vhost: Vhost,
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    gate = gates.close("before ORD-1")
+    proxy = proxied(own_server.port)
+    node = start(env={"BROKER_WRITE_URL": vhost.url.replace(f":{own_server.port}/", f":{proxy.port}/")})
+    first = app.module.charge.delay("ORD-1")
+    gate.reached()
+    second = app.module.charge.delay("ORD-1")
+    logged(node, "copy=1")
+    proxy.drop()
+    wait_until(lambda: proxy.dropped, 30, "the next copy to be lost")
+    proxy.heal()
+    proxy.reset()
+    logged(node, "copy=2")
+    gate.open()
+    assert [result.get(timeout=30) for result in (first, second)] == ["charged ORD-1"] * 2
+    assert left(node) == {}
+    assert journal.count("charged") == 1

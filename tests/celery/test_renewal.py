@@ -1,0 +1,178 @@
+"""Children that cannot renew: the main process does it for them, where it is asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from celery import Celery
+from celery.worker import state as worker_state
+from kombu.message import Message
+
+from celery_idempotent import IdempotentTask, StoreUnreachable
+from celery_idempotent.celery.renewal import MainRenewal
+from celery_idempotent.celery.request import IdempotentRequest
+from celery_idempotent.records import Lease
+from celery_idempotent.stores.memory import MemoryStore
+from tests.celery.apps import messages
+from tests.celery.fixtures import StartWorker
+from tests.celery.journal import Journal
+from tests.stores.benches import DONE, age, claim, known
+from tests.waiting import wait_until
+
+APP = "tests.celery.gil_app"
+LEASE = 0.5
+SECONDS = 30
+
+
+def test_a_child_that_holds_the_gil_for_ten_leases_keeps_its_own(
+    start_worker: StartWorker, client_app: Callable[..., Celery], journal: Journal, broker_url: str
+) -> None:
+    env = {"LEASE_TTL": str(LEASE), "RENEW_FROM_MAIN": "1"}
+    start_worker(APP, concurrency=2, env=env)
+    charge = client_app(APP, **env).tasks[f"{APP}.charge"]
+    first = charge.delay("ORD-1", int(10 * LEASE))
+    journal.wait_for_count(1, "started")
+    second = charge.delay("ORD-1", int(10 * LEASE))
+    assert first.get(timeout=SECONDS) == second.get(timeout=SECONDS)
+    wait_until(lambda: messages(broker_url) == 0, SECONDS, "the broker to be empty")
+    assert (journal.count("started"), journal.count("charged")) == (1, 1)
+
+
+def test_without_the_option_such_a_child_is_taken_for_dead(
+    start_worker: StartWorker, client_app: Callable[..., Celery], journal: Journal
+) -> None:
+    env = {"LEASE_TTL": str(LEASE)}
+    start_worker(APP, concurrency=2, env=env)
+    charge = client_app(APP, **env).tasks[f"{APP}.charge"]
+    charge.delay("ORD-1", int(10 * LEASE))
+    journal.wait_for_count(1, "started")
+    charge.delay("ORD-1", int(10 * LEASE))
+    journal.wait_for_count(2, "started")
+    assert journal.count("charged") == 0
+
+
+class TestWhatIsRenewed:
+    """In one process: the main process's look at its requests, with the clock that it is told."""
+
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        return MemoryStore()
+
+    @pytest.fixture
+    def request_of(self, store: MemoryStore) -> Iterator[Callable[..., IdempotentRequest]]:
+        app = Celery("main", broker="memory://", backend="cache+memory://", set_as_current=False)
+        app.conf.idempotency_store = store
+        requests: list[IdempotentRequest] = []
+
+        def make(**policy: object) -> IdempotentRequest:
+            options = {"key": "order_id", "lease_ttl": 30, **policy}
+
+            @app.task(base=IdempotentTask, shared=False, name="charge", idempotency=options)
+            def charge(order_id: str) -> None: ...
+
+            sent = app.amqp.as_task_v2("id", "charge", ("ORD-1",), {})
+            body = (("ORD-1",), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+            message = Message(body=body, headers=sent.headers, content_type="application/json")
+            task = app.tasks["charge"]
+            requests.append(
+                IdempotentRequest(message, app=app, task=task, decoded=True, headers=sent.headers, body=body)
+            )
+            worker_state.active_requests.add(requests[-1])
+            return requests[-1]
+
+        yield make
+        for request in requests:
+            worker_state.active_requests.discard(request)
+        app.close()
+
+    def held(self, store: MemoryStore, request: IdempotentRequest) -> Lease:
+        lease = store.acquire(replace(request.claim(), holder="host:1", task_id="id"))
+        assert isinstance(lease, Lease)
+        return lease
+
+    def test_a_lease_is_renewed_every_third_of_its_ttl_and_not_at_first_sight(
+        self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
+    ) -> None:
+        request, renewal = request_of(), MainRenewal(10.0)
+        lease = self.held(store, request)
+        age(store, lease.key, 25)
+        for now, remaining in ((100.0, 5), (109.0, 5), (110.0, 30)):
+            renewal.beat(now)
+            assert known(store, lease.key).remaining == pytest.approx(remaining, abs=1)
+        age(store, lease.key, 25)
+        for now, remaining in ((119.0, 5), (120.0, 30)):
+            renewal.beat(now)
+            assert known(store, lease.key).remaining == pytest.approx(remaining, abs=1)
+        assert (known(store, lease.key).owner, known(store, lease.key).fence) == (lease.owner, lease.fence)
+
+    def test_a_lease_that_lasted_as_long_as_it_may_is_not_renewed(
+        self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
+    ) -> None:
+        request, renewal = request_of(max_lease=45), MainRenewal(10.0)
+        lease = self.held(store, request)
+        renewal.beat(100.0)
+        age(store, lease.key, 25)
+        renewal.beat(136.0)
+        assert known(store, lease.key).remaining == pytest.approx(5, abs=1)
+
+    def test_a_delivery_that_waits_for_its_turn_renews_nothing(
+        self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
+    ) -> None:
+        request, renewal = request_of(), MainRenewal(10.0)
+        key = request.claim().key
+        renewal.beat(100.0)
+        renewal.beat(110.0)
+        assert store.get(key) is None
+        store.acquire(claim(key, lease_ttl=30.0))
+        age(store, key, 25)
+        renewal.beat(120.0)
+        assert known(store, key).remaining == pytest.approx(5, abs=1)
+
+    def test_what_is_settled_is_left_alone(
+        self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
+    ) -> None:
+        request, renewal = request_of(), MainRenewal(10.0)
+        lease = self.held(store, request)
+        store.settle(lease, DONE, ttl=60)
+        renewal.beat(100.0)
+        renewal.beat(110.0)
+        assert known(store, lease.key).payload == DONE.payload
+
+    def test_a_store_that_does_not_answer_is_asked_again(
+        self,
+        store: MemoryStore,
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        request, renewal = request_of(), MainRenewal(10.0)
+        lease = self.held(store, request)
+        renewal.beat(100.0)
+        age(store, lease.key, 15)
+        with monkeypatch.context() as patched:
+
+            def fail(key: str) -> None:
+                raise StoreUnreachable("away")
+
+            patched.setattr(store, "get", fail)
+            renewal.beat(110.0)
+        assert "its lease was not renewed for it: away" in caplog.text
+        renewal.beat(120.0)
+        assert known(store, lease.key).remaining == pytest.approx(30, abs=1)
+
+    def test_its_thread_outlives_an_error_and_ends_when_it_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        renewal = MainRenewal(0.01)
+        beats: list[float] = []
+
+        def beat(now: float) -> None:
+            beats.append(now)
+            raise ZeroDivisionError
+
+        renewal.beat = beat  # type: ignore[method-assign]
+        renewal.start()
+        wait_until(lambda: len(beats) > 2, message="the thread to go on")
+        renewal.stop()
+        assert "could not be renewed" in caplog.text
+        assert not renewal._thread.is_alive()

@@ -1,0 +1,114 @@
+"""A Redis that fails over: a main server, replicas that reach it through a proxy, and a sentinel that watches."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+import redis
+from redis.sentinel import Sentinel
+
+from tests import processes
+from tests.proxy import Proxy
+from tests.servers import STOP_SECONDS, RedisServer, free_port, redis_binary
+from tests.waiting import wait_until
+
+NAME = "orders"
+REPLICAS = 2
+READY_SECONDS = 60.0
+
+
+class Failover:
+    """One main server, two replicas and one sentinel, started when it is entered."""
+
+    def __init__(self) -> None:
+        quick = {"repl_diskless_sync": "yes", "repl_diskless_sync_delay": 0}
+        self.main = RedisServer(**quick)
+        self._quick = quick
+        self._replicas: list[RedisServer] = []
+        self._link: Proxy | None = None
+        self._sentinel: subprocess.Popen[bytes] | None = None
+        self._directory = tempfile.TemporaryDirectory(prefix="sentinel-", ignore_cleanup_errors=True)
+        self.port = free_port()
+
+    def __enter__(self) -> Failover:
+        try:
+            self.main.start()
+            self._link = Proxy(self.main.port).__enter__()
+            for _ in range(REPLICAS):
+                self._replicas.append(RedisServer(replicaof=f"127.0.0.1 {self._link.port}", **self._quick).start())
+            self._start_sentinel()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self._sentinel is not None:
+            processes.end(self._sentinel, grace=STOP_SECONDS)
+        for server in (*self._replicas, self.main):
+            server.stop()
+        if self._link is not None:
+            self._link.close()
+        self._directory.cleanup()
+
+    def cut_replication(self) -> None:
+        """Hold back whatever the main server sends its replicas, which believe that it is just quiet."""
+        assert self._link is not None
+        self._link.partition()
+
+    def kill_main(self) -> None:
+        """Kill the main server; the sentinel promotes a replica."""
+        self.main.kill()
+
+    def wait_for_promotion(self) -> None:
+        """Wait until a replica has been promoted and the other one follows it."""
+        wait_until(self._is_promoted, READY_SECONDS, lambda: f"a replica to be promoted; log:\n{self._log()}")
+
+    def main_address(self) -> tuple[str, int]:
+        """Return whom the sentinel names."""
+        with redis.Redis(port=self.port, socket_timeout=2) as client:
+            host, port = client.sentinel_get_master_addr_by_name(NAME)
+            return str(host), int(port)
+
+    def _is_promoted(self) -> bool:
+        _, port = self.main_address()
+        if port == self.main.port:
+            return False
+        with redis.Redis(port=port, socket_timeout=2) as client:
+            found = client.info("replication")
+            return found["role"] == "master" and found["connected_slaves"] == REPLICAS - 1
+
+    def _start_sentinel(self) -> None:
+        config = Path(self._directory.name) / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\n"
+            "bind 127.0.0.1\n"
+            f"dir {self._directory.name}\n"
+            f"logfile {self._directory.name}/log\n"
+            f"sentinel monitor {NAME} 127.0.0.1 {self.main.port} 1\n"
+            f"sentinel down-after-milliseconds {NAME} 1000\n"
+            f"sentinel failover-timeout {NAME} 3000\n"
+        )
+        command = [redis_binary(), str(config), "--sentinel"]
+        self._sentinel = processes.spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self._knows_its_replicas, READY_SECONDS, lambda: f"the sentinel to see all; log:\n{self._log()}")
+
+    def _knows_its_replicas(self) -> bool:
+        try:
+            found = Sentinel([("127.0.0.1", self.port)], socket_timeout=2).discover_slaves(NAME)
+        except redis.RedisError:
+            return False
+        with self.main.client() as client:
+            return len(found) == REPLICAS and client.execute_command("WAIT", REPLICAS, 200) == REPLICAS
+
+    def _log(self) -> str:
+        path = Path(self._directory.name) / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
