@@ -86,12 +86,12 @@ class Ledger:
             case "received" | "answered":
                 getattr(self, entry.event).add(entry.key)
             case "SettleFailed":
-                self.unrecorded.add(_order(entry.key))
+                self.unrecorded.add(order_of(entry.key))
 
     def _told(
         self, entry: Entry, held: dict[tuple[str, int], Run], confirmations: dict[tuple[str, int], float]
     ) -> None:
-        place = (_order(entry.key), entry.fields["fence"])
+        place = (order_of(entry.key), entry.fields["fence"])
         run = held.get(place)
         if entry.event == "settled":
             if run is not None:
@@ -174,5 +174,6 @@ class Ledger:
         return "\n".join(f"{name:52}{value:>24}" for name, value in lines.items())
 
 
-def _order(key: str) -> str:
+def order_of(key: str) -> str:
+    """Return the operation that a store's key names."""
     return unquote(key.rsplit(":", 1)[-1])
