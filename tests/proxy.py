@@ -1,7 +1,7 @@
 """A TCP proxy between a client and a server, with the faults of a network.
 
 `with Proxy(server.port) as proxy:` and point the client at `proxy.url(db)` or at `proxy.port`. Every fault lasts until
-`heal()`, but for `reset` and `swallow_reply`, which hit once.
+`heal()`, but for `reset` and `swallow_reply`, which hit once, and `swallow_each`, which hits each request once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 
 CHUNK = 65536
 RST_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -43,6 +44,7 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.accepted = 0
+        self.refused = 0
         self._lock = threading.Lock()
         self._links: set[Link] = set()
         self._flow = threading.Event()
@@ -56,6 +58,8 @@ class Proxy:
         self._dropped = 0
         self._matching = b""
         self._hang = False
+        self._each = 0
+        self._requests_hit: Counter[bytes] = Counter()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listener.getsockname()[1])
 
@@ -74,6 +78,12 @@ class Proxy:
     def swallowed(self) -> int:
         """How many replies were lost."""
         return self._swallowed
+
+    @property
+    def requests_hit(self) -> Counter[bytes]:
+        """How often each request lost its reply, since the last `heal()`."""
+        with self._lock:
+            return Counter(self._requests_hit)
 
     @property
     def dropped(self) -> int:
@@ -120,12 +130,24 @@ class Proxy:
         with self._lock:
             self._swallow, self._matching, self._hang = n, matching, hang
 
+    def swallow_each(self, times: int = 1, *, matching: bytes = b"", hang: bool = False) -> None:
+        """Lose the first replies to every request: the same bytes sent once more are answered.
+
+        Args:
+            times: how many replies to each request.
+            matching: only requests that hold these bytes.
+            hang: leave the client waiting on an open connection; otherwise the connection is reset.
+        """
+        with self._lock:
+            self._each, self._matching, self._hang = times, matching, hang
+
     def heal(self) -> None:
         """End every fault. Connections whose bytes were lost are cut, for their streams are beyond repair."""
         with self._lock:
             lossy = [link for link in self._links if link.mute or self._dropping]
             self._links.difference_update(lossy)
-            self._delay, self._dropping, self._refusing, self._swallow = 0.0, False, False, 0
+            self._delay, self._dropping, self._refusing, self._swallow, self._each = 0.0, False, False, 0, 0
+            self._requests_hit.clear()
         for link in lossy:
             link.cut(reset=True)
         self._flow.set()
@@ -149,6 +171,7 @@ class Proxy:
                 return
             try:
                 if self._refusing:
+                    self.refused += 1
                     raise ConnectionRefusedError
                 server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
             except OSError:
@@ -193,9 +216,8 @@ class Proxy:
                 self._dropped += len(chunk)
                 return True
             if to_server:
-                if self._swallow and not link.armed and self._matching in chunk:
-                    self._swallow -= 1
-                    link.armed = True
+                if (self._swallow or self._each) and not link.armed and self._matching in chunk:
+                    self._arm(link, chunk)
                 return False
             if not link.armed:
                 return False
@@ -206,3 +228,10 @@ class Proxy:
             link.cut(reset=True)
             raise ConnectionResetError
         return True
+
+    def _arm(self, link: Link, request: bytes) -> None:
+        if self._each and self._requests_hit[request] >= self._each:
+            return
+        self._swallow = max(0, self._swallow - 1)
+        self._requests_hit[request] += 1
+        link.armed = True
