@@ -26,6 +26,8 @@ __all__ = ["Guard"]
 #: Pauses in seconds: between tries while the store cannot serve, and while a waiter looks whether the holder settled.
 STORE_PAUSE = (0.1, 5.0)
 WAIT_PAUSE = (0.05, 1.0)
+#: Least time to try to settle, also where the lease is in doubt: an effect without a record may happen again.
+SETTLE_PATIENCE = 5.0
 #: A record that cannot be read is looked at again after this: by then it was mended, or this worker upgraded.
 UNREADABLE_PAUSE = 60.0
 
@@ -146,7 +148,8 @@ class Guard:
         self.heartbeat.forget(holding)
         completed = outcome.state is State.COMPLETED
         ttl = self.policy.result_ttl if completed else self.policy.failure_ttl
-        pauses = Pauses(STORE_PAUSE, holding.deadline - monotonic(), lambda: False)  # a stopping worker waits for this
+        patience = max(holding.deadline - monotonic(), SETTLE_PATIENCE)
+        pauses = Pauses(STORE_PAUSE, patience, lambda: False)  # a stopping worker waits for this
         while True:
             try:
                 uninterrupted(lambda: self.store.settle(holding.lease, outcome, ttl=ttl))
@@ -158,10 +161,7 @@ class Guard:
                 # The effect has happened: to run again for want of a record is the one thing we are here to prevent.
                 delivery.event(events.SettleFailed, error=str(error))
                 return not holding.lost
-            if completed:
-                delivery.event(events.Completed, fence=holding.fence)
-            else:
-                delivery.event(events.Failed)
+            delivery.event(events.Completed, fence=holding.fence) if completed else delivery.event(events.Failed)
             return True
 
     def _released(self, delivery: Delivery, holding: Holding, release: Release) -> bool:

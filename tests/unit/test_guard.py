@@ -917,14 +917,26 @@ def test_to_settle_is_given_up_at_the_deadline_of_the_lease_and_the_value_is_ret
     assert bench.heard[1:] == [events.SettleFailed(KEY, "shop.charge", "id-1", error="the store is down")]
 
 
-def test_a_lease_in_doubt_is_tried_to_settle_once(bench: Bench) -> None:
+def test_a_lease_in_doubt_is_tried_to_settle_for_some_seconds(bench: Bench) -> None:
     def body(holding: Holding) -> None:
         bench.clock.advance(57.0)
         bench.store.down("settle")
 
+    began = bench.clock.now
     assert bench.deliver(body) == Ran(None)
-    assert bench.store.count("settle") == 1
+    assert bench.clock.now - began - 57.0 == pytest.approx(5.0, abs=0.2)
+    assert bench.store.count("settle") > 2
     assert bench.told == ["Acquired", "SettleFailed"]
+
+
+def test_a_lease_in_doubt_settles_once_a_short_outage_is_over(bench: Bench) -> None:
+    def body(holding: Holding) -> None:
+        bench.clock.advance(57.0)
+        bench.store.down("settle")
+        bench.clock.at(3.0, bench.store.up)
+
+    assert bench.deliver(body) == Ran(None)
+    assert bench.told == ["Acquired", "Completed"]
 
 
 def test_a_lease_in_doubt_that_nobody_took_still_settles(bench: Bench) -> None:
