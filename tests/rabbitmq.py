@@ -97,6 +97,11 @@ class Vhost:
             counts = {name.removeprefix(self.prefix): _count(connection, name)[0] for name in names}
         return {name: count for name, count in counts.items() if count}
 
+    def delayed(self) -> int:
+        """Return how many messages Celery's delayed delivery holds back."""
+        with kombu.Connection(self.url) as connection:
+            return sum(_count(connection, name)[0] for name in DELAYS)
+
     def delete(self, queues: Iterable[str]) -> None:
         """Delete queues of this test."""
         with kombu.Connection(self.url) as connection:

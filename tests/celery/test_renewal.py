@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from kombu.message import Message
 from celery_idempotent import IdempotentTask, StoreUnreachable
 from celery_idempotent.celery.renewal import MainRenewal
 from celery_idempotent.celery.request import IdempotentRequest
+from celery_idempotent.events import logger
 from celery_idempotent.records import Lease
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.apps import messages
@@ -69,13 +71,13 @@ class TestWhatIsRenewed:
         def make(**policy: object) -> IdempotentRequest:
             options = {"key": "order_id", "lease_ttl": 30, **policy}
 
-            @app.task(base=IdempotentTask, shared=False, name="charge", idempotency=options)
+            @app.task(base=IdempotentTask, shared=False, name="main.charge", idempotency=options)
             def charge(order_id: str) -> None: ...
 
-            sent = app.amqp.as_task_v2("id", "charge", ("ORD-1",), {})
+            sent = app.amqp.as_task_v2("id", "main.charge", ("ORD-1",), {})
             body = (("ORD-1",), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
             message = Message(body=body, headers=sent.headers, content_type="application/json")
-            task = app.tasks["charge"]
+            task = app.tasks["main.charge"]
             requests.append(
                 IdempotentRequest(message, app=app, task=task, decoded=True, headers=sent.headers, body=body)
             )
@@ -88,6 +90,8 @@ class TestWhatIsRenewed:
         app.close()
 
     def held(self, store: MemoryStore, request: IdempotentRequest) -> Lease:
+        assert request.task._binding.guard.store is store
+        assert request.task._binding.policy.lease_ttl == 30
         lease = store.acquire(replace(request.claim(), holder="host:1", task_id="id"))
         assert isinstance(lease, Lease)
         return lease
@@ -158,6 +162,9 @@ class TestWhatIsRenewed:
 
             patched.setattr(store, "get", fail)
             renewal.beat(110.0)
+        assert logger.isEnabledFor(logging.WARNING)
+        assert logger.propagate
+        assert request in worker_state.active_requests
         assert "its lease was not renewed for it: away" in caplog.text
         renewal.beat(120.0)
         assert known(store, lease.key).remaining == pytest.approx(30, abs=1)
