@@ -39,18 +39,19 @@ def test_what_no_replica_confirmed_runs_once_after_a_failover(
     env = {"SENTINEL_PORT": str(failover.port), "WAIT_REPLICAS": "1"}
     worker = start_worker(APP, concurrency=2, env=env)
     charge = client_app(APP, **env).tasks[f"{APP}.charge"]
-    assert charge.delay("ORD-1").get(timeout=SECONDS) == "charged ORD-1"
+    orders = [f"ORD-{number}" for number in range(1, 31)]
+    assert charge.delay(orders[0]).get(timeout=SECONDS) == f"charged {orders[0]}"
 
     failover.cut_replication()
-    late = [charge.delay(f"ORD-{number}") for number in (2, 3)]
+    late = [charge.delay(order) for order in orders[1:]]
     wait_until(lambda: "wait_replicas=1 asks for 1" in worker.logs(), SECONDS, "a claim to be refused")
     failover.kill_main()
     failover.wait_for_promotion()
 
-    assert [result.get(timeout=SECONDS) for result in late] == ["charged ORD-2", "charged ORD-3"]
-    again = [charge.delay(f"ORD-{number}") for number in (1, 2, 3)]
-    assert [result.get(timeout=SECONDS) for result in again] == ["charged ORD-1", "charged ORD-2", "charged ORD-3"]
-    assert [journal.count("charged", f"ORD-{number}") for number in (1, 2, 3)] == [1, 1, 1]
+    assert [result.get(timeout=SECONDS) for result in late] == [f"charged {order}" for order in orders[1:]]
+    again = [charge.delay(order) for order in orders]
+    assert [result.get(timeout=SECONDS) for result in again] == [f"charged {order}" for order in orders]
+    assert [journal.count("charged", order) for order in orders] == [1] * len(orders)
     wait_until(lambda: messages(broker_url) == 0, SECONDS, "the broker to be empty")
 
 
