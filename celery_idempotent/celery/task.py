@@ -40,12 +40,6 @@ class IdempotentTask(Task):
     #: Options of this task: a `Policy`, or a mapping of the options that differ from ``app.conf.idempotency``.
     idempotency: ClassVar[Policy | Mapping[str, Any] | None] = None
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # The guard stays outermost: the __call__ of a subclass or mixin, which need not call ours, becomes the body's.
-        if not getattr(cls.__call__, "is_guard", False):
-            setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
-
     @classmethod
     def bind(cls, app: Any) -> Any:
         """Bind the task to its app, as Celery does when it is declared.
@@ -54,6 +48,10 @@ class IdempotentTask(Task):
             ConfigurationError: an option is wrong, or contradicts another.
         """
         bound = super().bind(app)
+        # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
+        # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
+        if not getattr(cls.__call__, "is_guard", False):
+            setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
         if not (cls.name or "").startswith("celery."):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()

@@ -1,7 +1,7 @@
 """For each fault of the gauntlet, the lines that keep it out, and what stands there once they do not.
 
-`test_breaks.py` makes each of these changes in a copy of the source, and the fault's test must fail there. Where a fault
-is something that others have and we never had (a second lock, a look at the store on the way out), the change adds it.
+`test_breaks.py` makes each of these changes in a copy of the source, and the fault's test must fail there. Where a
+fault is something that we never had (a second lock, a look at the store on the way out), the change adds it.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ BREAKS = [
         (
             ACQUIRE,
             "r.crashes = lapsed and",
-            "if not redis.call('SET', key .. ':lock', owner, 'NX') then return reply('conflict') end\nr.crashes = lapsed and",
+            "if not redis.call('SET', key .. ':lock', 1, 'NX') then return reply('conflict') end\n"
+            "r.crashes = lapsed and",
         ),
     ),
     broken(14, "defaults are left out", ("keys.py", "bound.apply_defaults()", "pass")),
@@ -286,7 +287,7 @@ BREAKS = [
 ]
 
 
-def tests() -> dict[int, list[tuple[str, str]]]:
+def shown_by() -> dict[int, list[tuple[str, str]]]:
     """Return the tests of each fault, as file below `tests/gauntlet` and name, read from their marks."""
     found: dict[int, list[tuple[str, str]]] = {}
     for path in sorted(HERE.glob("test_*.py")):

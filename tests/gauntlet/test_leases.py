@@ -145,6 +145,7 @@ def test_every_record_ends_by_itself_whatever_became_of_its_holder(store: RedisS
     }
     leases = {name: store.acquire(each) for name, each in claims.items()}
     assert all(isinstance(lease, Lease) for lease in leases.values())
+    assert all(0 < expires_in(name) <= 660 for name in claims)
     held: dict[str, Any] = leases
     store.settle(held["completed"], DONE, ttl=300)
     store.settle(held["failed"], Outcome(State.FAILED, b"!exception:"), ttl=300)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.records import State
@@ -142,21 +143,40 @@ def test_the_users_exception_is_not_hidden_by_a_store_that_is_gone(
         declare(charge, store=RedisStore.from_url(server.url())).apply(("A",)).get()
 
 
+def in_context(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What Flask's documentation has a task's `__call__` do, but for the context."""
+    return self.run(*args, **kwargs)
+
+
+class ContextTask(IdempotentTask):
+    abstract = True
+    __call__ = in_context
+
+
+class Selfish:
+    """A mixin that does the same, and lets no other class know of its subclasses."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+    __call__ = in_context
+
+
+class MixedTask(Selfish, IdempotentTask):
+    abstract = True
+
+
 @pytest.mark.fault(25)
-def test_a_base_class_that_replaces_call_does_not_remove_the_guard(declare: Callable[..., Any]) -> None:
-    """Flask's documented pattern, which runs every task in an application context."""
+@pytest.mark.parametrize("base", [ContextTask, MixedTask, IdempotentTask], ids=["subclass", "mixin", "annotation"])
+def test_whatever_replaces_call_does_not_remove_the_guard(declare: Callable[..., Any], app: Celery, base: type) -> None:
     runs: list[str] = []
-
-    class ContextTask(IdempotentTask):
-        abstract = True
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            return self.run(*args, **kwargs)
+    if base is IdempotentTask:
+        app.conf.task_annotations = {"charge": {"__call__": in_context}}
 
     def charge(self: Any, order_id: str) -> str:
         runs.append(order_id)
         return f"charged {order_id}"
 
-    task = declare(charge, base=ContextTask)
+    task = declare(charge, base=base)
     assert [task.apply(("A",)).get() for _ in range(2)] == ["charged A"] * 2
     assert runs == ["A"]

@@ -127,6 +127,7 @@ def test_nobody_who_waits_for_a_duplicate_gets_none_or_waits_for_ever(
     ]
     consumer.work()
     value = "charged A"
+    assert [result.ready() for result in waiting] == [True] * 5
     assert [result.get(timeout=10) for result in waiting] == [value, value, value, value, [value, value]]
     assert collected == [value, value, [value, value]]
     assert runs == ["A"]
