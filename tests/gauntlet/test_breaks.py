@@ -52,6 +52,7 @@ def run(tree: Path, *names: str) -> subprocess.CompletedProcess[str]:
     """Run tests of the gauntlet in a copy of the tree."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *names]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
+    env["COLUMNS"] = "300"  # pytest shortens what failed to the width of a terminal
     return subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=LONGEST, check=False)
 
 

@@ -65,6 +65,7 @@ def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
         return f"charged {order_id}"
 
     def in_child() -> bytes:
+        os.write(writing, b"%d\n" % store._command("CLIENT", "ID"))
         taken = [take(store, f"child-{number}").key for number in range(50)]
         assert taken == [known(store, key).key for key in taken]
         return str(task.apply(("child",)).get()).encode()
@@ -72,6 +73,7 @@ def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
     task = declare(charge, lease_ttl=1.5)
     task.apply(("parent",)).get()  # starts the thread, and opens the connection
     lease = take(store, "parents", owner="the parent")
+    connection = store._command("CLIENT", "ID")
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking while other threads run
@@ -81,6 +83,7 @@ def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
     os.close(writing)
     with open(reading, "rb") as pipe:
         try:
+            assert int(pipe.readline()) != connection
             for _ in range(50):
                 assert store.renew([lease]) == []
                 assert known(store, "parents").owner == "the parent"
