@@ -88,7 +88,7 @@ BREAKS = [
     broken(
         7,
         "an error ends the thread",
-        ("heartbeat.py", "except Exception as error:  # noqa: BLE001 - none", "except LeaseLost as error:  # none"),
+        ("heartbeat.py", "holding.due = monotonic() + min(", "raise  # min("),
         ("heartbeat.py", "except Exception:  # whatever it was", "except LeaseLost:  # whatever it was"),
     ),
     broken(
