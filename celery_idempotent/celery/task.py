@@ -121,7 +121,9 @@ class IdempotentTask(Task):
         signature = super().signature_from_request(request, *args, **options)
         if not options.keys() & {"queue", "exchange", "routing_key"} and not signature.options.get("queue"):
             signature.set(**brokers.destination(self.app, request.delivery_info))
-        return _with_headers(signature, identity.headers(**{"from": identity.owner}))
+        # A run ends with the retry that it publishes, which may overtake it; another message of its own making may not.
+        is_retry = options.get("retries") == (request.retries or 0) + 1
+        return _with_headers(signature, identity.headers(**{"from": identity.owner if is_retry else None}))
 
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.

@@ -66,8 +66,8 @@ BREAKS = [
         "a retry does not say who published it",
         (
             "celery/task.py",
-            '(signature, identity.headers(**{"from": identity.owner}))',
-            "(signature, identity.headers())",
+            'options.get("retries") == (request.retries or 0) + 1',
+            "False",
         ),
     ),
     broken(4, "whoever asks settles", (SETTLE, "(r[1] ~= 'in_progress' or r[2] ~= owner)", "r[1] ~= 'in_progress'")),

@@ -200,3 +200,23 @@ def test_the_owner_of_a_delivery_is_not_inherited_by_what_its_body_publishes(
     assert ["idempotency_delivery" in headers for headers in published] == [False, True]
     consumer.work()
     assert runs == [result.id]
+
+
+def test_a_message_that_a_body_makes_of_its_own_request_waits_for_the_body(
+    declare: Callable[..., Any], consumer: Consumer
+) -> None:
+    """Only a retry may overtake who published it, for it ends with that."""
+    runs: list[str] = []
+
+    def charge(self: Any, order_id: str) -> str:
+        runs.append("begun")
+        if len(runs) == 1:
+            self.signature_from_request().apply_async()
+            consumer.deliver(consumer.receive())
+        runs.append("ended")
+        return f"charged {order_id}"
+
+    result = declare(charge).delay("A")
+    consumer.work()
+    assert runs == ["begun", "ended"]
+    assert result.get(timeout=10) == "charged A"
