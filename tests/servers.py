@@ -264,10 +264,18 @@ class Databases:
         self._free.append(db)
 
 
+class Client(redis.Redis):
+    """A client that closes its connections when it is closed; that of redis-py 5.0.0 leaves them to the collector."""
+
+    def close(self) -> None:
+        super().close()
+        self.connection_pool.disconnect()
+
+
 def open_client(url: str, **options: Any) -> redis.Redis:
     """Return a Redis client that neither retries nor waits long."""
     defaults: dict[str, Any] = {"socket_timeout": 5, "socket_connect_timeout": 5, "retry": Retry(NoBackoff(), 0)}
-    return redis.Redis.from_url(url, **{**defaults, **options})
+    return Client.from_url(url, **{**defaults, **options})
 
 
 def start_redis() -> RedisServer | ExternalRedis:

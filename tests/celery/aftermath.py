@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import redis
 from celery import Celery
 from celery.result import AsyncResult, EagerResult
 
@@ -12,6 +11,7 @@ from celery_idempotent.records import Record, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
 from tests.celery.journal import Journal
+from tests.servers import open_client
 from tests.waiting import wait_until
 
 PARTING = "tests.celery.parting"
@@ -34,7 +34,7 @@ class Aftermath:
     def of(self, result: AsyncResult, order: str = "ORD-1") -> dict[str, Any]:
         """Return what is left of the task behind a result, as words and numbers."""
         record = self.record(order)
-        with redis.Redis.from_url(self.store_url) as client:
+        with open_client(self.store_url) as client:
             mark = client.hget(self._key(order), f"attempt:{result.id}")
         left: dict[str, Any] = {
             "record": str(record.state) if record else "none",

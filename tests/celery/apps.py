@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from unittest import mock
 
-import redis
 from celery import Celery, _state
 
 from tests.celery import measuring
+from tests.servers import open_client
 
 
 def from_env(app: Celery) -> Celery:
@@ -45,7 +45,7 @@ def from_env(app: Celery) -> Celery:
 
 def messages(broker_url: str) -> int:
     """Return how many messages a Redis broker holds, waiting or handed out; none means that all work is done."""
-    with redis.Redis.from_url(broker_url) as client:
+    with open_client(broker_url) as client:
         return int(client.llen("celery")) + int(client.hlen("unacked"))
 
 

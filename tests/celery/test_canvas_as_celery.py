@@ -8,13 +8,13 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-import redis
 from celery import Celery
 from celery.result import AsyncResult, GroupResult
 
 from tests.celery.canvases import canvases
 from tests.celery.fixtures import StartWorker
 from tests.celery.journal import Journal
+from tests.servers import open_client
 from tests.waiting import wait_until
 
 CANVAS = "tests.celery.canvas_app"
@@ -27,7 +27,7 @@ def is_idle(broker_url: str) -> bool:
 
     A message that a worker has just fetched is in neither for a moment: first wait for what is to happen.
     """
-    with redis.Redis.from_url(broker_url) as client:
+    with open_client(broker_url) as client:
         queues = [name for name in client.scan_iter() if client.type(name) == b"list"]
         pipeline = client.pipeline().hlen("unacked")
         for name in queues:

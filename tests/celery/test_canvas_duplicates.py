@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, chain, chord, group
 
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.test_canvas_as_celery import is_idle
+from tests.servers import open_client
 from tests.waiting import wait_until
 
 CANVAS = "tests.celery.canvas_app"
@@ -36,7 +36,7 @@ class Held:
 
     def take(self) -> dict[str, Any]:
         """Wait for a message, and take it out."""
-        with redis.Redis.from_url(self.broker_url) as client:
+        with open_client(self.broker_url) as client:
             raw: bytes = wait_until(lambda: client.rpop("held"), 20, "a message in the queue that is held")
         message: dict[str, Any] = json.loads(raw)
         return message
@@ -45,7 +45,7 @@ class Held:
         """Publish the message, as a producer does that tries again."""
         message["properties"]["delivery_info"]["routing_key"] = "celery"
         message["properties"]["delivery_tag"] = str(uuid.uuid4())
-        with redis.Redis.from_url(self.broker_url) as client:
+        with open_client(self.broker_url) as client:
             client.lpush("celery", json.dumps(message))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, chain, chord, group
 
 from celery_idempotent import ConfigurationError
 from celery_idempotent.celery.identity import KEY
+from tests.servers import open_client
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def keys(app: Celery, broker_url: str) -> Callable[[], list[object]]:
     """A function that returns the keys of the messages that were published, and takes them out of their queue."""
 
     def keys() -> list[object]:
-        with redis.Redis.from_url(broker_url) as client:
+        with open_client(broker_url) as client:
             messages = [json.loads(raw) for raw in client.lrange("celery", 0, -1)][::-1]
             client.delete("celery")
         assert not any(KEY in message["properties"] for message in messages)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, chain, chord, group
 
 from tests.celery.fixtures import StartWorker
@@ -14,6 +13,7 @@ from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.test_canvas_as_celery import is_idle
 from tests.celery.test_canvas_duplicates import CANVAS, TAG, runs, signatures
+from tests.servers import open_client
 from tests.waiting import wait_until
 
 
@@ -84,7 +84,7 @@ def test_what_follows_a_task_whose_worker_is_killed_after_it_settled_runs_once(
     build(signatures(app.module)).apply_async()
     gate.reached()
     journal.wait_for_count(sum(expected.values()), "ran", timeout=30)
-    with redis.Redis.from_url(broker_url) as client:
+    with open_client(broker_url) as client:
         wait_until(lambda: client.hlen("unacked") == 1, 30, "all but the task at the gate to be acked")
         node.kill("SIGKILL")
         gate.open()

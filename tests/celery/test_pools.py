@@ -8,7 +8,6 @@ from typing import Any
 
 import celery
 import pytest
-import redis
 from celery import Celery
 
 from celery_idempotent.records import State
@@ -19,7 +18,7 @@ from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.nodes import WorkerNode
 from tests.proxy import Proxy
-from tests.servers import RedisServer
+from tests.servers import RedisServer, open_client
 from tests.waiting import wait_until
 
 POOLED = "tests.celery.pooled"
@@ -290,7 +289,7 @@ def test_many_greenlets_share_a_few_connections(
     assert [result.get(timeout=60) for result in results] == [f"met ORD-{n}" for n in range(count)]
     assert journal.count("started") == count
     assert "StoreFailed" not in node.logs()
-    with redis.Redis.from_url(store_url) as client:
+    with open_client(store_url) as client:
         assert sum(each["db"] == store_url.rpartition("/")[2] for each in client.client_list()) < count // 2
 
 

@@ -226,7 +226,7 @@ def test_custom_names_of_the_brokers_keys_are_honoured(
     gate = gates.close("running")
     running = app.module.guarded.delay("running")
     gate.reached()
-    with redis.Redis.from_url(broker_url) as client:
+    with open_client(broker_url) as client:
         [(tag, delivered)] = client.zrange("shop:waiting since", 0, -1, withscores=True)
         wait_until(lambda: client.zscore("shop:waiting since", tag) > delivered, message="the message to be refreshed")
         assert client.zcard("shop:waiting since") == 1

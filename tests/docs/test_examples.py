@@ -16,6 +16,7 @@ from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.nodes import WorkerNode
 from tests.docs.pages import ROOT
+from tests.servers import open_client
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.worker
@@ -180,7 +181,7 @@ class TestTutorial:
         result = module.charge.delay("ORD-4", 999)
         wait_for_pid(node, "charges")
         node.kill()
-        with redis.Redis.from_url(broker_url) as broker:
+        with open_client(broker_url) as broker:
             wait_until(lambda: oldest_unacked(broker) > 3 * float(SECONDS), 20, "the visibility timeout to pass")
         node.start().ready()
         node.wait_for_log("TakenOver key=idem:examples.tutorial.charge::ORD-4", timeout=30)

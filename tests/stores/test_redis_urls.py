@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import redis
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import TIMEOUT, RedisStore
+from tests.servers import open_client
 from tests.stores.benches import DONE, KEY, known, take
 
 SECRET = "hunter2"
@@ -71,7 +71,7 @@ class TestUrls:
 
     def test_a_client_that_decodes_replies_is_refused(self, redis_url: str) -> None:
         with (
-            redis.Redis.from_url(redis_url, decode_responses=True) as client,
+            open_client(redis_url, decode_responses=True) as client,
             pytest.raises(ConfigurationError, match="decode_responses"),
         ):
             RedisStore(client)
@@ -79,7 +79,7 @@ class TestUrls:
             open_store(f"{redis_url}?decode_responses=true")
 
     def test_a_client_of_ones_own_will_do(self, redis_url: str) -> None:
-        with redis.Redis.from_url(redis_url) as client:
+        with open_client(redis_url) as client:
             assert take(RedisStore(client)).fence > 0
 
     @pytest.mark.parametrize("protocol", [2, 3])
