@@ -18,8 +18,8 @@ from tests.waiting import wait_until
 NAME = "orders"
 REPLICAS = 2
 READY_SECONDS = 60.0
-#: After its failover timeout a sentinel tries a failover again that came to nothing. It also has replicas follow the main
-#: server directly then, which would lead them around our proxy: not before the main server is dead.
+#: After its failover timeout a sentinel tries a failover again that came to nothing. It also has replicas follow the
+#: main server directly then, which would lead them around our proxy: not before the main server is dead.
 PATIENT_MS, HASTY_MS = 600_000, 3_000
 
 
