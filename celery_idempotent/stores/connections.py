@@ -13,11 +13,12 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 __all__ = ["Connections"]
 
@@ -59,6 +60,7 @@ class Connections:
         if not self.one_node:
             return self._client.execute_command(*command)
         if self._pid != os.getpid():  # what came through a fork is our parent's
+            _unlock(self._client.connection_pool)  # first: what is forgotten goes back there
             self._reset()
         idle = self._idle
         try:
@@ -96,7 +98,7 @@ class Connections:
                 except IndexError:
                     pass
                 if len(self._opened) < self._most or monotonic() >= end:
-                    client = self._client.client()
+                    client = self._connect()
                     self._opened.add(client)
                     return client
                 time.sleep(LOOK_EVERY)
@@ -104,11 +106,35 @@ class Connections:
             if first:
                 self._opening.release()
 
+    def _connect(self) -> Any:
+        try:
+            return self._client.client()
+        except (RedisError, OSError):
+            raise
+        except BaseException:
+            # redis-py puts back into its pool what was interrupted while it said hello, and gives it out again: half
+            # made, so that every later opening fails on it, or with a reply on its way that would be taken for the one
+            # to our first command. Closed, it starts anew.
+            with suppress(TypeError):  # redis-py 5 can close only all connections of a BlockingConnectionPool
+                self._client.connection_pool.disconnect(inuse_connections=False)
+            raise
+
     def close(self) -> None:
         """Close every connection, those of other threads too; whoever calls next opens a new one."""
         if self.one_node:
             self._client.connection_pool.disconnect()
         self._client.close()
+
+
+def _unlock(pool: Any) -> None:
+    """Give a pool of redis-py a lock of this process.
+
+    It makes one itself after a fork, but waits for the old one before: for ever, if a thread that our parent had and we
+    have not was just opening a connection.
+    """
+    pool._lock = threading.RLock()
+    for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
+        sentinel.connection_pool._lock = threading.RLock()
 
 
 def _both(connection: Any) -> tuple[Any, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import redis
 
 from celery_idempotent.stores.redis import RedisStore
+from tests.proxy import Proxy
+from tests.servers import RedisServer
 from tests.waiting import wait_until
 
 NAME = "connections-under-test"
@@ -153,3 +157,85 @@ def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:
     store = RedisStore.from_url(redis_url + "?max_connections=3")
     assert store._connections._most == 3
     store.close()
+
+
+def test_a_child_that_is_forked_while_a_thread_opens_a_connection_reaches_the_store(store: RedisStore) -> None:
+    """The main process of a worker forks a new child for one that died, while a thread releases that one's lease."""
+    store.ping()
+    held, forked = threading.Event(), threading.Event()
+
+    def hold_the_lock() -> None:
+        with store._connections._client.connection_pool._lock:
+            held.set()
+            forked.wait(60)
+
+    child = multiprocessing.get_context("fork").Process(target=store.ping)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(hold_the_lock)
+        assert held.wait(15)
+        try:
+            child.start()
+        finally:
+            forked.set()
+    child.join(15)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
+
+
+class Interruption(Exception):
+    """What a signal raises, as a soft time limit does."""
+
+
+class Interrupted(redis.Connection):
+    """A connection that is interrupted once, when it has said hello and is about to read the reply."""
+
+    due = True
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        if self.due:
+            self.due = False
+            raise Interruption
+        return super().read_response(*args, **options)
+
+
+class HalfMade(redis.Connection):
+    """A connection that is interrupted once, when it has a socket and nothing to read it with."""
+
+    due = True
+
+    def on_connect(self) -> None:  # redis-py 5
+        self.interrupt()
+        super().on_connect()  # type: ignore[no-untyped-call]
+
+    def on_connect_check_health(self, *args: Any, **options: Any) -> None:
+        self.interrupt()
+        super().on_connect_check_health(*args, **options)
+
+    def interrupt(self) -> None:
+        if self.due:
+            self.due = False
+            raise Interruption
+
+
+@pytest.mark.parametrize("kind", [Interrupted, HalfMade])
+def test_a_connection_whose_opening_was_interrupted_starts_anew(
+    kind: type[redis.Connection], own_redis: Callable[..., RedisServer]
+) -> None:
+    """redis-py keeps it as it is: it fails for ever, or gives every command the reply to the one before."""
+    with Proxy(own_redis().port) as proxy, ThreadPoolExecutor(1) as thread:
+        options: dict[str, Any] = {"host": "127.0.0.1", "port": proxy.port, "socket_timeout": 40}
+        store = RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(connection_class=kind, **options)))
+        connections = store._connections
+        try:
+            proxy.partition()
+            with pytest.raises(Interruption):
+                connections.execute("ECHO", "interrupted")
+            first = thread.submit(connections.execute, "ECHO", "first")
+            wait_until(lambda: first.done() or proxy.accepted == 2 or len(connections._opened) == 1)
+            proxy.heal()
+            assert first.result(timeout=15) == b"first"
+            assert connections.execute("ECHO", "second") == b"second"
+        finally:
+            proxy.heal()
+            store.close()
