@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import states
@@ -175,8 +176,12 @@ class MessageDelivery:
             )
         delay = copies.delay_before(task.app, identity.copy, busy.remaining)
         own = busy.holder_task_id in ("", request.id)
+        publish = partial(copies.publish, task, request, identity, delay, hide_expiry=own)
         try:
-            copy = copies.publish(task, request, identity, delay, hide_expiry=own)
+            try:
+                copy = publish()
+            except SoftTimeLimitExceeded:
+                copy = publish()  # perhaps a second one; to ack this message without any could lose the operation
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:

@@ -143,7 +143,24 @@ def deferring(app: Celery) -> MessageDelivery:
     return MessageDelivery(task, message, task.run, ("A",), {})
 
 
-def test_a_soft_limit_that_hits_while_a_copy_is_published_is_the_tasks(
+def test_a_soft_limit_that_hits_while_a_copy_is_published_does_not_have_the_message_acked_without_one(
+    deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[bool] = []
+
+    def publish(*_: Any, **__: Any) -> int:
+        tries.append(True)
+        if len(tries) == 1:
+            raise SoftTimeLimitExceeded
+        return 7
+
+    monkeypatch.setattr(copies, "publish", publish)
+    with pytest.raises(Ignore, match="copy 7 of this message"):
+        deferring._stand_aside(Busy(1.0))
+    assert len(tries) == 2
+
+
+def test_a_soft_limit_that_hits_time_and_again_is_the_tasks(
     deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "publish", lambda *_, **__: (_ for _ in ()).throw(SoftTimeLimitExceeded()))
