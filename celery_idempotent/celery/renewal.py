@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,8 +27,6 @@ __all__ = ["OPTION", "MainRenewal", "RenewalStep"]
 
 #: The setting that switches it on.
 OPTION = "idempotency_renew_from_main"
-#: Longest time in seconds that a stopping worker waits for a renewal on its way.
-STOP_SECONDS = 0.2
 
 
 @dataclass(slots=True)
@@ -49,21 +47,17 @@ class MainRenewal:
     def __init__(self, step: float) -> None:
         self._step = step
         self._watched: WeakKeyDictionary[IdempotentRequest, _Watch] = WeakKeyDictionary()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="celery-idempotent-renewal", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread, which ends with the process: a worker that stops may wait for its last bodies."""
+        threading.Thread(target=self._run, name="celery-idempotent-renewal", daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread; what it is just asking a store is not waited for."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_SECONDS)
+        """Go on; see `start`."""
 
     def _run(self) -> None:
-        while not self._stop.wait(self._step):
+        while True:
+            sleep(self._step)
             try:
                 self.beat(monotonic())
             except Exception:  # noqa: BLE001 - whatever it was, the children need this thread
@@ -106,27 +100,14 @@ class RenewalStep(bootsteps.StartStopStep):
     name = "celery_idempotent.renewal"
     requires = ("celery.worker.components:Pool",)
 
-    def __init__(self, worker: Any, **options: Any) -> None:
-        self.renewal: MainRenewal | None = None
-        super().__init__(worker, **options)
-
     def include_if(self, worker: Any) -> bool:
         """Tell whether it is asked for, and of use."""
         forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         return bool(forks and worker.app.conf.get(OPTION) and _leases(worker.app))
 
-    def start(self, worker: Any) -> None:
-        """Start to renew."""
-        self.renewal = MainRenewal(min(_leases(worker.app)) / RENEWALS_PER_TTL)
-        self.renewal.start()
-
-    def stop(self, worker: Any) -> None:
-        """Stop to renew: what still runs goes on under its child's heartbeat."""
-        if self.renewal is not None:
-            self.renewal.stop()
-            self.renewal = None
-
-    terminate = stop
+    def create(self, worker: Any) -> MainRenewal:
+        """Return what the worker starts once its pool has its children."""
+        return MainRenewal(min(_leases(worker.app)) / RENEWALS_PER_TTL)
 
 
 def _leases(app: Any) -> list[float]:
