@@ -23,7 +23,8 @@ def app(client_app: Callable[..., Celery]) -> Celery:
     return client_app(SHOP)
 
 
-@pytest.mark.parametrize("pool", [pytest.param("prefork", marks=pytest.mark.smoke), "threads", "solo"])
+@pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_long_task_keeps_its_lease(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store_url: str, pool: str
 ) -> None:

@@ -143,8 +143,6 @@ def test_what_a_worker_runs_prefetches_defers_or_keeps_for_its_eta_is_delivered_
 def test_other_pools_keep_what_they_hold(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, gates: Gates, pool: str
 ) -> None:
-    if pool in ("gevent", "eventlet"):
-        pytest.importorskip(pool, reason=f"pip install {pool}")
     node = start_worker(HELD, pool=pool, concurrency=1, prefetch=3, visibility_timeout=TIMEOUT)
     later = app.module.plain.apply_async(("later",), countdown=LONG)
     wait_until(lambda: deliveries(later, node), message="the task to wait for its ETA")

@@ -187,7 +187,6 @@ def compare(ours: Record | None, theirs: Record | None) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
 def test_redis_answers_like_the_memory_store(redis_url: str) -> None:
     class Machine(Twins):
         url = redis_url
