@@ -134,7 +134,8 @@ def test_what_a_worker_ahead_of_its_time_takes_from_others_does_not_run_twice(
 ) -> None:
     """To its clock, every message that anybody has held is older than the visibility timeout: it hands out copies."""
     gate = gates.close("after ORD-1")
-    start_worker(SHOP, concurrency=1, visibility_timeout=300)
+    # Its one place is taken, so that what is handed out goes to the other.
+    start_worker(SHOP, concurrency=1, prefetch=1, visibility_timeout=300)
     first = app.module.charge.delay("ORD-1")
     gate.reached()
     thief = start_wrong(600.0, concurrency=1, visibility_timeout=300)
