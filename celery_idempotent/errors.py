@@ -10,6 +10,7 @@
     ├── Superseded               a later copy or attempt of this message has taken its place
     ├── CrashLoop                the operation killed its worker too many times in a row
     ├── LeaseLost                somebody else took the operation over; this run has become a duplicate
+    ├── SettleNotCommitted       the body settled within its own transaction, and that was not committed
     ├── ResultUnavailable        the operation is done, its value was not kept
     ├── PreviouslyFailed         the operation failed for good, and its exception cannot be rebuilt
     └── StoreError               the store did not do what it was asked
@@ -34,6 +35,7 @@ __all__ = [
     "PreviouslyFailed",
     "RecordUnreadable",
     "ResultUnavailable",
+    "SettleNotCommitted",
     "StoreError",
     "StoreRefused",
     "StoreUnreachable",
@@ -71,6 +73,10 @@ class CrashLoop(IdempotencyError):
 
 class LeaseLost(IdempotencyError):
     """Raised when the lease is no longer ours: what this run does from here on is a duplicate's."""
+
+
+class SettleNotCommitted(IdempotencyError):
+    """Raised when the body settled within its own transaction, returned, and the transaction was not committed."""
 
 
 class ResultUnavailable(IdempotencyError):

@@ -7,7 +7,7 @@ stay inside the store, whose clock alone decides what has expired.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 __all__ = [
@@ -179,7 +179,8 @@ class Record:
     """What the store remembers about a key.
 
     ``remaining`` is how many seconds the lease still runs (IN_PROGRESS) or a retry is still to be waited for
-    (RELEASED), by the store's clock at the moment of the answer; ``age`` the seconds since the record was settled.
+    (RELEASED), by the store's clock at the moment of the answer; ``age`` the seconds since the record was settled;
+    ``retention`` those that it is kept from now on if nobody touches it, or 0 where the store does not tell.
     """
 
     key: str
@@ -194,6 +195,7 @@ class Record:
     payload: bytes = b""
     remaining: float = 0.0
     age: float = 0.0
+    retention: float = field(default=0.0, compare=False)
     announced: frozenset[str] = frozenset()
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import difflib
+from importlib import import_module
 
 from ..errors import ConfigurationError
 from .base import Store
 
-__all__ = ["Store", "hide_password", "open_store"]
+__all__ = ["SCHEMES", "Store", "hide_password", "open_store"]
 
-SCHEMES = ("memory", "redis", "rediss", "unix")
+#: By scheme: the module and the class, whose `from_url` makes the store; and the extra that brings its driver, if it
+#: needs one.
+SCHEMES: dict[str, tuple[str, str, str]] = {
+    "memory": ("memory", "MemoryStore", ""),
+    "redis": ("redis", "RedisStore", ""),
+    "rediss": ("redis", "RedisStore", ""),
+    "unix": ("redis", "RedisStore", ""),
+}
 
 
 def open_store(url: str) -> Store:
@@ -19,23 +27,28 @@ def open_store(url: str) -> Store:
         url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, or ``memory://`` for one process.
 
     Raises:
-        ConfigurationError: the scheme is unknown or the URL cannot be parsed.
+        ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
-    if scheme == "memory":
-        from .memory import MemoryStore
-
-        return MemoryStore()
-    if scheme in SCHEMES:
-        from .redis import RedisStore
-
-        return RedisStore.from_url(url)
-    near = difflib.get_close_matches(scheme, SCHEMES, n=1)
-    known = ", ".join(f"{name}://" for name in SCHEMES)
-    hint = f" Did you mean {near[0]}://?" if near else ""
-    raise ConfigurationError(
-        f"Expected the URL of an idempotency store to begin with one of {known}, got {hide_password(url)!r}.{hint}"
-    )
+    if scheme not in SCHEMES:
+        near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        hint = f" Did you mean {near[0]}://?" if near else ""
+        raise ConfigurationError(
+            f"Expected the URL of an idempotency store to begin with one of {known}, got {hide_password(url)!r}.{hint}"
+        )
+    module, name, extra = SCHEMES[scheme]
+    try:
+        cls = getattr(import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        if not extra or (error.name or "").startswith("celery_idempotent"):
+            raise
+        raise ConfigurationError(
+            f"Expected {error.name} to be installed for {scheme}:// stores, and it is not. "
+            f"Install it with: pip install 'celery-idempotent[{extra}]'"
+        ) from None
+    store: Store = cls.from_url(url)
+    return store
 
 
 def hide_password(url: str) -> str:

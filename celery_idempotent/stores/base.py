@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from ..errors import ConfigurationError
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
 
 __all__ = ["Store"]
@@ -46,6 +48,24 @@ class Store(ABC):
             LeaseLost: the lease is not ours any more; nothing was written.
         """
 
+    def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
+        """Record how the operation ended in the caller's own open transaction: it counts when that commits.
+
+        Arguments:
+            lease: The lease.
+            outcome: How the operation ended.
+            ttl: Seconds the record is kept.
+            using: What the caller has of the transaction; which kinds are taken is the store's to say.
+
+        Raises:
+            LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
+            ConfigurationError: the store cannot write there, or there is no transaction open.
+        """
+        raise ConfigurationError(
+            f"Expected a store that keeps its records where the task's transaction is, got a {type(self).__name__}. "
+            "Use a postgresql:// or sqlite:// store in the same database as the task's own rows."
+        )
+
     @abstractmethod
     def release(self, lease: Lease, release: Release) -> bool:
         """Give the lease back unsettled, and tell whether it was still ours.
@@ -70,9 +90,22 @@ class Store(ABC):
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         """Iterate over the records whose key begins with ``prefix``, in no order, without blocking the store."""
 
-    def purge(self) -> int:
-        """Remove what has expired and return how much; 0 where the server expires by itself."""
+    def purge(self, limit: int | None = None) -> int:
+        """Remove what has expired and return how much; 0 where the server expires by itself.
+
+        Works in batches that hold no lock for long, so that it may run beside everything else.
+
+        Arguments:
+            limit: Remove about so many and no more (default: all).
+        """
         return 0
+
+    def pending_schema(self) -> str:
+        """Return what `apply_schema` would do, as text for people; "" if there is nothing to do."""
+        return ""
+
+    def apply_schema(self) -> None:  # noqa: B027 - most stores need none
+        """Create what the store needs on its server, or upgrade it; safe to repeat, also at the same time."""
 
     @abstractmethod
     def ping(self) -> None:

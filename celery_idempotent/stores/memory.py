@@ -24,6 +24,11 @@ class MemoryStore(Store):
         #: seconds by which this store's clock is ahead; tests age records by moving it
         self.offset = 0.0
 
+    @classmethod
+    def from_url(cls, url: str) -> MemoryStore:
+        """Return a new, empty store, whatever the URL says after its scheme."""
+        return cls()
+
     def _now(self) -> int:
         return int((monotonic() + self.offset) * rules.SECOND)
 
@@ -97,10 +102,10 @@ class MemoryStore(Store):
             if record is not None and state in (None, record.state):
                 yield record
 
-    def purge(self) -> int:
+    def purge(self, limit: int | None = None) -> int:
         with self._lock:
             now = self._now()
-            expired = [key for key, row in self._rows.items() if row.expires <= now]
+            expired = [key for key, row in self._rows.items() if row.expires <= now][:limit]
             for key in expired:
                 del self._rows[key]
             return len(expired)

@@ -64,6 +64,7 @@ def view(key: str, row: Row, now: int) -> Record:
         payload=row.payload,
         remaining=max(0, end - now) / SECOND,
         age=max(0, now - row.ended) / SECOND if row.ended else 0.0,
+        retention=max(0, row.expires - now) / SECOND,
         announced=frozenset(row.announced),
     )
 

@@ -14,20 +14,18 @@ import pytest
 
 from celery_idempotent.errors import LeaseLost
 from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.stores import Store, open_store
-from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores import Store
 from tests import processes
 from tests.stores.benches import age, claim, known, take
+from tests.stores.kinds import Kind
 
 T = TypeVar("T")
 THREADS, PROCESSES, ROUNDS = 50, 8, 20
 
 
-@pytest.fixture(params=["memory", "redis"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    store = open_store("memory://" if request.param == "memory" else request.getfixturevalue("redis_url"))
-    yield store
-    store.close()
+@pytest.fixture
+def store(any_store: Store) -> Store:
+    return any_store
 
 
 @pytest.fixture(autouse=True)
@@ -170,8 +168,10 @@ def test_a_renewal_and_a_take_over_leave_one_holder(store: Store, crowd: ThreadP
 
 
 @pytest.fixture
-def racers(redis_url: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-m", "tests.stores.racer", redis_url]
+def racers(kind: Kind, kind_url: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    if not kind.shared:
+        pytest.skip("what other processes see is not this store")
+    command = [sys.executable, "-m", "tests.stores.racer", kind_url]
     started = [
         processes.spawn([*command, f"t{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for number in range(PROCESSES)
@@ -201,19 +201,19 @@ def race(racers: list[subprocess.Popen[bytes]], key: str) -> list[str]:
     return [said(racer) for racer in racers]
 
 
-def test_of_eight_processes_one_gets_the_lease(racers: list[subprocess.Popen[bytes]], redis_store: RedisStore) -> None:
+def test_of_eight_processes_one_gets_the_lease(racers: list[subprocess.Popen[bytes]], store: Store) -> None:
     for number in range(ROUNDS * 2):
         answers = race(racers, f"key-{number}")
         assert sorted(answers)[1:] == ["conflict"] * (PROCESSES - 1)
-        assert f"{known(redis_store, f'key-{number}').fence} False" in answers
+        assert f"{known(store, f'key-{number}').fence} False" in answers
 
 
 def test_of_eight_processes_one_takes_over_a_lease_that_ran_out(
-    racers: list[subprocess.Popen[bytes]], redis_store: RedisStore
+    racers: list[subprocess.Popen[bytes]], store: Store
 ) -> None:
-    fences = [take(redis_store, "key", task_id="a").fence]
+    fences = [take(store, "key", task_id="a").fence]
     for _ in range(ROUNDS * 2):
-        age(redis_store, "key", 61)
+        age(store, "key", 61)
         (lease,) = [answer for answer in race(racers, "key") if answer != "conflict"]
         fence, took_over = lease.split()
         assert took_over == "True"

@@ -1,0 +1,99 @@
+"""What a task has of its own transaction -> the driver's connection, on which a record can be written.
+
+Taken are a connection of the driver itself, a SQLAlchemy ``Connection``, ``Session`` or ``scoped_session``, and the
+alias of a Django database. SQLAlchemy is never imported: who hands in one of its objects has done so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigurationError
+
+__all__ = ["driver_connection"]
+
+TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or the alias of a Django database"
+
+
+def driver_connection(using: Any, driver: type[Any]) -> Any:
+    """Return the driver's connection below what the caller has, with the caller's transaction open on it.
+
+    Whether a bare connection of the driver is in a transaction is the store's to find out.
+
+    Arguments:
+        using: What the caller has.
+        driver: The class of the store's driver's connections.
+
+    Raises:
+        ConfigurationError: it is none of these, it leads to another driver, or it is in no transaction.
+    """
+    if isinstance(using, str):
+        found = _of_django(using)
+    elif _has(using, "sqlalchemy"):
+        found = _of_sqlalchemy(using)
+    else:
+        found = using
+    if not isinstance(found, driver):
+        raise ConfigurationError(
+            f"settle: expected using= to be {TAKEN}, over {driver.__module__.partition('.')[0]} as the store is, "
+            f"got {type(using).__module__}.{type(using).__qualname__}"
+            + ("" if found is using else f" over {type(found).__module__}.{type(found).__qualname__}")
+            + ". The record must be written by the very connection that writes the task's own rows."
+        )
+    return found
+
+
+def _has(using: Any, package: str) -> bool:
+    return any(cls.__module__.partition(".")[0] == package for cls in type(using).__mro__)
+
+
+def _of_sqlalchemy(using: Any) -> Any:
+    if hasattr(using, "registry") and callable(using):  # a scoped_session stands for the session of this thread
+        using = using()
+    # A Session hands out the connection of its transaction, and begins one where autobegin has not yet.
+    connection = using.connection() if _is_session(using) else using
+    if not hasattr(connection, "in_transaction"):  # an Engine, an AsyncSession
+        return using
+    if connection.get_isolation_level() == "AUTOCOMMIT":
+        raise no_transaction("its isolation level is AUTOCOMMIT")
+    if not connection.in_transaction():
+        raise no_transaction("the Connection has begun none: use `with engine.begin() as connection`")
+    return connection.connection.driver_connection
+
+
+def _is_session(using: Any) -> bool:
+    return hasattr(using, "connection") and hasattr(using, "flush")
+
+
+def _of_django(alias: str) -> Any:
+    try:
+        from django.core.exceptions import ImproperlyConfigured
+        from django.db import connections
+        from django.utils.connection import ConnectionDoesNotExist
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            f"settle: expected using= to be {TAKEN}, got {alias!r}, and Django is not installed. "
+            "A name is the alias of a Django database; hand in the connection itself otherwise."
+        ) from None
+    try:
+        wrapper = connections[alias]
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(
+            f"settle: expected using={alias!r} to be the alias of a Django database, and Django is not set up: {error}"
+        ) from None
+    except ConnectionDoesNotExist:
+        raise ConfigurationError(
+            f"settle: expected using={alias!r} to be one of the Django databases {', '.join(connections)}."
+        ) from None
+    if not wrapper.in_atomic_block:
+        raise no_transaction(f"there is no transaction.atomic(using={alias!r}) around this call")
+    wrapper.ensure_connection()
+    return wrapper.connection
+
+
+def no_transaction(why: str) -> ConfigurationError:
+    """Return the error for a connection that is in no transaction."""
+    return ConfigurationError(
+        f"settle: expected using= to be in an open transaction, and {why}. Without one the record and the task's own "
+        "rows would be committed apart, and a crash between the two would repeat or lose the effect."
+    )
