@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 from time import monotonic, process_time
 
-from celery_idempotent.heartbeat import Heartbeat, Holding
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.holding import Holding
 from celery_idempotent.records import Lease
 
 from .figure import Figure

@@ -11,7 +11,8 @@ import redis
 
 from celery_idempotent.answers import Answer, Delivery
 from celery_idempotent.guard import Guard
-from celery_idempotent.heartbeat import Heartbeat, Holding
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.holding import Holding
 from celery_idempotent.policy import Policy
 from celery_idempotent.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
 from celery_idempotent.results import Codec

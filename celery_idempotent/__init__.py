@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         MissingKey,
         PreviouslyFailed,
         ResultUnavailable,
+        SettleNotCommitted,
         StoreError,
         StoreUnreachable,
     )
@@ -40,6 +41,7 @@ __all__ = [
     "Policy",
     "PreviouslyFailed",
     "ResultUnavailable",
+    "SettleNotCommitted",
     "Store",
     "StoreError",
     "StoreUnreachable",

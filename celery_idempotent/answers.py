@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from .errors import LeaseLost
 from .events import Event, emit
-from .heartbeat import Holding
+from .holding import Holding
 from .records import Claim, Outcome, Record, Release
 
 __all__ = ["Answer", "Busy", "Delivery", "Dropped", "Ending", "Ignored", "Ran", "Replayed"]

@@ -10,12 +10,14 @@ import traceback
 from dataclasses import dataclass
 from time import monotonic
 
-from . import events
+from . import complaints, events, recording
 from .answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
-from .errors import Conflict, CrashLoop, KeyReused, LeaseLost, RecordUnreadable, ResultUnavailable, StoreError
-from .heartbeat import Heartbeat, Holding
+from .errors import LeaseLost, RecordUnreadable, StoreError
+from .heartbeat import Heartbeat
+from .holding import Holding
 from .pauses import Pauses, uninterrupted
 from .policy import Policy
+from .recording import STORE_PAUSE, Commit
 from .records import Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from .results import Codec, Kind
 from .stores.base import Store
@@ -23,11 +25,8 @@ from .stores.breaker import Breaker
 
 __all__ = ["Guard"]
 
-#: Pauses in seconds: between tries while the store cannot serve, and while a waiter looks whether the holder settled.
-STORE_PAUSE = (0.1, 5.0)
+#: Pauses in seconds while a waiter looks whether the holder settled.
 WAIT_PAUSE = (0.05, 1.0)
-#: Least time to try to settle, also where the lease is in doubt: an effect without a record may happen again.
-SETTLE_PATIENCE = 5.0
 #: A record that cannot be read is looked at again after this: by then it was mended, or this worker upgraded.
 UNREADABLE_PAUSE = 60.0
 
@@ -55,6 +54,7 @@ class Guard:
 
         Raises:
             KeyReused, CrashLoop, Conflict, ResultUnavailable: see `celery_idempotent.errors`; the body did not run.
+            SettleNotCommitted: the body ran and settled, and did not commit.
             StoreError: the store cannot serve, and the policy is ``on_store_error="raise"``.
             BaseException: what the body raised, or what the settled run raised.
         """
@@ -68,7 +68,13 @@ class Guard:
                 if answer is not None:
                     return answer
             elif isinstance(found, Lease):
-                return self._hold(delivery, found, since)
+                holding = self._holding(delivery, found, since)
+                if not holding.doubtful:
+                    return self._hold(delivery, holding)
+                # The answer came so late that another may have the lease by now. Whoever has it is told so again.
+                if not patience.wait():
+                    recording.release(delivery, holding, Release(Reason.SHUTDOWN))
+                    return Busy(STORE_PAUSE[1])
             elif found.verdict is not Verdict.CONFLICT:
                 return self._refused(delivery, found)
             else:
@@ -87,7 +93,7 @@ class Guard:
             return error
         except BaseException as error:  # interrupted: the store may have granted what nobody would give back
             release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
-            self._released(delivery, Holding(self.store, Lease(delivery.claim, 0), monotonic()), release)
+            recording.release(delivery, Holding(self.store, Lease(delivery.claim, 0), monotonic()), release)
             raise
 
     def _store_failed(self, delivery: Delivery, error: StoreError, patience: Pauses) -> Answer | None:
@@ -106,8 +112,8 @@ class Guard:
         events.logger.error("%s", error)  # and stand aside, not run: it may well say that the operation is done
         return Busy(UNREADABLE_PAUSE)
 
-    def _hold(self, delivery: Delivery, lease: Lease, since: float) -> Answer:
-        holding = Holding(self.store, lease, since, max_lease=delivery.max_lease, lost_error=delivery.lost_error)
+    def _hold(self, delivery: Delivery, holding: Holding) -> Answer:
+        lease = holding.lease
         try:
             try:
                 if lease.taken_over:
@@ -118,21 +124,58 @@ class Guard:
                 value = delivery.body(holding)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
                 return self._raised(delivery, holding, error)
-            payload = self.codec.encode_value(value, store_result=self.policy.store_result)
-            if self._settled(delivery, holding, Outcome(State.COMPLETED, payload)):
-                return Ran(value)
-            delivery.event(events.LeaseMissed, ending=State.COMPLETED.value)
-            return self._duplicate(delivery)
+            return self._returned(delivery, holding, value)
         finally:  # however this was left, nobody may go on to renew the lease
             self.heartbeat.forget(holding)
 
+    def _holding(self, delivery: Delivery, lease: Lease, since: float) -> Holding:
+        return Holding(
+            self.store,
+            lease,
+            since,
+            max_lease=delivery.max_lease,
+            lost_error=delivery.lost_error,
+            encode=self._completed,
+            result_ttl=self.policy.result_ttl,
+        )
+
+    def _completed(self, value: object) -> Outcome:
+        return Outcome(State.COMPLETED, self.codec.encode_value(value, store_result=self.policy.store_result))
+
+    def _returned(self, delivery: Delivery, holding: Holding, value: object) -> Answer:
+        self.heartbeat.forget(holding)
+        if holding.within is not None:
+            answer = self._settled_within(delivery, holding, holding.within[0])
+        elif recording.settle(delivery, holding, self._completed(value), ttl=self.policy.result_ttl):
+            answer = Ran(value)
+        else:
+            answer = None
+        if answer is None:
+            delivery.event(events.LeaseMissed, ending=State.COMPLETED.value)
+            answer = self._duplicate(delivery)
+        return answer
+
+    def _settled_within(self, delivery: Delivery, holding: Holding, result: object) -> Answer | None:
+        found = recording.committed(delivery, holding)
+        if found is Commit.LOST:
+            return None
+        if found is Commit.NO:
+            recording.release(delivery, holding, Release(Reason.FAILED))
+            raise complaints.not_committed(holding.key)
+        return Ran(result)
+
     def _raised(self, delivery: Delivery, holding: Holding, error: BaseException) -> Answer:
         self.heartbeat.forget(holding)
+        within = holding.within
+        if within and isinstance(error, Exception) and recording.committed(delivery, holding) is Commit.YES:
+            # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
+            events.logger.error("%s was committed, and its body raised after that", holding.key, exc_info=error)
+            return Ran(within[0])
         ending = _ending(delivery, error)
         if isinstance(ending, Outcome):
-            ours = self._settled(delivery, holding, ending)
+            ours = recording.settle(delivery, holding, ending, ttl=self._ttl(ending))
         else:
-            ours = self._released(delivery, holding, ending)
+            ours = recording.release(delivery, holding, ending)
         # Who raises LeaseLost may be acked for it: somebody must be left to answer, also where the store said nothing.
         if ours and not isinstance(error, LeaseLost):
             raise error
@@ -143,37 +186,8 @@ class Guard:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
         return self._duplicate(delivery)
 
-    def _settled(self, delivery: Delivery, holding: Holding, outcome: Outcome) -> bool:
-        """Settle, and tell whether the lease was still ours, as far as anybody knows."""
-        self.heartbeat.forget(holding)
-        completed = outcome.state is State.COMPLETED
-        ttl = self.policy.result_ttl if completed else self.policy.failure_ttl
-        patience = max(holding.deadline - monotonic(), SETTLE_PATIENCE)
-        pauses = Pauses(STORE_PAUSE, patience, lambda: False)  # a stopping worker waits for this
-        while True:
-            try:
-                uninterrupted(lambda: self.store.settle(holding.lease, outcome, ttl=ttl))
-            except LeaseLost:
-                return False
-            except Exception as error:  # noqa: BLE001 - the store's own, or a second interruption
-                if uninterrupted(pauses.wait):
-                    continue
-                # The effect has happened: to run again for want of a record is the one thing we are here to prevent.
-                delivery.event(events.SettleFailed, error=str(error))
-                return not holding.lost
-            delivery.event(events.Completed, fence=holding.fence) if completed else delivery.event(events.Failed)
-            return True
-
-    def _released(self, delivery: Delivery, holding: Holding, release: Release) -> bool:
-        """Release, and tell whether the lease was still ours, as far as anybody knows."""
-        try:
-            ours: bool = uninterrupted(lambda: self.store.release(holding.lease, release))
-        except Exception as error:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
-            events.logger.error("The lease on %s could not be released: %s", holding.key, error)
-            return not holding.lost
-        if ours:
-            delivery.event(events.Released, reason=release.reason.value)
-        return ours
+    def _ttl(self, outcome: Outcome) -> float:
+        return self.policy.result_ttl if outcome.state is State.COMPLETED else self.policy.failure_ttl
 
     def _duplicate(self, delivery: Delivery) -> Answer:
         """Answer a run that lost its lease: with what is settled, or by standing aside until something is."""
@@ -189,14 +203,10 @@ class Guard:
     def _conflict(self, delivery: Delivery, record: Record) -> None:
         delivery.event(events.Conflicted, holder=record.holder, remaining=record.remaining)
         if self.policy.on_conflict == "raise" and record.task_id != delivery.claim.task_id:
-            holder = record.holder or "a retry that is due later"
-            raise Conflict(
-                f"{record.key!r} is being done by {holder} for another {record.remaining:.1f} s. "
-                'Try again later, or let the task wait with on_conflict="defer".'
-            )
+            raise complaints.being_done(record)
 
     def _refused(self, delivery: Delivery, refusal: Refusal) -> Answer:
-        record, key = refusal.record, refusal.record.key
+        record = refusal.record
         match refusal.verdict:
             case Verdict.COMPLETED | Verdict.FAILED:
                 return self._replay(delivery, record)
@@ -205,23 +215,15 @@ class Guard:
                 return Dropped()
             case Verdict.KEY_REUSED:
                 delivery.event(events.Reused)
-                when = f"{record.age:.0f} s ago" if record.age else "just now"
-                raise KeyReused(
-                    f"The key {key!r} was used {when} with other arguments (by task {record.task_id}). "
-                    "Expected the same arguments for the same key: give this call a key of its own, "
-                    "or leave arguments that may differ out of the comparison with fingerprint=[...]."
-                )
+                raise complaints.key_reused(record)
             case _:
                 delivery.event(events.CrashLooped, crashes=record.crashes)
-                raise CrashLoop(
-                    f"{key!r} has lost its worker {record.crashes} times in a row; this message does not run it again. "
-                    "Look for what kills the worker (memory, a native crash); publish the task anew once it is mended."
-                )
+                raise complaints.crash_loop(record)
 
     def _replay(self, delivery: Delivery, record: Record) -> Answer:
         completed = record.state is State.COMPLETED
         if completed and self.policy.on_duplicate == "raise" and record.task_id != delivery.claim.task_id:
-            raise Conflict(f'{record.key!r} was done {record.age:.0f} s ago, and the task says on_duplicate="raise".')
+            raise complaints.done_before(record)
         try:
             payload = self.codec.decode(record.payload)
         except RecordUnreadable as error:
@@ -234,10 +236,7 @@ class Guard:
         if payload.kind is Kind.IGNORED:
             return Ignored(payload.reason, record)
         if delivery.wants_result:
-            raise ResultUnavailable(
-                f"{record.key!r} was done {record.age:.0f} s ago and its result was not kept ({payload.reason}). "
-                "The task does not run again; read the result where the first run left it."
-            )
+            raise complaints.not_kept(record, payload.reason)
         return Replayed(None, record)
 
 

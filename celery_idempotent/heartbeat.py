@@ -1,118 +1,25 @@
 """One thread per process that renews the leases whose work is running.
 
-A lease is trusted until a deadline on this process's monotonic clock, counted from *before* the last request that the
-store granted, less a margin: the store cannot have let it run out by then, however long the reply travelled. Past the
-deadline the lease is in doubt, not lost: the store's next answer decides (the idea of river's leader election and of
-Gray and Cheriton, "Leases", SOSP 1989).
+What it renews are `Holding`s: leases with the time until which they are trusted.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import threading
 from collections import defaultdict
 from time import monotonic
 
-from .errors import LeaseLost
-from .records import Lease, State
+from .holding import RENEWALS_PER_TTL, Holding
 from .stores.base import Store
 
-__all__ = ["Heartbeat", "Holding"]
+__all__ = ["Heartbeat"]
 
 logger = logging.getLogger("celery_idempotent.heartbeat")
 
-RENEWALS_PER_TTL = 3
-#: Part of a ttl by which trust ends before the lease does, for clocks that tick at different speeds.
-MARGIN = 0.1
 #: Longest pause between two tries, in seconds, while the store does not answer.
 RETRY_PAUSE = 1.0
-
-
-class Holding:
-    """A lease while its work runs: what a task sees as ``self.lease``.
-
-    Arguments:
-        store: Where the lease was acquired.
-        lease: The lease.
-        since: Monotonic time before the request that was granted.
-        max_lease: Seconds after which it is not renewed any more, or None.
-        lost_error: Which `LeaseLost` the methods raise.
-    """
-
-    __slots__ = ("deadline", "due", "lease", "lost", "lost_error", "store", "until")
-
-    def __init__(
-        self,
-        store: Store,
-        lease: Lease,
-        since: float,
-        *,
-        max_lease: float | None = None,
-        lost_error: type[LeaseLost] = LeaseLost,
-    ) -> None:
-        self.store = store
-        self.lease = lease
-        self.lost = False
-        self.lost_error = lost_error
-        self.until = since + max_lease if max_lease is not None else float("inf")
-        self.trust(since)
-
-    @property
-    def key(self) -> str:
-        """The key of the operation."""
-        return self.lease.key
-
-    @property
-    def fence(self) -> int:
-        """The fencing token: rises with every lease of the key; 0 if the task runs unprotected."""
-        return self.lease.fence
-
-    def trust(self, since: float) -> None:
-        """Trust the lease for its ttl from ``since`` on."""
-        ttl = self.lease.claim.lease_ttl
-        self.deadline = since + ttl * (1 - MARGIN)
-        self.due = since + ttl / RENEWALS_PER_TTL
-
-    def check(self) -> None:
-        """Return if the lease is ours; ask the store where that is in doubt.
-
-        Raises:
-            LeaseLost: somebody else may run the operation now, or has.
-            StoreUnreachable: it is in doubt, and the store does not answer.
-        """
-        if not self.lost and self.fence and monotonic() >= self.deadline:
-            self._ask()
-        if self.lost:
-            raise self.lost_error(
-                f"The lease on {self.key!r} (fence {self.fence}) was lost: its time ran out and another delivery may "
-                "have taken over. Stop here; what this run does from now on is a duplicate's work."
-            )
-
-    def _ask(self) -> None:
-        since = monotonic()
-        if since < self.until:
-            if self.store.renew([self.lease]):
-                self.lost = True
-            else:
-                self.trust(since)
-        else:  # to ask must not prolong what was to end, and the answer holds for now alone
-            record = self.store.get(self.key)
-            # A record that is gone is nobody else's.
-            if record and (record.state is not State.IN_PROGRESS or record.owner != self.lease.owner):
-                self.lost = True
-
-    def derived_key(self, name: str) -> str:
-        """Return a key for another system (a payment gateway, say), the same on every run of this operation.
-
-        Arguments:
-            name: Tells several calls of one task apart.
-
-        Returns:
-            32 hexadecimal digits.
-        """
-        return hashlib.sha256(f"{self.key}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class Heartbeat:

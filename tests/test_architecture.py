@@ -18,6 +18,7 @@ NAME = "celery_idempotent"
 # A module belongs to the longest entry that it begins with.
 FLOORS = {
     "errors": 0,
+    "complaints": 0,
     "pauses": 0,
     "records": 0,
     "keys": 0,
@@ -27,8 +28,10 @@ FLOORS = {
     "stores.base": 1,
     "stores": 2,
     "heartbeat": 2,
+    "holding": 1,
     "answers": 3,
     "guard": 3,
+    "recording": 3,
     "celery": 4,
     "rq": 4,
     "": 5,

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError as BrokerError
 from .. import events
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
 from ..errors import Conflict, LeaseLost, ResultUnavailable
-from ..heartbeat import Holding
+from ..holding import Holding
 from ..pauses import Pauses
 from ..records import Claim
 from . import copies, fanout, worker

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from ..heartbeat import Holding
+from ..holding import Holding
 from ..records import new_owner
 
 __all__ = ["DELIVERY", "KEY", "MESSAGE", "STATE", "DeliveryState", "Identity", "new_token"]

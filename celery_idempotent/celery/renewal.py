@@ -18,7 +18,7 @@ from celery.worker import state as worker_state
 
 from ..errors import IdempotencyError
 from ..events import logger
-from ..heartbeat import RENEWALS_PER_TTL
+from ..holding import RENEWALS_PER_TTL
 from ..records import Lease, State
 from .request import IdempotentRequest
 from .visibility import copied

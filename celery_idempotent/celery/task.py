@@ -12,7 +12,7 @@ from celery.exceptions import Reject
 
 from ..errors import ConfigurationError, StoreError
 from ..events import logger
-from ..heartbeat import Holding
+from ..holding import Holding
 from ..policy import Policy
 from . import brokers, fanout, groups, signals, worker
 from .binding import Binding

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.heartbeat import Holding
+from celery_idempotent.holding import Holding
 from celery_idempotent.records import Claim, Lease, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages

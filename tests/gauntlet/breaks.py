@@ -129,7 +129,11 @@ BREAKS = [
     broken(
         11,
         "a result lasts as long as a lease",
-        ("guard.py", "ttl = self.policy.result_ttl", "ttl = self.policy.lease_ttl"),
+        (
+            "guard.py",
+            "self._completed(value), ttl=self.policy.result_ttl",
+            "self._completed(value), ttl=self.policy.lease_ttl",
+        ),
     ),
     broken(
         11,
@@ -141,10 +145,14 @@ BREAKS = [
         "the guard remembers the call it is in",
         (
             "guard.py",
-            "holding = Holding(self.store, lease, since",
-            "self.holding = holding = Holding(self.store, lease, since",
+            "holding = self._holding(delivery, found, since)",
+            "self.holding = holding = self._holding(delivery, found, since)",
         ),
-        ("guard.py", "self.store.settle(holding.lease,", "self.store.settle(self.holding.lease,"),
+        (
+            "guard.py",
+            "recording.settle(delivery, holding, self._comp",
+            "recording.settle(delivery, self.holding, self._comp",
+        ),
     ),
     broken(
         12,
@@ -203,7 +211,7 @@ BREAKS = [
         18,
         "an error while releasing is raised",
         (
-            "guard.py",
+            "recording.py",
             "except Exception as error:  # noqa: BLE001 - the user",
             "except MemoryError as error:  # the user",
         ),

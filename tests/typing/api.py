@@ -18,7 +18,7 @@ from celery_idempotent import (
     open_store,
     remove_hook,
 )
-from celery_idempotent.heartbeat import Holding
+from celery_idempotent.holding import Holding
 from celery_idempotent.records import Record
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events, guard, heartbeat, pauses
+from celery_idempotent import events, guard, heartbeat, holding, pauses, recording
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.events import Event
 from celery_idempotent.records import Claim, Lease, Outcome, Record, Refusal, Release, State
@@ -19,7 +19,7 @@ from celery_idempotent.stores import breaker, memory
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
 
-CLOCKED: tuple[ModuleType, ...] = (guard, heartbeat, pauses, breaker, memory)
+CLOCKED: tuple[ModuleType, ...] = (guard, heartbeat, holding, recording, pauses, breaker, memory)
 #: How long a test waits for another thread before it fails, in seconds.
 PROMPTLY = 10.0
 

@@ -26,7 +26,8 @@ from celery_idempotent.errors import (
 )
 from celery_idempotent.events import Event
 from celery_idempotent.guard import Guard
-from celery_idempotent.heartbeat import Heartbeat, Holding
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.holding import Holding
 from celery_idempotent.policy import Policy
 from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from celery_idempotent.results import Codec

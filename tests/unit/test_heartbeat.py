@@ -17,7 +17,8 @@ import pytest
 
 from celery_idempotent import heartbeat as module
 from celery_idempotent.errors import LeaseLost, StoreRefused, StoreUnreachable
-from celery_idempotent.heartbeat import Heartbeat, Holding
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.holding import Holding
 from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Release, State
 from tests.unit.scripted import PROMPTLY, Clock, ScriptedStore
 
@@ -636,7 +637,8 @@ FORK = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore")  # newer Pythons dislike a fork with threads: that is what is tried here
 from time import monotonic
-from celery_idempotent.heartbeat import Heartbeat, Holding
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.holding import Holding
 from celery_idempotent.records import Claim
 from tests.unit.scripted import PROMPTLY, ScriptedStore
 

@@ -25,6 +25,7 @@ HOMES = {
     "Policy": "policy",
     "PreviouslyFailed": "errors",
     "ResultUnavailable": "errors",
+    "SettleNotCommitted": "errors",
     "Store": "stores.base",
     "StoreError": "errors",
     "StoreUnreachable": "errors",

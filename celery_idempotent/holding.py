@@ -1,0 +1,157 @@
+"""A lease while its work runs.
+
+A lease is trusted until a deadline on this process's monotonic clock, counted from *before* the last request that the
+store granted, less a margin: the store cannot have let it run out by then, however long the reply travelled. Past the
+deadline the lease is in doubt, not lost: the store's next answer decides (the idea of river's leader election and of
+Gray and Cheriton, "Leases", SOSP 1989).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from .errors import LeaseLost, StoreUnreachable
+from .records import Lease, Outcome, State
+from .stores.base import Store
+
+__all__ = ["Holding"]
+
+RENEWALS_PER_TTL = 3
+#: Part of a ttl by which trust ends before the lease does, for clocks that tick at different speeds.
+MARGIN = 0.1
+
+
+class Holding:
+    """A lease while its work runs: what a task sees as ``self.lease``.
+
+    Arguments:
+        store: Where the lease was acquired.
+        lease: The lease.
+        since: Monotonic time before the request that was granted.
+        max_lease: Seconds after which it is not renewed any more, or None.
+        lost_error: Which `LeaseLost` the methods raise.
+        encode: Makes the outcome of a result, for `settle`; or None where nothing can be settled.
+        result_ttl: Seconds that a result which `settle` recorded is kept.
+    """
+
+    __slots__ = ("deadline", "due", "encode", "lease", "lost", "lost_error", "result_ttl", "store", "until", "within")
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        since: float,
+        *,
+        max_lease: float | None = None,
+        lost_error: type[LeaseLost] = LeaseLost,
+        encode: Callable[[object], Outcome] | None = None,
+        result_ttl: float = 0.0,
+    ) -> None:
+        self.store = store
+        self.lease = lease
+        self.lost = False
+        self.lost_error = lost_error
+        self.encode = encode
+        self.result_ttl = result_ttl
+        #: what `settle` wrote within the task's own transaction, in a tuple; None if nothing
+        self.within: tuple[Any] | None = None
+        self.until = since + max_lease if max_lease is not None else float("inf")
+        self.trust(since)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the lease may have run out by now."""
+        return monotonic() >= self.deadline
+
+    @property
+    def key(self) -> str:
+        """The key of the operation."""
+        return self.lease.key
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: rises with every lease of the key; 0 if the task runs unprotected."""
+        return self.lease.fence
+
+    def trust(self, since: float) -> None:
+        """Trust the lease for its ttl from ``since`` on."""
+        ttl = self.lease.claim.lease_ttl
+        self.deadline = since + ttl * (1 - MARGIN)
+        self.due = since + ttl / RENEWALS_PER_TTL
+
+    def check(self) -> None:
+        """Return if the lease is ours; ask the store where that is in doubt.
+
+        Raises:
+            LeaseLost: somebody else may run the operation now, or has.
+            StoreUnreachable: it is in doubt, and the store does not answer.
+        """
+        if not self.lost and self.fence and self.doubtful:
+            self._ask()
+        if self.lost:
+            raise self._lost()
+
+    def settle(self, result: Any, *, using: Any) -> None:
+        """Record the task's result within its own open transaction, so that effect and record commit together.
+
+        The store must keep its records in that transaction's database. Call it last: in SQL stores the record stays
+        out of others' reach until the transaction ends. Whatever the body returns after the commit, ``result`` is the
+        task's result; a body that raises after it has succeeded.
+
+        Arguments:
+            result: What the task returns, to this caller and to every duplicate.
+            using: A connection of the store's driver, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a
+                Django database.
+
+        Raises:
+            LeaseLost: somebody else may run the operation now, or has; nothing was written. Let it roll your
+                transaction back.
+            ConfigurationError: the store cannot write there, or no transaction is open.
+            StoreUnreachable: this run has no lease to settle (``on_store_error="run"``).
+        """
+        if self.lost:
+            raise self._lost()
+        if not self.fence or self.encode is None:
+            raise StoreUnreachable(
+                f"Expected a lease on {self.key!r} to settle, and this run is unprotected: the store did not answer "
+                'when it began, and the task says on_store_error="run". Say "wait" where effects must happen once.'
+            )
+        try:
+            self.store.settle_within(self.lease, self.encode(result), ttl=self.result_ttl, using=using)
+        except LeaseLost:
+            self.lost = True
+            raise self._lost() from None
+        self.within = (result,)
+
+    def _lost(self) -> LeaseLost:
+        return self.lost_error(
+            f"The lease on {self.key!r} (fence {self.fence}) was lost: its time ran out and another delivery may "
+            "have taken over. Stop here; what this run does from now on is a duplicate's work."
+        )
+
+    def _ask(self) -> None:
+        since = monotonic()
+        if since < self.until:
+            if self.store.renew([self.lease]):
+                self.lost = True
+            else:
+                self.trust(since)
+        else:  # to ask must not prolong what was to end, and the answer holds for now alone
+            record = self.store.get(self.key)
+            # A record that is gone is nobody else's.
+            if record and (record.state is not State.IN_PROGRESS or record.owner != self.lease.owner):
+                self.lost = True
+
+    def derived_key(self, name: str) -> str:
+        """Return a key for another system (a payment gateway, say), the same on every run of this operation.
+
+        Arguments:
+            name: Tells several calls of one task apart.
+
+        Returns:
+            32 hexadecimal digits.
+        """
+        return hashlib.sha256(f"{self.key}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,242 @@
+"""A body that settles within its own transaction: what the guard makes of its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from celery_idempotent.answers import Busy, Ran, Replayed
+from celery_idempotent.errors import ConfigurationError, LeaseLost, SettleNotCommitted, StoreUnreachable
+from celery_idempotent.holding import Holding
+from celery_idempotent.policy import Policy
+from celery_idempotent.records import Lease, Outcome, Reason, Release, State
+from celery_idempotent.stores.memory import MemoryStore
+from tests.unit.scripted import ScriptedStore
+from tests.unit.test_guard import KEY, Bench, LostInTask, bench, clock, heard
+
+__all__ = ["bench", "clock", "heard"]
+
+
+@dataclass
+class Transaction:
+    """A transaction of a database that a memory store stands for: what is written in it happens at the commit."""
+
+    writes: list[Callable[[], None]] = field(default_factory=list)
+
+    def commit(self) -> None:
+        for write in self.writes:
+            write()
+        self.writes.clear()
+
+
+class Database(MemoryStore):
+    """A memory store with transactions, as far as the guard can tell."""
+
+    def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
+        record = self.get(lease.key)
+        if record is None or record.owner != lease.owner:
+            raise LeaseLost("not ours")
+        using.writes.append(lambda: self.settle(lease, outcome, ttl=ttl))
+
+
+class Shop(ScriptedStore):
+    def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
+        self.inner.settle_within(lease, outcome, ttl=ttl, using=using)
+
+
+@pytest.fixture
+def shop(bench: Bench) -> Bench:
+    bench.store = Shop(Database())
+    return bench
+
+
+@contextmanager
+def transaction() -> Iterator[Transaction]:
+    """A transaction that commits unless its block raises."""
+    opened = Transaction()
+    yield opened
+    opened.commit()
+
+
+def settles(holding: Holding, result: Any = 42) -> None:
+    with transaction() as opened:
+        holding.settle(result, using=opened)
+
+
+def test_a_result_that_was_committed_counts_whatever_the_body_returns(shop: Bench) -> None:
+    assert shop.deliver(lambda holding: settles(holding, "paid")) == Ran("paid")
+    assert "settle" not in [verb for verb, _ in shop.store.calls]
+    answer = shop.deliver()
+    assert isinstance(answer, Replayed)
+    assert answer.value == "paid"
+    assert shop.told == ["Acquired", "Completed", "Replayed"]
+
+
+def test_none_is_a_result_too(shop: Bench) -> None:
+    assert shop.deliver(lambda holding: settles(holding, None) or "not this") == Ran(None)
+
+
+def test_what_was_committed_is_kept_for_result_ttl(shop: Bench) -> None:
+    shop.policy = Policy(result_ttl=500)
+    shop.deliver(settles)
+    shop.clock.advance(499)
+    assert shop.record.state is State.COMPLETED
+    shop.clock.advance(2)
+    assert shop.store.inner.get(KEY) is None
+
+
+def test_without_store_result_the_fact_alone_is_committed(shop: Bench) -> None:
+    shop.policy = Policy(store_result=False)
+    assert shop.deliver(settles) == Ran(42)
+    assert b"42" not in shop.record.payload
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_body_that_settles_and_does_not_commit_fails_and_may_run_again(shop: Bench, *, again: bool) -> None:
+    with pytest.raises(SettleNotCommitted, match="not committed"):
+        shop.deliver(lambda holding: holding.settle(42, using=Transaction()))
+    assert (shop.record.state, shop.record.reason) == (State.RELEASED, Reason.FAILED.value)
+    assert shop.deliver(settles if again else 7) == Ran(42 if again else 7)
+
+
+def test_a_rollback_that_the_body_lets_out_is_a_failure_like_any(shop: Bench) -> None:
+    def rolls_back(holding: Holding) -> None:
+        with transaction() as opened:
+            holding.settle(42, using=opened)
+            raise ValueError("no stock")
+
+    with pytest.raises(ValueError, match="no stock"):
+        shop.deliver(rolls_back)
+    assert shop.record.state is State.RELEASED
+    assert shop.deliver(settles) == Ran(42)
+
+
+def test_a_body_may_settle_again_after_it_rolled_back(shop: Bench) -> None:
+    def tries_twice(holding: Holding) -> None:
+        holding.settle("first", using=Transaction())
+        settles(holding, "second")
+
+    assert shop.deliver(tries_twice) == Ran("second")
+
+
+def test_a_body_that_raises_after_its_commit_has_succeeded(shop: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def raises_late(holding: Holding) -> None:
+        settles(holding, "paid")
+        raise ValueError("the mail server is down")
+
+    assert shop.deliver(raises_late) == Ran("paid")
+    assert "the mail server is down" in caplog.text
+    assert shop.record.state is State.COMPLETED
+
+
+def test_what_ends_the_process_after_a_commit_comes_out_and_the_commit_counts(shop: Bench) -> None:
+    def stops(holding: Holding) -> None:
+        settles(holding, "paid")
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        shop.deliver(stops)
+    assert shop.record.state is State.COMPLETED
+
+
+def test_a_holder_that_was_taken_over_cannot_settle_and_is_answered_as_a_duplicate(shop: Bench) -> None:
+    def is_paused(holding: Holding) -> None:
+        shop.settle(shop.overtake(), "theirs")
+        with pytest.raises(LostInTask, match="was lost"):
+            holding.settle("mine", using=Transaction())
+        assert holding.lost
+        with pytest.raises(LostInTask):
+            holding.settle("mine", using=Transaction())
+        holding.check()
+
+    answer = shop.deliver(is_paused)
+    assert isinstance(answer, Replayed)
+    assert answer.value == "theirs"
+
+
+def test_a_commit_that_came_too_late_makes_a_duplicate(shop: Bench) -> None:
+    """The store refuses such a commit; whatever came of it, the record is the other's."""
+
+    def is_overtaken(holding: Holding) -> None:
+        holding.settle("mine", using=Transaction())
+        shop.overtake()
+
+    assert isinstance(shop.deliver(is_overtaken), Busy)
+    assert "LeaseMissed" in shop.told
+
+
+def test_a_failure_settled_by_another_is_not_taken_for_the_commit(shop: Bench) -> None:
+    def is_overtaken(holding: Holding) -> None:
+        holding.settle("mine", using=Transaction())
+        shop.settle(shop.overtake(), "theirs")
+
+    answer = shop.deliver(is_overtaken)
+    assert isinstance(answer, Replayed)
+    assert answer.value == "theirs"
+
+
+def test_a_record_that_somebody_released_is_not_committed_by_us(shop: Bench) -> None:
+    def is_released(holding: Holding) -> None:
+        holding.settle("mine", using=Transaction())
+        shop.store.inner.release(holding.lease, Release(Reason.CRASHED))
+
+    assert isinstance(shop.deliver(is_released), Busy)
+
+
+def test_a_record_that_is_gone_was_not_committed(shop: Bench) -> None:
+    def is_forgotten(holding: Holding) -> None:
+        holding.settle("mine", using=Transaction())
+        shop.store.inner.delete(KEY)
+
+    with pytest.raises(SettleNotCommitted):
+        shop.deliver(is_forgotten)
+
+
+def test_the_store_is_asked_for_the_commit_until_it_answers(shop: Bench) -> None:
+    shop.store.fail("get", times=3)
+    assert shop.deliver(settles) == Ran(42)
+    assert [verb for verb, _ in shop.store.calls] == ["acquire", "get", "get", "get", "get"]
+    assert len(shop.clock.slept) == 3
+
+
+def test_a_commit_that_the_store_cannot_tell_of_is_not_repeated(shop: Bench) -> None:
+    """The body returned, so its commit did not fail; to run it again is the one thing that we are here to prevent."""
+    shop.store.fail("get", times=1000)
+    assert shop.deliver(settles) == Ran(42)
+    assert "SettleFailed" in shop.told
+
+
+def test_an_unprotected_run_has_nothing_to_settle(shop: Bench) -> None:
+    shop.policy = Policy(on_store_error="run")
+    shop.store.fail("acquire")
+    with pytest.raises(StoreUnreachable, match="unprotected"):
+        shop.deliver(settles)
+
+
+def test_a_store_without_transactions_says_so(bench: Bench) -> None:
+    with pytest.raises(ConfigurationError, match="got a ScriptedStore"):
+        bench.deliver(settles)
+    assert bench.record.state is State.RELEASED
+
+
+def test_a_lease_that_was_granted_too_late_to_be_trusted_is_asked_for_again(shop: Bench) -> None:
+    shop.store.after("acquire", lambda: shop.clock.advance(55))
+    assert shop.deliver() == Ran(42)
+    assert [verb for verb, _ in shop.store.calls] == ["acquire", "acquire", "settle"]
+
+
+def test_a_lease_that_was_granted_too_late_and_taken_over_is_not_run(shop: Bench) -> None:
+    shop.store.after("acquire", lambda: shop.overtake())
+    assert isinstance(shop.deliver(), Busy)
+    assert shop.runs == []
+
+
+def test_a_lease_that_was_granted_too_late_is_given_back_where_there_is_no_time_left(shop: Bench) -> None:
+    shop.store.after("acquire", lambda: shop.clock.advance(55))
+    assert isinstance(shop.deliver(patience=50), Busy)
+    assert shop.runs == []
+    assert (shop.record.state, shop.record.reason) == (State.RELEASED, Reason.SHUTDOWN.value)
