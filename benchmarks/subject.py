@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
-from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 
@@ -16,31 +14,31 @@ from celery_idempotent.holding import Holding
 from celery_idempotent.policy import Policy
 from celery_idempotent.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
 from celery_idempotent.results import Codec
+from celery_idempotent.stores import Store
 from celery_idempotent.stores.breaker import Breaker
 from celery_idempotent.stores.redis import RedisStore
 from tests.servers import RedisServer
 
-__all__ = ["HOUR", "OUTCOME", "Subject", "guard_on"]
+__all__ = ["HOUR", "OUTCOME", "StoreSubject", "Subject", "guard_on"]
 
 HOUR = 3600.0
+S = TypeVar("S", bound="StoreSubject")
 #: A task that returns an id, say.
 OUTCOME = Outcome(State.COMPLETED, b'json:"ch_1N2"')
 
 
-@dataclass
-class Subject:
-    """A store on one database of one server, and the bare client that it uses."""
+class StoreSubject:
+    """A store of any kind, and a guard on it.
 
-    server: RedisServer
-    db: int = 0
+    Arguments:
+        store: It is closed with the subject.
+    """
 
-    def __post_init__(self) -> None:
-        self.client = redis.Redis.from_url(self.server.url(self.db), **RedisStore.connection_options())
-        self.store = RedisStore(self.client)
-        self.guard = guard_on(self.store)
-        self._numbers = count()
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.guard = guard_on(store)
 
-    def __enter__(self) -> Subject:
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -68,6 +66,14 @@ class Subject:
         delivery = Delivery(self.claim(key), _body, _ending, task="shop.charge", task_id="id")
         return self.guard.run(delivery)
 
+
+class Subject(StoreSubject):
+    """A Redis store on one database of one server, and the bare client that it uses."""
+
+    def __init__(self, server: RedisServer, db: int = 0) -> None:
+        self.client = redis.Redis.from_url(server.url(db), **RedisStore.connection_options())
+        super().__init__(RedisStore(self.client))
+
     def commands(self) -> dict[str, int]:
         """Return how often the server has executed which command; what a script calls counts too."""
         return {name.removeprefix("cmdstat_"): int(stat["calls"]) for name, stat in self._stats().items()}
@@ -77,7 +83,7 @@ class Subject:
         return stats
 
 
-def guard_on(store: RedisStore) -> Guard:
+def guard_on(store: Store) -> Guard:
     """Return a guard with the default policy."""
     policy = Policy()
     codec = Codec(compress_above=int(policy.compress_above), result_max_bytes=int(policy.result_max_bytes))
