@@ -49,6 +49,12 @@ STORES = {
     "stores.redis": {"redis"},
     "stores.connections": {"redis"},
     "stores.refusals": {"redis"},
+    "stores.sqlite": {"sqlite3"},
+    "stores.sqlite_connections": {"sqlite3"},
+    "stores.sqlite_errors": {"sqlite3"},
+    "stores.sqlite_rows": {"sqlite3"},
+    "stores.sqlite_schema": {"sqlite3"},
+    "stores.sqlite_within": {"sqlite3"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }

@@ -16,6 +16,7 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "memory": ("memory", "MemoryStore", ""),
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),
+    "sqlite": ("sqlite", "SqliteStore", ""),
     "unix": ("redis", "RedisStore", ""),
 }
 
@@ -24,7 +25,8 @@ def open_store(url: str) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Arguments:
-        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, or ``memory://`` for one process.
+        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them; ``sqlite:///path`` for one machine; or
+            ``memory://`` for one process.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.

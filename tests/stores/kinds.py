@@ -14,6 +14,7 @@ from celery_idempotent.stores import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
+from celery_idempotent.stores.sqlite import SqliteStore
 
 __all__ = ["KINDS", "Kind", "kind_of"]
 
@@ -85,9 +86,30 @@ def empty_memory(store: MemoryStore) -> None:
     store._rows.clear()
 
 
+AGE_SQLITE = """
+UPDATE celery_idempotency SET lease_end = lease_end - :by, not_before = not_before - :by,
+  ended = CASE ended WHEN 0 THEN 0 ELSE ended - :by END, expires = expires - :by
+WHERE key = :key
+"""
+AGE_SQLITE_FENCE = "UPDATE celery_idempotency SET fence = fence - :by WHERE key = :key"
+
+
+def age_sqlite(store: SqliteStore, key: str, seconds: float, statement: str = AGE_SQLITE) -> None:
+    store._connections.write(lambda cursor: cursor.execute(statement, {"key": key, "by": round(seconds * SECOND)}))
+
+
+def age_sqlite_fence(store: SqliteStore, key: str, seconds: float) -> None:
+    age_sqlite(store, key, seconds, AGE_SQLITE_FENCE)
+
+
+def empty_sqlite(store: SqliteStore) -> None:
+    store._connections.write(lambda cursor: cursor.execute("DELETE FROM celery_idempotency"))
+
+
 KINDS: dict[str, Kind] = {
     "memory": Kind("memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis),
+    "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite),
 }
 
 

@@ -1,0 +1,253 @@
+"""One SQLite file for all processes of a machine.
+
+Every verb is a short transaction that no other can come between, and decides by `rules`, in this process, over the row.
+What changes nothing is answered from a plain read, which waits for nobody. The clock is the machine's own, which its
+processes share.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from ..errors import LeaseLost, RecordUnreadable, StoreError
+from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
+from . import rules
+from .base import Store
+from .sqlite_connections import Connections
+from .sqlite_rows import EXPIRES, FENCE, Raw, Rows, raw_of, row_of
+from .sqlite_schema import VERSION, Schema
+from .sqlite_urls import SYNCHRONOUS, TABLE, TIMEOUT, Place
+from .sqlite_within import within
+
+__all__ = ["SqliteStore"]
+
+logger = logging.getLogger("celery_idempotent.stores")
+
+#: Rows that one transaction touches at most, so that nobody waits long for it.
+RENEWED, PURGED, PAGE = 200, 50, 50
+#: Seconds after which a purging transaction ends with what it has, and the least pause before the next one.
+PURGING, PURGE_PAUSE = 0.02, 0.005
+
+
+def clock() -> int:
+    """Return microseconds since 1970; from the system, where a test that freezes Python's clocks freezes no leases."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1000
+
+
+class SqliteStore(Store):
+    """Keep the records in a table of a SQLite file; the file and the table are made at first use.
+
+    Arguments:
+        path: The file, on a disk of this machine.
+        table: The table in it; a second one is ``<table>_meta``.
+        timeout: Seconds a verb waits for other writers before it raises `StoreUnreachable`.
+        synchronous: What a commit waits for, as SQLite's pragma of this name says it: "full" loses nothing that was
+            settled when the machine loses its power, "normal" the last moments, and neither anything when a process is
+            killed.
+
+    Raises:
+        ConfigurationError: one of these is wrong.
+    """
+
+    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
+    purge_every = 25
+
+    def __init__(
+        self, path: str, *, table: str = TABLE, timeout: float = TIMEOUT, synchronous: str = SYNCHRONOUS[0]
+    ) -> None:
+        self._place = Place(path, table, timeout, synchronous)
+        self._rows = Rows(table)
+        self._schema = Schema(self._place)
+        self._connections = Connections(self._place.path, timeout, self._schema.prepare)
+
+    @classmethod
+    def from_url(cls, url: str) -> SqliteStore:
+        """Return a store in the file that ``url`` names; nothing is opened yet.
+
+        Arguments:
+            url: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``; its query may give ``table``, ``timeout``
+                and ``synchronous``.
+
+        Raises:
+            ConfigurationError: it names no file, or has an option that is wrong.
+        """
+        place = Place.of(url)
+        return cls(place.path, table=place.table, timeout=place.timeout, synchronous=place.synchronous)
+
+    def acquire(self, claim: Claim) -> Lease | Refusal:
+        answer = self._connections.read(lambda cursor: self._refused(cursor, claim))
+        if answer is not None:
+            return answer
+        granted = self._connections.write(lambda cursor: self._acquired(cursor, claim))
+        if isinstance(granted, Lease) and random.random() * self.purge_every < bool(self.purge_every):
+            self._tidy()
+        return granted
+
+    def _refused(self, cursor: sqlite3.Cursor, claim: Claim) -> Refusal | None:
+        """Answer a claim that changes nothing, or return None: what is done is replayed without a write."""
+        raw = self._rows.read(cursor, claim.key)
+        row = self._alive(claim.key, raw, now := clock())
+        if row is None:
+            return None
+        answer, row = rules.acquire(claim.key, row, claim, now)
+        return answer if isinstance(answer, Refusal) and raw_of(row) == raw else None
+
+    def _acquired(self, cursor: sqlite3.Cursor, claim: Claim) -> Lease | Refusal:
+        raw = self._rows.read(cursor, claim.key)
+        known = self._alive(claim.key, raw, now := clock())
+        answer, row = rules.acquire(claim.key, known, claim, now)
+        if known is None and isinstance(answer, Lease):
+            # What was removed, or is about to be replaced, may have a fence that the clock has not reached again.
+            row.fence = max(row.fence, (raw[FENCE] if raw else self._rows.last_fence(cursor)) + 1)
+            answer = Lease(claim, row.fence)
+        self._store(cursor, claim.key, row, raw)
+        return answer
+
+    def _alive(self, key: str, raw: Raw | None, now: int) -> rules.Row | None:
+        if raw is None:
+            return None
+        row = row_of(key, raw)
+        return row if row.expires > now else None
+
+    def _store(self, cursor: sqlite3.Cursor, key: str, row: rules.Row, before: Raw | None) -> None:
+        after = raw_of(row)
+        if after != before:
+            self._rows.write(cursor, key, after)
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        lost: list[Lease] = []
+        for start in range(0, len(leases), RENEWED):
+            batch = leases[start : start + RENEWED]
+            lost += self._connections.write(partial(self._renewed, leases=batch))
+        return lost
+
+    def _renewed(self, cursor: sqlite3.Cursor, leases: Sequence[Lease]) -> list[Lease]:
+        lost: list[Lease] = []
+        now = clock()
+        for lease in leases:
+            raw = self._rows.read(cursor, lease.key)
+            row = rules.renew(self._alive(lease.key, raw, now), lease, now)
+            if row is None:
+                lost.append(lease)
+            else:
+                self._store(cursor, lease.key, row, raw)
+        return lost
+
+    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        self._connections.write(lambda cursor: self._settled(cursor, lease, outcome, ttl))
+
+    def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
+        with within(using, self._place.path) as cursor:
+            self._settled(cursor, lease, outcome, ttl)
+
+    def _settled(self, cursor: sqlite3.Cursor, lease: Lease, outcome: Outcome, ttl: float) -> None:
+        raw = self._rows.read(cursor, lease.key)
+        row = rules.settle(self._alive(lease.key, raw, now := clock()), lease, outcome, ttl, now)
+        if row is None:
+            raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+        self._store(cursor, lease.key, row, raw)
+
+    def release(self, lease: Lease, release: Release) -> bool:
+        def work(cursor: sqlite3.Cursor) -> bool:
+            raw = self._rows.read(cursor, lease.key)
+            row = self._alive(lease.key, raw, now := clock())
+            ours = rules.release(row, lease, release, now)
+            if row is not None:
+                self._store(cursor, lease.key, row, raw)
+            return ours
+
+        return self._connections.write(work)
+
+    def announce(self, key: str, task_id: str) -> bool:
+        def work(cursor: sqlite3.Cursor) -> bool:
+            raw = self._rows.read(cursor, key)
+            row = self._alive(key, raw, clock())
+            if row is None or row.state is not State.COMPLETED:
+                return False
+            row.announced.add(task_id)
+            self._store(cursor, key, row, raw)
+            return True
+
+        return self._connections.write(work)
+
+    def get(self, key: str) -> Record | None:
+        raw = self._connections.read(lambda cursor: self._rows.read(cursor, key))
+        row = self._alive(key, raw, now := clock())
+        return None if row is None else rules.view(key, row, now)
+
+    def delete(self, key: str) -> bool:
+        def work(cursor: sqlite3.Cursor) -> bool:
+            raw = self._rows.read(cursor, key)
+            if raw is None:
+                return False
+            self._rows.delete(cursor, key, raw[FENCE])
+            return bool(raw[EXPIRES] > clock())
+
+        return self._connections.write(work)
+
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        after: str | None = None
+        while True:
+            page = self._connections.read(partial(self._rows.page, after=after, prefix=prefix, size=PAGE))
+            for after, *columns in page:
+                if not after.startswith(prefix):  # by the order of the keys none that follows does
+                    return
+                try:
+                    row = self._alive(after, tuple(columns), now := clock())
+                except RecordUnreadable:
+                    continue
+                if row is not None and state in (None, row.state):
+                    yield rules.view(after, row, now)
+            if len(page) < PAGE:
+                return
+
+    def purge(self, limit: int | None = None) -> int:
+        removed = 0
+        while limit is None or removed < limit:
+            most = PURGED if limit is None else min(PURGED, limit - removed)
+            since = monotonic()
+            batch = self._connections.write(partial(self._purged, most=most))
+            removed += batch
+            if not batch:
+                break
+            time.sleep(max(PURGE_PAUSE, monotonic() - since))  # as long as we held them up, the others may write
+        return removed
+
+    def _purged(self, cursor: sqlite3.Cursor, most: int) -> int:
+        end = monotonic() + PURGING  # large payloads take longer to remove than small ones
+        removed = 0
+        for key, fence in self._rows.expired(cursor, clock(), most):
+            self._rows.delete(cursor, key, fence)
+            removed += 1
+            if monotonic() > end:
+                break
+        return removed
+
+    def _tidy(self) -> None:
+        try:
+            self._connections.write(partial(self._purged, most=PURGED))
+        except StoreError as error:  # the lease is granted, and others will tidy up
+            logger.debug("Expired records were not removed: %s", error)
+
+    def pending_schema(self) -> str:
+        """Return the statements that the next verb would execute first; the store makes its tables by itself."""
+        version = self._connections.look(self._schema.version) if os.path.exists(self._place.path) else 0
+        return self._schema.pending(version) if version != VERSION else ""
+
+    def apply_schema(self) -> None:
+        """Make or upgrade the tables now and not at the first verb."""
+        self._connections.read(lambda cursor: None)
+
+    def ping(self) -> None:
+        self._connections.write(lambda cursor: None)
+
+    def close(self) -> None:
+        self._connections.close()
