@@ -22,8 +22,8 @@ from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
 from . import rules
 from .base import Store
 from .sqlite_connections import Connections
-from .sqlite_rows import EXPIRES, FENCE, Raw, Rows, raw_of, row_of
-from .sqlite_schema import VERSION, Schema
+from .sqlite_rows import FENCE, Raw, Rows, clock, raw_of, row_of
+from .sqlite_schema import Schema
 from .sqlite_urls import SYNCHRONOUS, TABLE, TIMEOUT, Place
 from .sqlite_within import within
 
@@ -35,11 +35,6 @@ logger = logging.getLogger("celery_idempotent.stores")
 RENEWED, PURGED, PAGE = 200, 50, 50
 #: Seconds after which a purging transaction ends with what it has, and the least pause before the next one.
 PURGING, PURGE_PAUSE = 0.02, 0.005
-
-
-def clock() -> int:
-    """Return microseconds since 1970; from the system, where a test that freezes Python's clocks freezes no leases."""
-    return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1000
 
 
 class SqliteStore(Store):
@@ -185,11 +180,10 @@ class SqliteStore(Store):
 
     def delete(self, key: str) -> bool:
         def work(cursor: sqlite3.Cursor) -> bool:
-            raw = self._rows.read(cursor, key)
-            if raw is None:
-                return False
-            self._rows.delete(cursor, key, raw[FENCE])
-            return bool(raw[EXPIRES] > clock())
+            found = self._rows.terms(cursor, key)  # no more: what is damaged can be deleted too
+            if found is not None:
+                self._rows.delete(cursor, key, found[0])
+            return found is not None and found[1] > clock()
 
         return self._connections.write(work)
 
@@ -240,7 +234,7 @@ class SqliteStore(Store):
     def pending_schema(self) -> str:
         """Return the statements that the next verb would execute first; the store makes its tables by itself."""
         version = self._connections.look(self._schema.version) if os.path.exists(self._place.path) else 0
-        return self._schema.pending(version) if version != VERSION else ""
+        return self._schema.pending(version)
 
     def apply_schema(self) -> None:
         """Make or upgrade the tables now and not at the first verb."""

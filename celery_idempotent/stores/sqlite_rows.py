@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from sqlite3 import Cursor
 from typing import Any
@@ -11,7 +12,7 @@ from ..errors import RecordUnreadable
 from ..records import State
 from .rules import Row
 
-__all__ = ["Raw", "Rows", "raw_of", "row_of"]
+__all__ = ["FENCE", "Raw", "Rows", "clock", "raw_of", "row_of"]
 
 #: The columns of a row, without its key, in the order of the table.
 Raw = tuple[Any, ...]
@@ -19,10 +20,15 @@ COLUMNS = (
     *("state", "fence", "owner", "task", "holder", "lease_end", "not_before", "crashes", "reason", "fingerprint"),
     *("payload", "ended", "expires", "waiting", "attempts", "announced"),
 )
-FENCE, EXPIRES = COLUMNS.index("fence"), COLUMNS.index("expires")
+FENCE = COLUMNS.index("fence")
 TYPES = (str, int, str, str, str, int, int, int, str, str, bytes, int, int)
 #: The largest integer that SQLite keeps; a ttl may be meant as "for ever".
 LARGEST = 2**63 - 1
+
+
+def clock() -> int:
+    """Return microseconds since 1970; from the system, where a test that freezes Python's clocks freezes no leases."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1000
 
 
 def row_of(key: str, raw: Raw) -> Row:
@@ -86,11 +92,12 @@ class Rows:
         name = f'"{table}"'
         # The name of a table cannot be a parameter; `Place` has seen that this one is letters, digits, underscores.
         self._read = f"SELECT {columns} FROM {name} WHERE key = ?"  # noqa: S608
+        self._terms = f"SELECT CAST(fence AS INTEGER), CAST(expires AS INTEGER) FROM {name} WHERE key = ?"  # noqa: S608
         self._write = f"INSERT OR REPLACE INTO {name} (key, {columns}) VALUES ({places})"  # noqa: S608
         self._delete = f"DELETE FROM {name} WHERE key = ?"  # noqa: S608
         self._page = f"SELECT key, {columns} FROM {name} WHERE key > ? ORDER BY key LIMIT ?"  # noqa: S608
         self._first_page = self._page.replace("key > ?", "key >= ?")
-        self._expired = f"SELECT key, fence FROM {name} WHERE expires <= ? ORDER BY expires LIMIT ?"  # noqa: S608
+        self._expired = f"SELECT key, CAST(fence AS INTEGER) FROM {name} WHERE expires <= ? ORDER BY expires LIMIT ?"  # noqa: S608
         self._last_fence = f"SELECT value FROM {meta} WHERE name = 'last_fence'"  # noqa: S608
         self._raise_fence = f"UPDATE {meta} SET value = max(value, ?) WHERE name = 'last_fence'"  # noqa: S608
 
@@ -98,6 +105,11 @@ class Rows:
         """Return the columns of a key."""
         found = cursor.execute(self._read, (key,)).fetchall()
         return tuple(found[0]) if found else None
+
+    def terms(self, cursor: Cursor, key: str) -> tuple[int, int] | None:
+        """Return fence and expiry of a key."""
+        found = cursor.execute(self._terms, (key,)).fetchall()
+        return found[0] if found else None
 
     def write(self, cursor: Cursor, key: str, raw: Raw) -> None:
         """Store the columns of a key in the place of what was there."""

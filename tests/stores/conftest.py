@@ -10,9 +10,9 @@ import pytest
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import RedisStore
 from tests.stores.kinds import KINDS, Kind
-from tests.stores.sqlite_fixtures import open_sqlite, sqlite_path, sqlite_store, sqlite_url
+from tests.stores.sqlite_fixtures import forked, open_sqlite, sqlite_path, sqlite_store, sqlite_url
 
-__all__ = ["open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
+__all__ = ["forked", "open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
 
 
 @pytest.fixture

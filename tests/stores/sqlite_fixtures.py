@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from celery_idempotent.stores.sqlite import SqliteStore
+from tests.stores.sqlite_children import Child, fork
 
-__all__ = ["open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
+__all__ = ["forked", "open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
 
 
 @pytest.fixture
@@ -43,3 +44,17 @@ def open_sqlite(sqlite_path: Path) -> Iterator[Callable[..., SqliteStore]]:
 def sqlite_store(open_sqlite: Callable[..., SqliteStore]) -> SqliteStore:
     """An empty store."""
     return open_sqlite()
+
+
+@pytest.fixture
+def forked() -> Iterator[Callable[..., Child]]:
+    """A function that forks a child, see `fork`; at the end of the test it ends."""
+    children: list[Child] = []
+
+    def start(*steps: Callable[[], object], **options: Any) -> Child:
+        children.append(fork(*steps, **options))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.end()

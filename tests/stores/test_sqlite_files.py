@@ -1,0 +1,328 @@
+"""What a file may be: new, ours, older, newer, somebody else's, damaged, gone, or not for us to write to."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent.records import Lease
+from celery_idempotent.stores import sqlite_schema
+from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite_schema import Schema
+from celery_idempotent.stores.sqlite_urls import Place
+from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.stores.sqlite_children import Child
+
+OpenSqlite = Callable[..., SqliteStore]
+Fork = Callable[..., Child]
+NOBODY = 65534
+
+
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def answers(path: Path, question: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(question).fetchall()
+
+
+def test_the_first_verb_makes_the_file(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
+    assert not sqlite_path.exists()
+    assert sqlite_store.get(KEY) is None
+    assert answers(sqlite_path, "PRAGMA journal_mode") == [("wal",)]
+    assert answers(sqlite_path, "SELECT * FROM celery_idempotency_meta ORDER BY name") == [
+        ("last_fence", 0),
+        ("version", 1),
+    ]
+
+
+def test_processes_that_open_a_new_file_at_once_make_it_together(
+    open_sqlite: OpenSqlite, forked: Fork, tmp_path: Path
+) -> None:
+    for turn in range(5):
+        store = open_sqlite(tmp_path / f"{turn}.db", timeout=30)
+        reading, writing = os.pipe()
+
+        def ask(store: SqliteStore = store, reading: int = reading, writing: int = writing) -> str:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent lets them all go
+            return type(store.acquire(claim(f"key-{os.getpid()}"))).__name__
+
+        children = [forked(ask) for _ in range(8)]
+        os.close(reading)
+        os.close(writing)
+        assert [child.said() for child in children] == ["Lease"] * 8
+        assert len(list(store.scan())) == 8
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
+    garbage = b"These are the accounts of 2019.\n" * 200
+    sqlite_path.write_bytes(garbage)
+    store = open_sqlite()
+    for name in VERBS:
+        with pytest.raises(StoreRefused, match="to be a SQLite database, and it is none"):
+            verb(store, name)()
+    assert sqlite_path.read_bytes() == garbage
+
+
+def test_a_file_that_is_damaged_is_refused(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
+    execute(sqlite_path, "CREATE TABLE orders (id)")
+    content = bytearray(sqlite_path.read_bytes())
+    content[100:200] = b"\xff" * 100
+    sqlite_path.write_bytes(content)
+    with pytest.raises(StoreRefused, match="damaged"):
+        open_sqlite().ping()
+
+
+def test_a_newer_version_of_the_tables_is_refused_and_left_alone(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path
+) -> None:
+    lease = take(sqlite_store)
+    sqlite_store.close()
+    execute(sqlite_path, "UPDATE celery_idempotency_meta SET value = 2 WHERE name = 'version'")
+    store = open_sqlite()
+    for name in VERBS:
+        with pytest.raises(StoreRefused, match=r"version 1 or less, got 2.*Upgrade this worker"):
+            verb(store, name, lease)()
+    with pytest.raises(StoreRefused, match="Upgrade this worker"):
+        store.pending_schema()
+    assert answers(sqlite_path, "SELECT owner FROM celery_idempotency") == [(lease.owner,)]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        ["CREATE TABLE celery_idempotency (id)"],
+        ["CREATE TABLE CELERY_idempotency (id)"],
+        ["CREATE TABLE celery_idempotency_meta (id)"],
+        ["CREATE TABLE celery_idempotency (id)", "CREATE TABLE celery_idempotency_meta (id)"],
+        ["CREATE TABLE celery_idempotency (id)", "CREATE TABLE celery_idempotency_meta (name, value)"],
+        [
+            "CREATE TABLE celery_idempotency (id)",
+            "CREATE TABLE celery_idempotency_meta (name, value)",
+            "INSERT INTO celery_idempotency_meta VALUES ('version', 'draft')",
+        ],
+        ["CREATE VIEW celery_idempotency AS SELECT 1"],
+    ],
+)
+def test_a_table_of_somebody_else_is_refused_and_left_alone(
+    open_sqlite: OpenSqlite, sqlite_path: Path, theirs: list[str]
+) -> None:
+    execute(sqlite_path, *theirs)
+    before = sqlite_path.read_bytes()
+    with pytest.raises(StoreRefused, match=r"another application's.*Name another table"):
+        open_sqlite().ping()
+    assert sqlite_path.read_bytes() == before
+    open_sqlite(table="tasks").ping()
+
+
+def test_a_table_that_only_looks_like_ours_is_refused_when_it_is_used(
+    open_sqlite: OpenSqlite, sqlite_path: Path
+) -> None:
+    execute(
+        sqlite_path,
+        "CREATE TABLE celery_idempotency (id)",
+        "CREATE TABLE celery_idempotency_meta (name, value)",
+        "INSERT INTO celery_idempotency_meta VALUES ('version', 1)",
+    )
+    with pytest.raises(StoreRefused, match="Name another table"):
+        open_sqlite().acquire(claim())
+
+
+def test_the_tables_live_beside_those_of_an_application(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
+    execute(sqlite_path, "PRAGMA user_version = 7", "CREATE TABLE orders (id)", "INSERT INTO orders VALUES ('ORD-1')")
+    take(open_sqlite())
+    assert answers(sqlite_path, "SELECT id FROM orders") == [("ORD-1",)]
+    assert answers(sqlite_path, "PRAGMA user_version") == [(7,)]
+
+
+def test_older_tables_are_upgraded_and_keep_their_records(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = take(sqlite_store)
+    sqlite_store.close()
+    monkeypatch.setattr(sqlite_schema, "VERSION", 3)
+    steps = {1: 'ALTER TABLE "{table}" ADD COLUMN a TEXT;\nALTER TABLE "{table}" ADD COLUMN b TEXT;\n'}
+    steps[2] = 'ALTER TABLE "{table}" ADD COLUMN c TEXT'
+    monkeypatch.setattr(sqlite_schema, "UPGRADES", steps)
+    store = open_sqlite()
+    due = store.pending_schema()
+    assert due.count(";\n") == 5
+    assert 'ALTER TABLE "celery_idempotency" ADD COLUMN c TEXT;\n' in due
+    assert known(store).owner == lease.owner
+    assert store.pending_schema() == ""
+    assert answers(sqlite_path, "SELECT a, b, c FROM celery_idempotency") == [(None, None, None)]
+    assert answers(sqlite_path, "SELECT value FROM celery_idempotency_meta WHERE name = 'version'") == [(3,)]
+
+
+def test_an_upgrade_that_fails_changes_nothing(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_store.ping()
+    sqlite_store.close()
+    monkeypatch.setattr(sqlite_schema, "VERSION", 2)
+    monkeypatch.setattr(sqlite_schema, "UPGRADES", {1: 'ALTER TABLE "{table}" ADD COLUMN a TEXT;\nNONSENSE;\n'})
+    with pytest.raises(StoreUnreachable, match="NONSENSE"):
+        open_sqlite().ping()
+    monkeypatch.undo()
+    open_sqlite().ping()
+
+
+def test_what_the_schema_would_be_is_told_without_making_it(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
+    text = sqlite_store.pending_schema()
+    assert 'CREATE TABLE "celery_idempotency" (' in text
+    assert "-- rises with every lease of the key" in text
+    assert not sqlite_path.exists()
+    execute(sqlite_path, "CREATE TABLE orders (id)")
+    assert sqlite_store.pending_schema() == text
+    assert answers(sqlite_path, "SELECT name FROM sqlite_master") == [("orders",)]
+    sqlite_store.apply_schema()
+    sqlite_store.apply_schema()
+    assert sqlite_store.pending_schema() == ""
+
+
+def test_the_text_of_the_schema_makes_tables_that_the_store_takes(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
+    text = sqlite_store.pending_schema()
+    with closing(sqlite3.connect(sqlite_path)) as connection:
+        connection.executescript(text)
+    assert sqlite_store.pending_schema() == ""
+    take(sqlite_store)
+
+
+def test_a_database_without_a_write_ahead_log_is_refused() -> None:
+    with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(StoreRefused, match="stays with 'memory'"):
+        Schema(Place("/x.db")).prepare(connection)
+
+
+def test_a_folder_that_does_not_exist_is_named(open_sqlite: OpenSqlite, tmp_path: Path) -> None:
+    with pytest.raises(StoreRefused, match=f"there is no folder {tmp_path}/nothing. Create it"):
+        open_sqlite(tmp_path / "nothing" / "here.db").ping()
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(open_sqlite: OpenSqlite, tmp_path: Path) -> None:
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(StoreRefused, match="it is a folder"):
+        open_sqlite(tmp_path / "folder.db").ping()
+
+
+@pytest.fixture
+def without_rights(forked: Fork) -> Callable[..., str]:
+    """A function that does something in a child that is not root, whom no rights hold back."""
+    return lambda step: forked(step, user=NOBODY if os.getuid() == 0 else None).said()
+
+
+@pytest.fixture
+def public_path(tmp_path: Path) -> Path:
+    """Where somebody else can see a file, and may not make one."""
+    folder = tmp_path / "public"
+    folder.mkdir()
+    for each in (folder, *folder.parents):
+        if each.owner() == folder.owner() and each != Path("/tmp"):
+            each.chmod(each.stat().st_mode & ~0o222 | 0o755 if each != folder else 0o555)
+    return folder / "tasks.db"
+
+
+def test_a_folder_that_we_may_not_write_to_is_refused(
+    open_sqlite: OpenSqlite, public_path: Path, without_rights: Callable[..., str]
+) -> None:
+    said = without_rights(open_sqlite(public_path).ping)
+    assert said.startswith("StoreRefused: Expected to be allowed to write to the idempotency store")
+
+
+def test_a_file_that_we_may_only_read_is_refused(
+    open_sqlite: OpenSqlite, public_path: Path, without_rights: Callable[..., str]
+) -> None:
+    public_path.parent.chmod(0o755)
+    store = open_sqlite(public_path)
+    take(store)
+    store.close()
+    public_path.chmod(0o444)
+    public_path.parent.chmod(0o555)
+    said = without_rights(store.ping)
+    assert said.startswith("StoreRefused: Expected to be allowed to write to the idempotency store")
+
+
+def test_a_full_disk_is_a_store_that_cannot_serve_and_serves_when_there_is_room(sqlite_store: SqliteStore) -> None:
+    lease = take(sqlite_store)
+
+    def limit(pages: int) -> None:
+        pragma = f"PRAGMA max_page_count = {pages}"
+        sqlite_store._connections.read(lambda cursor: cursor.execute(pragma).fetchall())
+
+    limit(1)
+    big = type(DONE)(DONE.state, b"x" * 100_000)
+    with pytest.raises(StoreUnreachable, match="full"):
+        sqlite_store.settle(lease, big, ttl=60)
+    assert known(sqlite_store).owner == lease.owner
+    limit(100_000)
+    sqlite_store.settle(lease, big, ttl=60)
+    assert known(sqlite_store).payload == big.payload
+
+
+def test_a_file_that_was_removed_is_made_anew_by_the_next_verb(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
+    """Else every process would go on with a file that none of the others sees."""
+    lease = take(sqlite_store)
+    for path in sqlite_path.parent.glob("idempotency.db*"):
+        path.unlink()
+    assert sqlite_store.get(KEY) is None
+    assert sqlite_store.renew([lease]) == []
+    assert answers(sqlite_path, "SELECT owner FROM celery_idempotency") == [(lease.owner,)]
+
+
+DAMAGE = [
+    "state = 'paused'",
+    "fence = 'high'",
+    "payload = 'text'",
+    "owner = CAST(x'ff' AS TEXT)",
+    "waiting = '{'",
+    "waiting = '[1]'",
+    "waiting = '{\"a\": 1}'",
+    "attempts = '5'",
+    "announced = '5'",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_record_that_is_damaged_is_unreadable_and_can_be_deleted(
+    sqlite_store: SqliteStore, sqlite_path: Path, damage: str
+) -> None:
+    lease = take(sqlite_store)
+    take(sqlite_store, "another")
+    execute(sqlite_path, f"UPDATE celery_idempotency SET {damage} WHERE key = '{KEY}'")
+    for name in set(VERBS) - {"delete", "scan", "ping"}:
+        with pytest.raises(RecordUnreadable, match="damaged"):
+            verb(sqlite_store, name, lease)()
+    assert known(sqlite_store, "another")
+    sqlite_store.delete(KEY)
+    assert isinstance(sqlite_store.acquire(claim()), Lease)
+
+
+@pytest.mark.parametrize("damage", [each for each in DAMAGE if "CAST" not in each])
+def test_a_record_that_is_damaged_does_not_keep_others_from_being_found(
+    sqlite_store: SqliteStore, sqlite_path: Path, damage: str
+) -> None:
+    take(sqlite_store)
+    take(sqlite_store, "another")
+    execute(sqlite_path, f"UPDATE celery_idempotency SET {damage} WHERE key = '{KEY}'")
+    assert [record.key for record in sqlite_store.scan()] == ["another"]
+
+
+def test_a_record_that_is_kept_for_ever_is_kept(sqlite_store: SqliteStore) -> None:
+    lease = take(sqlite_store, lease_ttl=1e30, keep_ttl=1e30)
+    assert known(sqlite_store).remaining > 1e11
+    sqlite_store.settle(lease, DONE, ttl=1e30)
+    assert known(sqlite_store).payload == DONE.payload
+
+
+def test_an_error_that_nobody_foresaw_is_a_store_that_cannot_serve(sqlite_store: SqliteStore) -> None:
+    with pytest.raises(StoreError, match="cannot serve"):
+        sqlite_store._connections.read(lambda cursor: cursor.execute("SELECT"))

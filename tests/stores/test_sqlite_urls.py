@@ -1,0 +1,113 @@
+"""Which file a sqlite:// URL names, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite_urls import TABLE, Place
+from tests.stores.benches import known, take
+
+
+def test_three_slashes_name_a_file_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Place.of("sqlite:///data/tasks.db").path == str(tmp_path / "data" / "tasks.db")
+
+
+def test_four_slashes_name_a_file_from_the_root() -> None:
+    assert Place.of("sqlite:////var/lib/tasks.db").path == "/var/lib/tasks.db"
+
+
+def test_a_relative_path_is_looked_for_where_the_store_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that becomes a daemon changes its folder."""
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///tasks.db")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    take(store)
+    store.close()
+    assert (tmp_path / "tasks.db").exists()
+    assert os.listdir() == []
+
+
+def test_special_characters_of_a_path_are_escaped_as_in_any_url(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/a%20b%3F%25.db")
+    take(store)
+    store.close()
+    assert (tmp_path / "a b?%.db").exists()
+
+
+def test_a_url_opens_nothing(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/nothing/here.db")
+    assert isinstance(store, SqliteStore)
+    store.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_query_gives_options() -> None:
+    assert Place.of("sqlite:////x.db") == Place("/x.db", TABLE, 2.0, "full")
+    url = "sqlite:////x.db?table=tasks_2&timeout=0.5&synchronous=NORMAL"
+    assert Place.of(url) == Place("/x.db", "tasks_2", 0.5, "normal")
+
+
+def test_the_options_of_the_url_reach_the_file(sqlite_path: Path) -> None:
+    store = SqliteStore.from_url(f"sqlite:///{sqlite_path}?table=tasks&synchronous=normal")
+    take(store)
+    pragma = "PRAGMA synchronous"
+    assert store._connections.read(lambda cursor: cursor.execute(pragma).fetchall()) == [(1,)]
+    tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+    assert store._connections.read(lambda cursor: cursor.execute(tables).fetchall()) == [("tasks",), ("tasks_meta",)]
+    store.close()
+
+
+def test_a_commit_waits_for_the_disk_unless_it_is_told_otherwise(sqlite_store: SqliteStore) -> None:
+    pragma = "PRAGMA synchronous"
+    assert sqlite_store._connections.read(lambda cursor: cursor.execute(pragma).fetchall()) == [(2,)]
+
+
+def test_two_tables_of_one_file_are_two_stores(sqlite_path: Path) -> None:
+    stores = [SqliteStore(str(sqlite_path), table=table) for table in ("first", "second")]
+    leases = [take(store) for store in stores]
+    assert [known(store).owner for store in stores] == [lease.owner for lease in leases]
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sqlite://", "memory://"),
+        ("sqlite:///", "memory://"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite://?table=x", "memory://"),
+        ("sqlite://tasks.db", "sqlite:///tasks.db"),
+        ("sqlite://var/tasks.db", "three slashes"),
+        ("sqlite:////x.db?tabel=x", "Did you mean table"),
+        ("sqlite:////x.db?mode=ro", "table, timeout, synchronous"),
+        ("sqlite:////x.db?table=", "letters, digits"),
+        ("sqlite:////x.db?table=a%22b", "letters, digits"),
+        ("sqlite:////x.db?table=1a", "letters, digits"),
+        ("sqlite:////x.db?table=sqlite_x", "letters, digits"),
+        ("sqlite:////x.db?table=" + "a" * 64, "letters, digits"),
+        ("sqlite:////x.db?timeout=soon", "'soon'"),
+        ("sqlite:////x.db?timeout=-1", "seconds, 0 or more"),
+        ("sqlite:////x.db?timeout=nan", "seconds, 0 or more"),
+        ("sqlite:////x.db?timeout=inf", "seconds, 0 or more"),
+        ("sqlite:////x.db?synchronous=maybe", "'normal'"),
+    ],
+)
+def test_what_names_no_file_is_refused_with_what_to_write(url: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words.replace("?", r"\?")):
+        open_store(url)
+
+
+def test_a_scheme_that_is_nearly_right_is_guessed() -> None:
+    with pytest.raises(ConfigurationError, match="Did you mean sqlite://"):
+        open_store("sqlite3:////x.db")
