@@ -1,0 +1,345 @@
+"""How many connections a process has to the file, what becomes of them at a fork, and who waits for whom."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.records import Lease, Refusal, Verdict
+from celery_idempotent.stores import sqlite_connections
+from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite_connections import KEPT
+from tests.stores.benches import DONE, KEY, claim, known, take, verb
+from tests.stores.sqlite_children import Child
+from tests.waiting import wait_until
+
+OpenSqlite = Callable[..., SqliteStore]
+Fork = Callable[..., Child]
+
+
+def opened(path: Path) -> int:
+    """Return how many connections this process has to the file."""
+    return sum(each.path == str(path) for each in psutil.Process().open_files())
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Hold a transaction open that has written, as a task does with its own rows."""
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TABLE orders (id)")
+        yield connection
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def test_threads_that_ask_one_after_another_share_one_connection(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
+    for number in range(20):
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(take, sqlite_store, f"key-{number}").result()
+    assert opened(sqlite_path) == 1
+
+
+def test_threads_that_ask_at_once_have_a_connection_each_and_few_are_kept(
+    sqlite_store: SqliteStore, sqlite_path: Path
+) -> None:
+    crowd = KEPT + 4
+    barrier = threading.Barrier(crowd)
+    counts: list[int] = []
+
+    def look(cursor: sqlite3.Cursor) -> object:
+        barrier.wait(30)
+        counts.append(opened(sqlite_path))
+        barrier.wait(30)
+        return cursor.execute("SELECT 1").fetchall()
+
+    with ThreadPoolExecutor(crowd) as threads:
+        list(threads.map(lambda _: sqlite_store._connections.read(look), range(crowd)))
+    assert counts == [crowd] * crowd
+    assert len(sqlite_store._connections._idle) == KEPT
+    sqlite_store.close()
+    assert opened(sqlite_path) == 0
+
+
+def test_a_closed_store_has_nothing_open(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
+    take(sqlite_store)
+    sqlite_store.close()
+    assert opened(sqlite_path) == 0
+    assert os.listdir(sqlite_path.parent) == [sqlite_path.name]
+
+
+def test_what_is_in_use_while_the_store_is_closed_is_closed_afterwards(
+    sqlite_store: SqliteStore, sqlite_path: Path
+) -> None:
+    def work(cursor: sqlite3.Cursor) -> object:
+        sqlite_store.close()
+        return cursor.execute("SELECT 1").fetchall()
+
+    assert sqlite_store._connections.read(work) == [(1,)]
+    assert opened(sqlite_path) == 0
+
+
+def test_a_store_that_nobody_has_any_more_has_nothing_open(sqlite_path: Path) -> None:
+    store = SqliteStore(str(sqlite_path))
+    take(store)
+    assert opened(sqlite_path) == 1
+    del store
+    gc.collect()
+    assert opened(sqlite_path) == 0
+
+
+def test_work_that_is_interrupted_leaves_nothing_locked_and_nothing_written(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite
+) -> None:
+    """As a soft time limit does, from a signal."""
+    take(sqlite_store)
+
+    def work(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("DELETE FROM celery_idempotency")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sqlite_store._connections.write(work)
+    assert isinstance(open_sqlite(timeout=0).acquire(claim("other")), Lease)
+    assert known(sqlite_store)
+
+
+def test_a_transaction_that_was_lost_open_is_not_lent_again(sqlite_store: SqliteStore) -> None:
+    sqlite_store._connections.read(lambda cursor: cursor.execute("BEGIN IMMEDIATE"))
+    assert isinstance(sqlite_store.acquire(claim()), Lease)
+
+
+def test_a_child_inherits_no_connection(sqlite_store: SqliteStore, sqlite_path: Path, forked: Fork) -> None:
+    """To close one, or to open another beside it, would undo locks or believe in locks that only the parent has."""
+    lease = take(sqlite_store)
+    child = forked(lambda: opened(sqlite_path), lambda: known(sqlite_store).owner, lambda: opened(sqlite_path))
+    assert [child.said() for _ in range(3)] == ["0", lease.owner, "1"]
+    assert sqlite_store.renew([lease]) == []
+
+
+def test_what_a_child_writes_survives_the_end_of_its_parents_connections(
+    sqlite_store: SqliteStore, sqlite_path: Path, forked: Fork
+) -> None:
+    """Who closes last removes the log. A parent that took its child's locks for its own would not see the child."""
+    take(sqlite_store, "first")
+    begin, go_on = os.pipe()
+    child = forked(
+        lambda: type(sqlite_store.acquire(claim("second"))).__name__,
+        lambda: os.read(begin, 1),
+        lambda: type(sqlite_store.acquire(claim("third"))).__name__,
+    )
+    assert child.said() == "Lease"
+    take(sqlite_store, "fourth")
+    sqlite_store.close()
+    assert sqlite_path.with_name(f"{sqlite_path.name}-wal").exists()
+    other = forked(lambda: type(sqlite_store.acquire(claim("fifth"))).__name__)
+    assert other.said() == "Lease"
+    os.write(go_on, b".")
+    assert [child.said() for _ in range(2)] == ["b'.'", "Lease"]
+    os.close(begin)
+    os.close(go_on)
+    child.end()
+    other.end()
+    assert {record.key for record in sqlite_store.scan()} == {"first", "second", "third", "fourth", "fifth"}
+    with closing(sqlite3.connect(sqlite_path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_fork_waits_for_what_other_threads_are_doing(sqlite_store: SqliteStore, forked: Fork) -> None:
+    started, done = threading.Event(), threading.Event()
+    pool = sqlite_store._connections
+
+    def work(cursor: sqlite3.Cursor) -> object:
+        started.set()
+        wait_until(lambda: pool._forking)
+        done.set()
+        return cursor.execute("SELECT 1").fetchall()
+
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(pool.write, work)
+        assert started.wait(30)
+        child = forked(lambda: done.is_set(), lambda: type(sqlite_store.acquire(claim())).__name__)
+        assert answer.result() == [(1,)]
+    assert [child.said() for _ in range(2)] == ["True", "Lease"]
+
+
+def test_threads_wait_for_a_fork(sqlite_store: SqliteStore, forked: Fork) -> None:
+    end = threading.Event()
+
+    def ask() -> int:
+        turns = 0
+        while not end.is_set():
+            sqlite_store.get(KEY)
+            turns += 1
+        return turns
+
+    with ThreadPoolExecutor(4) as threads:
+        turns = [threads.submit(ask) for _ in range(4)]
+        children = [forked(lambda: type(sqlite_store.acquire(claim(f"key-{os.getpid()}"))).__name__) for _ in range(5)]
+        said = [child.said() for child in children]
+        end.set()
+        assert all(turn.result() for turn in turns)
+    assert said == ["Lease"] * 5
+
+
+def test_a_child_that_was_forked_beside_a_thread_that_hangs_does_not_touch_the_file(
+    open_sqlite: OpenSqlite, forked: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_connections, "GRACE", 0.05)
+    store = open_sqlite(timeout=0)
+    started, end = threading.Event(), threading.Event()
+
+    def hang(cursor: sqlite3.Cursor) -> None:
+        started.set()
+        end.wait(60)
+
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(store._connections.read, hang)
+        assert started.wait(30)
+        child = forked(store.ping)
+        said = child.said()
+        end.set()
+        hanging.result()
+    assert said.startswith("StoreUnreachable: This process was forked while its parent was using")
+    store.ping()
+
+
+def test_a_fork_that_nobody_told_of_leaves_the_parents_connection_alone(
+    sqlite_store: SqliteStore, sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server written in C may fork."""
+    monkeypatch.setattr(sqlite_connections, "_INHERITED", inherited := [])
+    lease = take(sqlite_store)
+    sqlite_store._connections._pid[0] = 1
+    sqlite_store.close()  # as at the end of a child that never used the store
+    assert opened(sqlite_path) == 1
+    assert known(sqlite_store).owner == lease.owner
+    assert opened(sqlite_path) == 2
+    sqlite_store.close()
+    [connection] = inherited
+    assert connection.execute("SELECT 1").fetchall() == [(1,)]
+    connection.close()
+
+
+ENDING = """
+import os, sys, threading
+from celery_idempotent.records import Claim
+from celery_idempotent.stores import open_store
+
+store = open_store(sys.argv[1])
+ask = lambda key: store.acquire(Claim(key, "owner", 60, 60))
+threads = [threading.Thread(target=ask, args=(str(number),)) for number in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+pid = os.fork()
+ask(f"{pid}")
+if pid: assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_a_process_that_never_closes_its_store_ends_without_a_warning(sqlite_url: str) -> None:
+    """Since Python 3.13 sqlite3 warns of connections that nobody closed."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", ENDING, sqlite_url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_who_finds_the_file_locked_gives_up_after_its_timeout(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path
+) -> None:
+    lease = take(sqlite_store)
+    store = open_sqlite(timeout=0.2)
+    store.get(KEY)
+    since = time.monotonic()
+    with writing(sqlite_path):
+        for name in ("acquire", "renew", "settle", "release", "announce", "delete", "ping"):
+            with pytest.raises(StoreUnreachable, match=r"is locked: another transaction .* is open for too long"):
+                verb(store, name, lease)()
+    assert 7 * 0.2 - 0.2 < time.monotonic() - since < 60
+    assert store.renew([lease]) == []
+
+
+def test_what_changes_nothing_is_answered_while_the_file_is_locked(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
+    store = open_sqlite(timeout=0)
+    store.settle(take(store, "done", fingerprint="f"), DONE, ttl=60)
+    take(store, "running")
+    waits = claim("running", task_id="b")
+    assert isinstance(store.acquire(waits), Refusal)
+    with writing(sqlite_path):
+        assert known(store, "done").payload == DONE.payload
+        assert len(list(store.scan())) == 2
+        for asked, verdict in (
+            (claim("done"), Verdict.COMPLETED),
+            (claim("done", task_id="b", fingerprint="g"), Verdict.KEY_REUSED),
+            (waits, Verdict.CONFLICT),
+        ):
+            answer = store.acquire(asked)
+            assert isinstance(answer, Refusal)
+            assert answer.verdict is verdict
+        with pytest.raises(StoreUnreachable):
+            store.acquire(claim("running", task_id="c"))  # that it came must be remembered
+
+
+def test_who_waits_for_another_writer_gets_its_turn(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
+    store = open_sqlite(timeout=60)
+    store.ping()
+    with ThreadPoolExecutor(1) as thread, writing(sqlite_path) as connection:
+        answer = thread.submit(store.acquire, claim())
+        assert not answer.done()
+        connection.execute("COMMIT")
+        assert isinstance(answer.result(), Lease)
+
+
+GREENLETS = """
+from gevent import monkey; monkey.patch_all()
+import sqlite3, sys, gevent
+from celery_idempotent.records import Claim
+from celery_idempotent.stores import open_store
+
+store = open_store(sys.argv[1])
+store.ping()
+said = []
+
+def hold():
+    connection = sqlite3.connect(sys.argv[2], isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    while len(said) < 50:
+        gevent.sleep(0.001)
+    connection.execute("COMMIT")
+    connection.close()
+    said.append("committed")
+
+def tick():
+    for _ in range(50):
+        said.append("tick")
+        gevent.sleep(0.001)
+
+def ask():
+    store.acquire(Claim("key", "owner", 60, 60))
+    said.append("leased")
+
+gevent.joinall([gevent.spawn(work) for work in (hold, ask, tick)], raise_error=True)
+store.close()
+print(said.index("committed") < said.index("leased"), said[:50].count("tick"))
+"""
+
+
+def test_greenlets_go_on_while_one_of_them_waits_for_a_writer(sqlite_url: str, sqlite_path: Path) -> None:
+    """The writer may be one of them: if the process stood still, it would wait for itself."""
+    pytest.importorskip("gevent")
+    command = [sys.executable, "-c", GREENLETS, sqlite_url, str(sqlite_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.stdout, run.stderr) == ("True 50\n", "")
