@@ -51,6 +51,8 @@ def _begin(cursor: sqlite3.Cursor, using: Any) -> None:
             "autocommit=True or isolation_level=None only when told to. Write the task's own rows first, or execute "
             "BEGIN IMMEDIATE"
         )
+    if cursor.connection.isolation_level is None:
+        raise no_transaction("its connection commits every statement by itself (AUTOCOMMIT, or isolation_level=None)")
     cursor.execute("BEGIN IMMEDIATE")
 
 

@@ -14,15 +14,22 @@ A subclass says where the store comes from, and how a record grows old without a
 
         def age(self, store, key, seconds):
             store.execute("update records set lease_end = lease_end - %s, ... where key = %s", (seconds, key))
+
+`TransactionContract` has the facts of a store that can settle in the caller's own transaction.
 """
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
 # Before they are imported, so that a fact that does not hold says what it saw instead.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("_acquiring", "_copies", "_crashes", "_holding")))
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("_asking", "_ending", "_keeping", "_sharing")))
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{name}" for name in ("_asking", "_ending", "_keeping", "_sharing", "_within"))
+)
 
 from ..stores.base import Store  # noqa: E402
 from ._acquiring import AcquiringFacts  # noqa: E402
@@ -32,8 +39,9 @@ from ._ending import EndingFacts  # noqa: E402
 from ._holding import HoldingFacts  # noqa: E402
 from ._keeping import KeepingFacts  # noqa: E402
 from ._sharing import SharingFacts  # noqa: E402
+from ._within import WithinFacts  # noqa: E402
 
-__all__ = ["StoreContract"]
+__all__ = ["StoreContract", "TransactionContract"]
 
 
 class StoreContract(AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingFacts, KeepingFacts, SharingFacts):
@@ -52,3 +60,38 @@ class StoreContract(AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingF
         lease, the time its retry is due, the time it was settled, and the time it is forgotten. The fence stays.
         """  # fmt: skip
         raise NotImplementedError("give your subclass of StoreContract a method `age`")
+
+
+class TransactionContract(WithinFacts):
+    """What every store does that can settle in the caller's own transaction (`Store.settle_within`).
+
+    The caller has a table of names in the store's database. A subclass overrides all members but ``stalls``, which it
+    sets to the error that others get where their writes wait for an open transaction, as in SQLite.
+    """
+
+    @pytest.fixture
+    def store(self) -> Store:
+        """An empty store, made for this test alone, with an empty table of names in the same database."""
+        raise NotImplementedError("give your subclass of TransactionContract a fixture `store`")
+
+    def age(self, store: Store, key: str, seconds: float) -> None:
+        """Make the record look as if this much more time had passed, as in `StoreContract.age`."""
+        raise NotImplementedError("give your subclass of TransactionContract a method `age`")
+
+    def begin(self, store: Store) -> AbstractContextManager[Any]:
+        """Begin a transaction, and give what ``using=`` takes of it; commit it at the end of the block, and roll it
+        back if the block raises.
+        """  # fmt: skip
+        raise NotImplementedError("give your subclass of TransactionContract a method `begin`")
+
+    def insert(self, using: Any, name: str) -> None:
+        """Insert a name into the caller's table, in a transaction that `begin` has begun."""
+        raise NotImplementedError("give your subclass of TransactionContract a method `insert`")
+
+    def inserted(self, store: Store) -> set[str]:
+        """Return the names that are in the caller's table, as somebody else sees it."""
+        raise NotImplementedError("give your subclass of TransactionContract a method `inserted`")
+
+    def bare(self, store: Store) -> AbstractContextManager[Any]:
+        """Give what ``using=`` takes, with no transaction open on it."""
+        raise NotImplementedError("give your subclass of TransactionContract a method `bare`")
