@@ -110,9 +110,10 @@ class TestSqlAlchemyConnection(WithSqlAlchemy):
     def test_what_commits_by_itself_is_refused(self, store: Store) -> None:
         lease = take(store)
         engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        with engine.begin() as using, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        with engine.begin() as using:
             self.insert(using, "committed by itself")
-            store.settle_within(lease, DONE, ttl=60, using=using)
+            with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+                store.settle_within(lease, DONE, ttl=60, using=using)
         assert known(store).state is State.IN_PROGRESS
 
 
