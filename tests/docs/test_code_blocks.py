@@ -11,6 +11,7 @@ import doctest
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,8 +49,9 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", pages())
 def test_the_code_of_a_page_runs(
-    page: str, on_our_redis: Callable[[str], str], in_place: None, monkeypatch: pytest.MonkeyPatch
+    page: str, on_our_redis: Callable[[str], str], in_place: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # what a page writes to a file is not left in the tree
     module = stage()
     monkeypatch.setitem(sys.modules, module.__name__, module)  # as a result backend looks up a task's exceptions
     names = vars(module)
