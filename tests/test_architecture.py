@@ -49,6 +49,11 @@ STORES = {
     "stores.redis": {"redis"},
     "stores.connections": {"redis"},
     "stores.refusals": {"redis"},
+    "stores.dynamodb": {"botocore"},
+    "stores.dynamodb_client": {"botocore"},
+    "stores.dynamodb_records": {"botocore"},
+    "stores.dynamodb_refusals": {"botocore"},
+    "stores.dynamodb_schema": {"botocore"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }

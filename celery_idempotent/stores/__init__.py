@@ -17,6 +17,7 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),
     "unix": ("redis", "RedisStore", ""),
+    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import RedisStore
 from tests.stores.kinds import KINDS, Kind
+from tests.stores.tables import *  # noqa: F403 - the fixtures of DynamoDB
 
 
 @pytest.fixture
