@@ -13,7 +13,7 @@ from tests import processes
 from tests.proxy import Proxy
 from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
 
-pytest_plugins = ["tests.celery.fixtures"]
+pytest_plugins = ["tests.celery.fixtures", "tests.stores.sqlite_fixtures", "tests.stores.tables"]
 
 WORKER_DIRECTORIES = ("celery", "faults", "gauntlet")
 

@@ -40,18 +40,19 @@ class HoldingFacts(Ages):
 
     def test_of_many_renewed_at_once_those_that_are_lost_come_back(self, store: Store) -> None:
         """More than fit into one request of any store."""
-        leases = [take(store, f"{KEY}-{number}") for number in range(1100)]
+        long = 100 * LEASE  # some stores renew them one after the other
+        leases = [take(store, f"{KEY}-{number}", lease_ttl=long) for number in range(1100)]
         for lease in leases:
             if int(lease.key.rpartition("-")[2]) % 100 == 7:
                 store.delete(lease.key)
                 take(store, lease.key)
-        self.age(store, leases[0].key, LEASE - 10)
-        self.age(store, leases[-1].key, LEASE - 10)
+        self.age(store, leases[0].key, long - 10)
+        self.age(store, leases[-1].key, long - 10)
         lost = store.renew(leases)
         assert {lease.key for lease in lost} == {f"{KEY}-{number}" for number in range(7, 1100, 100)}
         assert set(lost) <= set(leases)
-        assert known(store, leases[0].key).remaining > LEASE - 10
-        assert known(store, leases[-1].key).remaining > LEASE - 10
+        for key in (leases[0].key, leases[-1].key):
+            assert known(store, key).remaining > 10  # more than was left of it; how fast the others were is no matter
 
     def test_renewing_nothing_loses_nothing(self, store: Store) -> None:
         assert list(store.renew([])) == []

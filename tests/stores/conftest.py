@@ -10,9 +10,6 @@ import pytest
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import RedisStore
 from tests.stores.kinds import KINDS, Kind
-from tests.stores.sqlite_fixtures import forked, open_sqlite, sqlite_path, sqlite_store, sqlite_url
-
-__all__ = ["forked", "open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
 
 
 @pytest.fixture
@@ -41,7 +38,9 @@ def memory_url() -> str:
     return "memory://"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=[] if kind.everywhere else pytest.mark.thorough) for name, kind in KINDS.items()]
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Every kind of store in turn."""
     return KINDS[request.param]
