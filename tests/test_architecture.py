@@ -46,6 +46,13 @@ STORES = {
     "stores.redis": {"redis"},
     "stores.connections": {"redis"},
     "stores.refusals": {"redis"},
+    "stores.scripts": {"redis"},
+    "stores.scanning": {"redis"},
+    "stores.addresses": {"redis"},
+    "stores.slots": {"redis"},
+    "stores.nodes": {"redis"},
+    "stores.cluster": {"redis"},
+    "stores.sentinel": {"redis"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }

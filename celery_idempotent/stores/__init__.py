@@ -17,6 +17,12 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),
     "unix": ("redis", "RedisStore", ""),
+    "valkey": ("redis", "RedisStore", ""),
+    "valkeys": ("redis", "RedisStore", ""),
+    "redis+cluster": ("cluster", "ClusterStore", ""),
+    "rediss+cluster": ("cluster", "ClusterStore", ""),
+    "redis+sentinel": ("sentinel", "SentinelStore", ""),
+    "rediss+sentinel": ("sentinel", "SentinelStore", ""),
 }
 
 
@@ -24,7 +30,9 @@ def open_store(url: str) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Arguments:
-        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, or ``memory://`` for one process.
+        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, ``valkey://`` or ``valkeys://`` for the
+            same, ``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,host:port/service/0``, or
+            ``memory://`` for one process.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.

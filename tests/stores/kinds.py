@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_idempotent.stores import Store
+from celery_idempotent.stores.cluster import ClusterStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
@@ -66,6 +67,22 @@ def empty_redis(store: RedisStore) -> None:
     store._client.flushdb()
 
 
+def age_cluster(store: ClusterStore, key: str, seconds: float) -> None:
+    if store.get(key) is not None:
+        store._command("EVAL", AGE, 1, key, round(seconds * 1000))
+
+
+def age_cluster_fence(store: ClusterStore, key: str, seconds: float) -> None:
+    fence = store._command("HGET", key, "fence")
+    if fence is not None:
+        store._command("HSET", key, "fence", int(fence) - round(seconds * SECOND))
+
+
+def empty_cluster(store: ClusterStore) -> None:
+    for node in store._places():
+        node.execute("FLUSHALL")
+
+
 def age_memory(store: MemoryStore, key: str, seconds: float) -> None:
     row = store._rows.get(key)
     if row is not None:
@@ -88,6 +105,7 @@ def empty_memory(store: MemoryStore) -> None:
 KINDS: dict[str, Kind] = {
     "memory": Kind("memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis),
+    "cluster": Kind("cluster_url", ClusterStore, age_cluster, age_cluster_fence, empty_cluster),
 }
 
 
