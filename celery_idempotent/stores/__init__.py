@@ -19,6 +19,12 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "sqlite": ("sqlite", "SqliteStore", ""),
     "unix": ("redis", "RedisStore", ""),
     "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
+    "valkey": ("redis", "RedisStore", ""),
+    "valkeys": ("redis", "RedisStore", ""),
+    "redis+cluster": ("cluster", "ClusterStore", ""),
+    "rediss+cluster": ("cluster", "ClusterStore", ""),
+    "redis+sentinel": ("sentinel", "SentinelStore", ""),
+    "rediss+sentinel": ("sentinel", "SentinelStore", ""),
 }
 
 
@@ -26,15 +32,19 @@ def open_store(url: str) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Arguments:
-        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them; ``sqlite:///path`` for one machine; or
-            ``memory://`` for one process.
+        url: ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://`` or ``redis+sentinel://`` (the same with
+            ``valkey``), ``postgresql://``, ``sqlite:///path``, ``dynamodb://table``, ``cached+postgresql://`` and the
+            like, or ``memory://`` for one process; the guides say what may follow.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     if scheme not in SCHEMES:
-        near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+        # Of two that are equally near, difflib takes the later in the alphabet: rediss+cluster:// for rediss+tls://.
+        near = sorted(
+            difflib.get_close_matches(scheme, SCHEMES), key=lambda name: (-_likeness(scheme, name), len(name))
+        )
         known = ", ".join(f"{name}://" for name in SCHEMES)
         hint = f" Did you mean {near[0]}://?" if near else ""
         raise ConfigurationError(
@@ -52,6 +62,10 @@ def open_store(url: str) -> Store:
         ) from None
     store: Store = cls.from_url(url)
     return store
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, one).ratio()
 
 
 def hide_password(url: str) -> str:
