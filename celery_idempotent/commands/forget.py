@@ -32,7 +32,9 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **options: Any) -> None:
-    """Forget KEYs, or all that begin with a prefix, so that their operations may run again.
+    """Forget KEYs, or all with a prefix.
+
+    Their operations may run again, since nothing tells any more that they were done.
 
     What a live lease holds is being done right now: forgotten, it may be done twice. Exits with 1 if there was nothing
     to forget, or something was left alone.
@@ -127,7 +129,8 @@ def _forget_prefix(stores: Stores, prefix: str, wish: Wish, report: Report) -> N
 
     counted = list(stores.each(lambda used: count(used.store, prefix, wish.only)))
     if not any(matches.total for _, matches in counted):
-        _nothing(stores, prefix, wish, report)
+        if counted:  # else none of the stores could say
+            _nothing(stores, prefix, wish, report)
         return
     for used, matches in counted:
         wish.say(f"{used.name}: {_in_words(matches)}")

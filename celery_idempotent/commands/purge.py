@@ -23,9 +23,10 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:
-    """Remove expired records from stores whose server does not do so by itself.
+    """Remove expired records.
 
-    Works in batches beside everything else; safe to run at any time, also twice at once.
+    Does so in stores whose server does not do it by itself. Works in batches beside everything
+    else; safe to run at any time, also twice at once.
     """
     from ..stores.purging import purge_in_batches
 

@@ -21,9 +21,10 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, apply: bool, as_json: bool) -> None:
-    """Print what is to be created or upgraded on the server of a store; exit with 1 if that is anything.
+    """Print what a store needs on its server.
 
-    With --apply do it; safe to repeat, also at the same time.
+    Exits with 1 if anything is to be created or upgraded. With --apply it is done; safe to repeat, also
+    at the same time.
     """
 
     def look(used: UsedStore) -> str:
