@@ -25,7 +25,7 @@ def used_stores(app: Any) -> list[UsedStore]:
     """
     own = app.conf.get("idempotency_store")
     namespaces: dict[object, set[str]] = {own: set()} if own else {}
-    for task in idempotent_tasks(app):
+    for task in sorted(idempotent_tasks(app), key=lambda task: task.name):
         binding = task._binding
         namespaces.setdefault(binding.policy.store or own, set()).add(binding.namespace)
     if not namespaces:

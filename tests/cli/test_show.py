@@ -117,6 +117,7 @@ def test_an_unknown_command_suggests_the_one_that_was_meant(main: Callable[..., 
     assert said.status == Exit.USAGE
     assert "'forget'" in said.err
     assert "'demo', 'forget', 'purge', 'schema', 'show'" in main("dance").err
+    assert main("--", "-x").status == Exit.USAGE
 
 
 class Interrupted(Shelf):
@@ -126,8 +127,19 @@ class Interrupted(Shelf):
         raise KeyboardInterrupt
 
 
+class Closing(Shelf):
+    """A store in whose closing somebody presses Ctrl-C."""
+
+    def close(self) -> None:
+        raise KeyboardInterrupt
+
+
 def test_an_interruption_is_a_status_and_no_traceback(invoke: Callable[..., Said]) -> None:
     assert Run(invoke, Interrupted())("show", KEY).status == Exit.INTERRUPTED
+
+
+def test_an_interruption_of_the_last_moment_is_so_too(by_url: Callable[..., Said]) -> None:
+    assert Run(by_url, Closing())("show", KEY).status == Exit.INTERRUPTED
 
 
 class Broken(Shelf):
