@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -12,6 +14,7 @@ from celery_idempotent.commands.tally import Tally
 from celery_idempotent.errors import StoreUnreachable
 from tests.cli.conftest import Run, app_with, by_app
 from tests.cli.shelf import Shelf, keys, settle
+from tests.servers import open_client
 
 
 class Away(Shelf):
@@ -74,6 +77,21 @@ def test_an_app_none_of_whose_tasks_uses_its_inherited_store_is_not_asked_for_on
     other = Shelf()
     app = app_with(None, other)
     assert by_app(app, "purge").out == "Shelf: 0 expired records removed\n"
+
+
+@pytest.mark.worker
+@pytest.mark.smoke
+def test_celerys_own_command_line_purges_every_store_and_keeps_the_status(redis_url: str) -> None:
+    with open_client(redis_url) as client:
+        client.sadd("expired", *range(1500))
+    command = [sys.executable, "-m", "celery", "-A", "tests.celery.purge_app", "idempotency", "purge"]
+    env = {**os.environ, "STORE_URL": redis_url, "BROKER_URL": "memory://", "RESULT_URL": "cache+memory://"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "Expiring: 1,500 expired records removed\n"
+    assert done.returncode == Exit.UNREACHABLE
+    assert "cannot serve" in done.stderr
+    assert "secret" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_number_rises_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
