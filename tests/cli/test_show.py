@@ -176,6 +176,12 @@ def test_the_modules_of_the_tasks_are_loaded_first(shelf: Shelf) -> None:
     assert "no_such_module" in said.err
 
 
+def test_an_app_knows_its_stores_and_takes_no_url(shelf: Shelf) -> None:
+    said = by_app(app_with(shelf), "show", KEY, "--store", "memory://")
+    assert said.status == Exit.USAGE
+    assert "--store" in said.err
+
+
 def test_an_app_without_a_store_is_told_so() -> None:
     said = by_app(app_with(None), "purge")
     assert said.status == Exit.USAGE

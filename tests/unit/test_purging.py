@@ -12,6 +12,7 @@ from celery_idempotent.stores import purging
 from celery_idempotent.stores.forgetting import BATCH, Matches, count, forget, is_held
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.purging import purge, purge_in_batches
+from celery_idempotent.stores.used import UsedStore
 
 
 class Expiring(MemoryStore):
@@ -43,7 +44,7 @@ def test_full_batches_go_on_with_a_pause_between_them(pauses: list[float]) -> No
 
 
 def test_a_batch_of_which_others_hold_some_rows_is_not_taken_for_the_end() -> None:
-    assert purge(Expiring(1000, 800, 0)) == 1800
+    assert purge(Expiring(1000, 800, 10)) == 1810
 
 
 def test_the_last_records_are_not_chased_while_more_expire() -> None:
@@ -84,6 +85,22 @@ def hold(store: MemoryStore, key: str) -> Lease:
 
 def settle(store: MemoryStore, key: str) -> None:
     store.settle(hold(store, key), Outcome(State.COMPLETED, b"json:1"), ttl=600)
+
+
+class Unasked(MemoryStore):
+    """Must not be asked."""
+
+    def get(self, key: str) -> Record | None:
+        raise AssertionError(key)
+
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        raise AssertionError(prefix)
+
+
+def test_who_typed_the_namespace_meant_what_was_typed() -> None:
+    used = UsedStore("here", Unasked(), ("idem",))
+    assert used.meant_key("idem:1") is None
+    assert used.meant_prefix("idem:shop.") is None
 
 
 def test_matches_are_counted_by_state() -> None:
