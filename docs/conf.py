@@ -49,7 +49,7 @@ html_theme_options = {"footer_icons": [], "source_view_link": ""}
 
 #: A name in single backquotes. Docstrings call the library's things by their last name.
 NAMED = re.compile(r"(?<![`:\w])`([A-Za-z_.]+)`(?![`_])")
-HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {"Holding": "celery_idempotent.heartbeat"}
+HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {"Holding": "celery_idempotent.holding"}
 #: Modules and classes that the reference has no entry for.
 INNER = {"celery_idempotent.stores.rules", "results.Codec"}
 

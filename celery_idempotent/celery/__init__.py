@@ -1,7 +1,8 @@
 """Celery: a task base class, its request, and nothing else to set up."""
 
 from .delivery import TaskLeaseLost
+from .purging import schedule_purge
 from .request import IdempotentRequest
 from .task import IdempotentTask
 
-__all__ = ["IdempotentRequest", "IdempotentTask", "TaskLeaseLost"]
+__all__ = ["IdempotentRequest", "IdempotentTask", "TaskLeaseLost", "schedule_purge"]

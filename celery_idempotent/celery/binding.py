@@ -19,15 +19,14 @@ from ..policy import Policy
 from ..results import Codec
 from ..stores import Store, open_store
 from ..stores.breaker import Breaker
+from ..stores.used import NAMESPACE
 from . import worker
 from .identity import Identity
 
-__all__ = ["Binding", "heartbeat", "store_of"]
+__all__ = ["Binding", "default_namespace", "heartbeat", "store_of"]
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
 GRACE = 60.0
-#: How keys begin where `idempotency_namespace` does not say otherwise.
-NAMESPACE = "idem"
 
 heartbeat = Heartbeat()
 breaker = Breaker()
@@ -73,10 +72,11 @@ def _default_store(app: Any) -> Store:
     return store
 
 
-def _default_namespace(app: Any, policy: Policy) -> str:
+def default_namespace(app: Any, store: object) -> str:
     """Return how keys begin: apps that share a Redis and tell themselves apart by a key prefix do so in it too."""
-    if policy.store or app.conf.get("idempotency_store"):
-        return NAMESPACE
+    named = app.conf.get("idempotency_namespace")
+    if named or store or app.conf.get("idempotency_store"):
+        return named or NAMESPACE
     options = (app.conf.result_backend_transport_options or {}, app.conf.broker_transport_options or {})
     prefix = next((found for found in (each.get("global_keyprefix") for each in options) if found), "")
     return f"{prefix}{NAMESPACE}"
@@ -102,7 +102,7 @@ class Binding:
         app = task._get_app()
         self.task = task
         self.policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
-        self.namespace = app.conf.get("idempotency_namespace") or _default_namespace(app, self.policy)
+        self.namespace = default_namespace(app, self.policy.store)
         self.signature = signature_of(task)
         self.policy.check_signature(self.signature, task.name)
         self._guard: Guard | None = None

@@ -14,7 +14,7 @@ from typing import Any
 from ..holding import Holding
 from ..records import new_owner
 
-__all__ = ["DELIVERY", "KEY", "MESSAGE", "STATE", "DeliveryState", "Identity", "new_token"]
+__all__ = ["DELIVERY", "KEY", "MESSAGE", "PLAIN", "STATE", "DeliveryState", "Identity", "new_token"]
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY = "idempotency_key"
@@ -24,6 +24,8 @@ MESSAGE = "idempotency"
 DELIVERY = "idempotency_delivery"
 #: Attribute of the request under which the read identity is kept.
 STATE = "_idempotency"
+#: How the names of tasks begin that are never guarded, whatever an app's task class is: Celery's own, and ours.
+PLAIN = ("celery.", "celery_idempotent.")
 
 
 def new_token() -> str:

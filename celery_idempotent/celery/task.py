@@ -17,7 +17,7 @@ from ..policy import Policy
 from . import brokers, fanout, groups, signals, worker
 from .binding import Binding
 from .delivery import MessageDelivery, is_outage, put_back
-from .identity import KEY, MESSAGE, STATE, DeliveryState, new_token
+from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
 
 __all__ = ["IdempotentTask"]
 
@@ -52,7 +52,7 @@ class IdempotentTask(Task):
         # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
         if not getattr(cls.__call__, "is_guard", False):
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
-        if not (cls.name or "").startswith("celery."):
+        if not (cls.name or "").startswith(PLAIN):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
@@ -98,7 +98,7 @@ class IdempotentTask(Task):
         **options: Any,
     ) -> Any:
         """Publish the task as Celery does; a message with errbacks is told from a later one under the same id."""
-        if link_error and not self.name.startswith("celery."):
+        if link_error and not self.name.startswith(PLAIN):
             headers = options.get("headers") or {}
             options["headers"] = {**headers, MESSAGE: {"sending": new_token(), **(headers.get(MESSAGE) or {})}}
         return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
@@ -162,7 +162,7 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     """Tell whether this call is the delivery itself, and not a call within a body or from anywhere else."""
     if request is None or request.called_directly or STATE in request.__dict__:
         return False
-    return not task.name.startswith("celery.")
+    return not task.name.startswith(PLAIN)
 
 
 def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:

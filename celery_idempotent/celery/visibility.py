@@ -23,6 +23,7 @@ from celery.worker import state
 
 from ..errors import ConfigurationError
 from ..events import logger
+from .identity import PLAIN
 
 __all__ = ["Held", "VisibilityStep", "copied"]
 
@@ -157,7 +158,7 @@ def _overdue() -> Iterable[str]:
 
     for request in copied(state.active_requests):
         task = request.task
-        if isinstance(task, IdempotentTask) and not task.name.startswith("celery.") and request.time_start:
+        if isinstance(task, IdempotentTask) and not task.name.startswith(PLAIN) and request.time_start:
             longest = task._binding.policy.max_lease
             if longest is not None and time.time() - request.time_start > longest:
                 yield request.message.delivery_tag

@@ -10,7 +10,8 @@ from celery import bootsteps, signals
 from ..errors import ConfigurationError, StoreUnreachable
 from ..events import logger
 from ..stores.memory import MemoryStore
-from . import notices
+from . import notices, purging
+from .identity import PLAIN
 from .visibility import VisibilityStep
 
 __all__ = ["IdempotencyStep", "install", "is_stopping"]
@@ -53,6 +54,7 @@ class IdempotencyStep(bootsteps.Step):
         global _stopping, limits, enforces_limits
         limits = (worker.time_limit, worker.soft_time_limit)
         enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        purging.register(worker.app)
         _stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
         notices.prepare()
         signals.worker_shutting_down.connect(_announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
@@ -72,9 +74,7 @@ def idempotent_tasks(app: Any) -> list[Any]:
     """Return the app's tasks that are guarded."""
     from .task import IdempotentTask
 
-    return [
-        task for name, task in app.tasks.items() if isinstance(task, IdempotentTask) and not name.startswith("celery.")
-    ]
+    return [task for name, task in app.tasks.items() if isinstance(task, IdempotentTask) and not name.startswith(PLAIN)]
 
 
 def _announce_stop(**_: Any) -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from celery_idempotent.celery.binding import store_of
 from celery_idempotent.celery.commands import idempotency
+from celery_idempotent.commands.exits import Exit
 from celery_idempotent.records import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
 
@@ -83,8 +84,9 @@ def test_a_store_that_cannot_be_asked_is_an_error_in_words() -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.idempotency_store = "redis://127.0.0.1:1/0"
     result = CliRunner().invoke(idempotency, ["show", KEY], obj=SimpleNamespace(app=app))
-    assert result.exit_code == 1
+    assert result.exit_code == Exit.UNREACHABLE
     assert "cannot serve" in result.output
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.worker

@@ -1,0 +1,66 @@
+"""``show``: the record of a key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .exits import Exit
+from .serving import StoreCommand, Stores, stores_of
+
+if TYPE_CHECKING:
+    from ..records import Record
+
+__all__ = ["command", "unknown"]
+
+
+@click.command("show", cls=StoreCommand)
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object.")
+@click.pass_context
+def command(ctx: click.Context, key: str, as_json: bool) -> None:
+    """Show the record of KEY; exit with 1 if there is none."""
+    stores = stores_of(ctx)
+    shown = 0
+    for used, record in stores.each(lambda used: used.store.get(key)):
+        if record is None:
+            continue
+        shown += 1
+        facts = {name: value for name, value in _facts(record).items() if value not in ("", 0, [], None)}
+        if not stores.one:
+            facts = {"store": used.name, **facts}
+        click.echo(json.dumps(facts) if as_json else _table(facts))
+    if not shown and not stores.status:
+        unknown(stores, key)
+    ctx.exit(stores.status)
+
+
+def unknown(stores: Stores, key: str) -> None:
+    """Say that no store knows the key, and which one it does know."""
+    where = ", ".join(used.name for used in stores.used)
+    meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    click.echo(f"Nothing is remembered of {key} in {where}{hint}", err=True)
+    stores.status = stores.status or Exit.NO
+
+
+def _table(facts: dict[str, Any]) -> str:
+    width = max(map(len, facts))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    """Return a record as words and numbers; of the result, how large it is and how it begins."""
+    facts = asdict(record)
+    payload = facts.pop("payload")
+    text = payload[:60].decode(errors="backslashreplace")
+    return {
+        **facts,
+        "state": str(record.state),
+        "announced": sorted(record.announced),
+        "payload_bytes": len(payload),
+        "payload": text + ("..." if len(payload) > len(text) else ""),
+    }

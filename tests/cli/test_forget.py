@@ -1,0 +1,226 @@
+"""`forget`: keys by name, and all that begin with a prefix."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from celery_idempotent.commands.exits import Exit
+from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.stores.redis import RedisStore
+from tests.cli.conftest import Run, Said, app_with, by_app
+from tests.cli.shelf import Shelf, hold, keys, release, settle
+
+ACME, BOLT = "idem:shop.invoice:acme:", "idem:shop.invoice:bolt:"
+
+
+def fill(store: Shelf | RedisStore) -> None:
+    settle(store, f"{ACME}1")
+    settle(store, f"{ACME}2")
+    release(store, f"{ACME}3")
+    settle(store, f"{BOLT}1")
+
+
+def test_a_prefix_forgets_what_begins_so_and_nothing_else(on_redis: Run, redis_store: RedisStore) -> None:
+    fill(redis_store)
+    said = on_redis("forget", "--prefix", ACME, "--yes")
+    assert said.status == Exit.OK
+    assert "2 completed, 1 released" in said.out
+    assert "3 forgotten" in said.out
+    assert keys(redis_store) == {f"{BOLT}1"}
+
+
+def test_a_prefix_is_taken_as_it_is_typed(on_redis: Run, redis_store: RedisStore) -> None:
+    settle(redis_store, "idem:a*b:1")
+    settle(redis_store, "idem:axb:1")
+    on_redis("forget", "--prefix", "idem:a*b", "--yes")
+    assert keys(redis_store) == {"idem:axb:1"}
+
+
+def test_it_asks_with_the_count(on_shelf: Run, shelf: Shelf) -> None:
+    fill(shelf)
+    said = on_shelf("forget", "--prefix", ACME, answer="n\n")
+    assert said.status == Exit.NO
+    assert f"Forget 3 records whose keys begin with {ACME}?" in said.err
+    assert len(keys(shelf)) == 4
+    assert on_shelf("forget", "--prefix", ACME, answer="y\n").status == Exit.OK
+    assert keys(shelf) == {f"{BOLT}1"}
+
+
+def test_where_nobody_answers_nothing_is_forgotten(on_shelf: Run, shelf: Shelf) -> None:
+    fill(shelf)
+    said = on_shelf("forget", "--prefix", ACME)
+    assert said.status == Exit.NO
+    assert len(keys(shelf)) == 4
+
+
+def test_where_nobody_answers_it_says_how_to_do_without(by_url: Callable[..., Said], shelf: Shelf) -> None:
+    fill(shelf)  # not by click's own runner: before 8.2 it presses Enter
+    said = Run(by_url, shelf)("forget", "--prefix", ACME)
+    assert said.status == Exit.NO
+    assert "--yes" in said.err
+
+
+def test_a_live_lease_is_left_alone_unless_forced(on_redis: Run, redis_store: RedisStore) -> None:
+    fill(redis_store)
+    hold(redis_store, f"{ACME}4")
+    said = on_redis("forget", "--prefix", ACME, "--yes")
+    assert said.status == Exit.NO
+    assert "3 forgotten, and 1 left alone that a live lease holds" in said.out
+    assert keys(redis_store) == {f"{ACME}4", f"{BOLT}1"}
+    assert on_redis("forget", "--prefix", ACME, "--yes", "--force").status == Exit.OK
+    assert keys(redis_store) == {f"{BOLT}1"}
+
+
+def test_where_all_is_held_nobody_is_asked(on_shelf: Run, shelf: Shelf) -> None:
+    hold(shelf, f"{ACME}4")
+    said = on_shelf("forget", "--prefix", ACME)
+    assert (said.status, said.err) == (Exit.NO, "")
+    assert keys(shelf) == {f"{ACME}4"}
+
+
+def test_a_lease_that_ran_out_is_forgotten(on_shelf: Run, shelf: Shelf) -> None:
+    hold(shelf, f"{ACME}4")
+    shelf.offset += 61
+    assert on_shelf("forget", "--prefix", ACME, "--state", "in_progress", "--yes").status == Exit.OK
+    assert keys(shelf) == set()
+
+
+def test_a_state_narrows_it_down(on_shelf: Run, shelf: Shelf) -> None:
+    fill(shelf)
+    on_shelf("forget", "--prefix", ACME, "--state", "released", "--yes")
+    assert keys(shelf) == {f"{ACME}1", f"{ACME}2", f"{BOLT}1"}
+    said = on_shelf("forget", "--prefix", ACME, "--state", "failed", "--yes")
+    assert said.status == Exit.NO
+    assert "is failed" in said.err
+
+
+def test_a_dry_run_counts_and_forgets_nothing(on_shelf: Run, shelf: Shelf) -> None:
+    fill(shelf)
+    hold(shelf, f"{ACME}4")
+    said = on_shelf("forget", "--prefix", ACME, "--dry-run")
+    assert "1 in_progress" in said.out
+    assert "(1 held by a live lease)" in said.out
+    assert "3 would be forgotten, and 1 left alone" in said.out
+    assert "4 would be forgotten\n" in on_shelf("forget", "--prefix", ACME, "--dry-run", "--force").out
+    assert "a live lease holds it" in on_shelf("forget", f"{ACME}4", "--dry-run").out
+    assert len(keys(shelf)) == 5
+
+
+def test_a_prefix_without_its_namespace_gets_a_hint(on_shelf: Run, shelf: Shelf) -> None:
+    fill(shelf)
+    said = on_shelf("forget", "--prefix", "shop.invoice:acme:", "--yes")
+    assert said.status == Exit.NO
+    assert f"did you mean --prefix {ACME}?" in said.err
+    for unknown in ("idem:no", "shop.other:"):
+        assert "did you mean" not in on_shelf("forget", "--prefix", unknown, "--yes").err
+    assert len(keys(shelf)) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((), "KEYs or --prefix"),
+        (("K", "--prefix", "P"), "KEYs or --prefix"),
+        (("K", "--state", "failed"), "--state"),
+        (("--prefix", ""), "not empty"),
+        (("--prefix", "P", "--state", "done"), "in_progress"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(on_shelf: Run, arguments: tuple[str, ...], word: str) -> None:
+    said = on_shelf("forget", *arguments)
+    assert said.status == Exit.USAGE
+    assert word in said.err
+
+
+def test_several_keys_are_forgotten_and_what_is_unknown_is_told(on_redis: Run, redis_store: RedisStore) -> None:
+    fill(redis_store)
+    said = on_redis("forget", f"{ACME}1", f"{ACME}9", f"{BOLT}1")
+    assert said.status == Exit.NO
+    assert f"{ACME}9" in said.err
+    assert keys(redis_store) == {f"{ACME}2", f"{ACME}3"}
+
+
+def test_a_named_key_that_is_held_is_forgotten_if_a_person_says_so(on_shelf: Run, shelf: Shelf) -> None:
+    hold(shelf, f"{ACME}4")
+    assert on_shelf("forget", f"{ACME}4", answer="n\n").status == Exit.NO
+    assert keys(shelf) == {f"{ACME}4"}
+    assert on_shelf("forget", f"{ACME}4", answer="y\n").status == Exit.OK
+    hold(shelf, f"{ACME}5")
+    assert on_shelf("forget", f"{ACME}5", "--yes").status == Exit.OK
+    hold(shelf, f"{ACME}6")
+    assert on_shelf("forget", f"{ACME}6", "--force").status == Exit.OK
+    assert keys(shelf) == set()
+
+
+def test_scripts_get_json(on_shelf: Run, shelf: Shelf) -> None:
+    fill(shelf)
+    hold(shelf, f"{ACME}4")
+    dry = on_shelf("forget", "--prefix", ACME, "--dry-run", "--json")
+    assert json.loads(dry.out) == {"forgotten": 3, "left": 1, "missing": []}
+    assert json.loads(on_shelf("forget", f"{BOLT}1", "K", "--json").out) == {
+        "forgotten": 1,
+        "left": 0,
+        "missing": ["K"],
+    }
+    done = on_shelf("forget", "--prefix", ACME, "--yes", "--json")
+    assert (done.status, json.loads(done.out)) == (Exit.NO, {"forgotten": 3, "left": 1, "missing": []})
+
+
+def test_every_store_of_the_tasks_is_searched() -> None:
+    own, other, third = Shelf(), Shelf(), Shelf()
+    app = app_with(own, other, third)
+    fill(own)
+    settle(other, f"{ACME}7")
+    said = by_app(app, "forget", "--prefix", ACME, "--yes")
+    assert said.status == Exit.OK
+    assert "Shelf: 3 forgotten\n" in said.out
+    assert "Shelf (2): 1 forgotten\n" in said.out
+    assert "Shelf (3): nothing\n" in said.out
+    assert keys(own) | keys(other) == {f"{BOLT}1"}
+
+
+class Fading(Shelf):
+    """A store that goes away after two deletions."""
+
+    deletions = 0
+
+    def delete(self, key: str) -> bool:
+        self.deletions += 1
+        if self.deletions > 2:
+            raise StoreUnreachable("The store cannot serve.")
+        return super().delete(key)
+
+
+def test_a_store_that_goes_away_says_how_far_it_came() -> None:
+    store = Fading()
+    fill(store)
+    said = by_app(app_with(store), "forget", "--prefix", ACME, "--yes")
+    assert said.status == Exit.UNREACHABLE
+    assert "2 records forgotten before it ended" in said.err
+    assert len(keys(store)) == 2
+
+
+def test_ctrl_c_at_the_question_ends_with_130_and_forgets_nothing(redis_url: str, redis_store: RedisStore) -> None:
+    fill(redis_store)
+    command = [sys.executable, "-m", "celery_idempotent.cli", "forget", "--prefix", ACME, "--store", redis_url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ}
+    ) as process:
+        assert process.stderr is not None
+        said = b""
+        while b"[y/N]" not in said:
+            piece = os.read(process.stderr.fileno(), 1000)
+            assert piece, said
+            said += piece
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=30)
+    assert process.returncode == Exit.INTERRUPTED
+    assert b"Traceback" not in rest
+    assert len(keys(redis_store)) == 4
