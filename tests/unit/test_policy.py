@@ -159,7 +159,7 @@ def test_an_unfit_value_is_refused_with_option_wish_value_and_advice(option: str
 
 @pytest.mark.parametrize("url", ["://x", "s3://", "s3://bucket#part", "s3://bucket?versionId=1"])
 def test_large_results_go_below_a_plain_url(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="^large_results: expected"):
+    with pytest.raises(ConfigurationError, match=r"^large_results: expected"):
         Policy(large_results=url)
 
 
