@@ -99,9 +99,10 @@ def check_prefix(prefix: str) -> None:
             f"large_results: expected fsspec to be installed for {masked(prefix)!r}: "
             'pip install "celery-idempotent[files]"'
         ) from error
+    known = {*available_protocols(), *registry}
     for protocol in prefix.partition("://")[0].split("::"):
-        if protocol not in available_protocols():
-            close = get_close_matches(protocol, available_protocols(), n=1)
+        if protocol not in known:
+            close = get_close_matches(protocol, sorted(known), n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}://?" if close else "write file:// or s3://"
             raise ConfigurationError(f"large_results: expected a URL that fsspec knows, got {masked(prefix)!r}: {hint}")
         if protocol not in registry:

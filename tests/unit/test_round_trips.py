@@ -90,7 +90,7 @@ others = st.one_of(
     st.sampled_from([{"__type__": "nobody knows", "__value__": 1}, {"__type__": "bytes", "__value__": "abc"}]),
     st.integers(500, 3000).map(lambda n: "long " * n),
     st.integers(100, 1500).map(lambda n: list(range(n))),
-    st.sampled_from([150, 400, 900, 5000]).map(lambda depth: nested(depth)),
+    st.sampled_from([150, 250, 100_000]).map(lambda depth: nested(depth)),
 )
 values = st.recursive(
     hashable | hashable | others,
