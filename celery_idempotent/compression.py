@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -111,7 +112,12 @@ def _measured(content: bytes, limit: int) -> bytes:
 
 
 def _zstd() -> ModuleType | None:
-    for name in ZSTD_MODULES:
+    return _first_of(ZSTD_MODULES)
+
+
+@cache
+def _first_of(names: tuple[str, ...]) -> ModuleType | None:
+    for name in names:
         try:
             return import_module(name)
         except ImportError:

@@ -22,7 +22,7 @@ from .references import NAME, Annex, FileReference, Origin, masked, name_of
 __all__ = ["FileAnnex", "check_prefix", "sweep"]
 
 #: Seconds for one request to a place across the network; large results are slow, and the heartbeat goes on meanwhile.
-PATIENCE = 60.0
+PATIENCE = 30.0
 #: Seconds that a file may be older than its record: between writing and settling, and for clocks that differ.
 MARGIN = 3600.0
 
