@@ -184,7 +184,7 @@ class Codec:
             return _REFERENCE + self._annex.keep(content, origin).encode()
         except Unkept as exc:
             return _unavailable(f"{why}{', and ' * bool(str(exc))}{exc}")
-        except Exception as exc:  # noqa: BLE001 - whatever an annex raises, the operation is done
+        except Exception as exc:  # noqa: BLE001 - an annex may raise anything, the operation is done
             return _unavailable(f"{why}, and it could not be kept elsewhere: {masked(failures.shown(exc))}")
 
     def _follow(self, reference: str, age: float) -> Payload:

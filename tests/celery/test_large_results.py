@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +143,45 @@ def test_a_result_that_nobody_reads_is_not_left_in_the_backend(
     node.wait_for_log("Replayed")
     assert journal.count("made") == 1
     assert b"the result backend does not keep it" in record_of(store_url).payload
+
+
+@pytest.fixture
+def in_bucket(worker_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of an S3 server (moto's) to whose bucket large results go.
+
+    s3fs wants a release of botocore of its own choosing, so the `test` extra does not have it: who installs it runs
+    this test too.
+    """
+    pytest.importorskip("s3fs", reason="s3fs is not installed (it is in no extra, since it pins botocore)")
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    settings = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key", "AWS_DEFAULT_REGION": "us-east-1"}
+    settings["FSSPEC_S3_ENDPOINT_URL"] = f"http://{host}:{port}"
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    worker_env.update(settings, LARGE_RESULTS="s3://bucket/results")
+    client = boto3.client("s3", endpoint_url=settings["FSSPEC_S3_ENDPOINT_URL"])
+    client.create_bucket(Bucket="bucket")
+    yield client
+    client.close()
+    server.stop()
+
+
+def test_large_results_may_go_to_a_bucket(
+    in_bucket: Any, app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    start_worker(APP, concurrency=2)
+    names = ("A", "B", "C")
+    for name in names * 3:
+        assert app.module.report.delay(name).get(timeout=60) == whole(app, name)
+    assert journal.count("made") == len(names)
+    listed = in_bucket.list_objects_v2(Bucket="bucket", Prefix="results/")["Contents"]
+    assert len(listed) == len(names)
+    for each in listed:
+        in_bucket.delete_object(Bucket="bucket", Key=each["Key"])
+    with pytest.raises(Exception, match=r"its file s3://bucket/results/.*\.result is gone"):
+        app.module.report.delay("A").get(timeout=60)
