@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import lzma
 import random
+import tracemalloc
 import zlib
 from importlib import import_module
 from typing import Any
@@ -36,6 +37,18 @@ def test_no_more_than_the_bound_is_inflated(name: str) -> None:
         compression.decompress(bomb, name, LIMIT)
     with pytest.raises(ValueError, match="it inflates to more than 19 bytes"):
         compression.decompress(compression.compress(bytes(20), name), name, 19)
+
+
+@pytest.mark.parametrize("name", ["zlib", "bzip2", "lzma", "zstd"])
+def test_what_is_refused_takes_no_memory(name: str) -> None:
+    bomb = compression.compress(bytes(20 * LIMIT), name)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="it inflates to more than"):
+            compression.decompress(bomb, name, LIMIT)
+        assert tracemalloc.get_traced_memory()[1] < 15 * LIMIT
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,6 +20,7 @@ from celery_idempotent.records import Outcome, State
 from celery_idempotent.references import Annex, Origin, Unkept, masked
 from celery_idempotent.results import Codec
 from tests.unit.test_guard import KEY, Bench, bench, clock, heard, sure
+from tests.unit.test_guard_within import Database, Shop, settles
 
 __all__ = ["bench", "clock", "heard"]
 
@@ -311,6 +312,15 @@ def test_a_run_that_lost_its_lease_answers_with_the_others_result(large: Bench, 
     answer = large.deliver(overtaken)
     assert isinstance(answer, Replayed)
     assert answer.value == "theirs, and long"
+
+
+def test_a_result_that_is_settled_within_a_transaction_is_written_one_time(large: Bench, shelf: Shelf) -> None:
+    large.store = Shop(Database())
+    assert large.deliver(lambda holding: settles(holding, "x" * 100) or "y" * 100) == Ran("x" * 100)
+    assert list(shelf.kept.values()) == [b'json:"' + b"x" * 100 + b'"']
+    answer = large.deliver()
+    assert isinstance(answer, Replayed)
+    assert answer.value == "x" * 100
 
 
 def test_a_url_is_shown_without_who_opens_it() -> None:
