@@ -85,7 +85,8 @@ class TaskAnnex(Annex):
 
 def is_published(task: Any, request: Any) -> bool:
     """Tell whether Celery will keep the result of a delivery in a backend where others can read it."""
-    if fanout.ignores_result(task, request) or (request.is_eager and not task.store_eager_result):
+    # Releases of Celery differ in whether a message may overrule a task that ignores its results.
+    if task.ignore_result or fanout.ignores_result(task, request) or (request.is_eager and not task.store_eager_result):
         return False
     return _is_shared(task.backend)
 
