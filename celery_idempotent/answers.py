@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from .errors import LeaseLost
 from .events import Event, emit
 from .holding import Holding
-from .records import Claim, Outcome, Record, Release
+from .records import Claim, Lease, Outcome, Record, Release
+from .references import Origin
 
 __all__ = ["Answer", "Busy", "Delivery", "Dropped", "Ending", "Ignored", "Ran", "Replayed"]
 
@@ -69,6 +70,7 @@ class Delivery:
         stopping: Tells whether this process is about to stop, so that nobody should wait.
         lost_error: Which `LeaseLost` the body's holding raises.
         max_lease: Seconds after which its lease is not renewed any more, or None.
+        published: Whether the framework will keep the value under ``task_id``, where others can read it.
     """
 
     claim: Claim
@@ -81,6 +83,11 @@ class Delivery:
     stopping: Callable[[], bool] = lambda: False
     lost_error: type[LeaseLost] = LeaseLost
     max_lease: float | None = None
+    published: bool = False
+
+    def origin(self, lease: Lease) -> Origin:
+        """Return which run the value is of that the body returns under this lease."""
+        return Origin(lease.key, lease.fence, self.task_id, self.published)
 
     def event(self, kind: type[Event], **data: Any) -> None:
         """Emit an event about this delivery."""

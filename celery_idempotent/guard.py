@@ -106,20 +106,19 @@ class Guard:
             return Ran(delivery.body(Holding(self.store, Lease(delivery.claim, 0), monotonic())))
         return None if patience.wait() else Busy(STORE_PAUSE[1])
 
-    def _unreadable(self, error: RecordUnreadable) -> Busy:
+    def _unreadable(self, error: StoreError) -> Busy:
         if self.policy.on_store_error == "raise":
             raise error
         events.logger.error("%s", error)  # and stand aside, not run: it may well say that the operation is done
         return Busy(UNREADABLE_PAUSE)
 
     def _hold(self, delivery: Delivery, holding: Holding) -> Answer:
-        lease = holding.lease
         try:
             try:
-                if lease.taken_over:
-                    delivery.event(events.TakenOver, fence=lease.fence, crashes=lease.crashes)
+                if holding.lease.taken_over:
+                    delivery.event(events.TakenOver, fence=holding.fence, crashes=holding.lease.crashes)
                 else:
-                    delivery.event(events.Acquired, fence=lease.fence)
+                    delivery.event(events.Acquired, fence=holding.fence)
                 self.heartbeat.watch(holding)
                 value = delivery.body(holding)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
@@ -135,18 +134,20 @@ class Guard:
             since,
             max_lease=delivery.max_lease,
             lost_error=delivery.lost_error,
-            encode=self._completed,
+            encode=lambda result: self._completed(delivery, lease, result),
             result_ttl=self.policy.result_ttl,
         )
 
-    def _completed(self, value: object) -> Outcome:
-        return Outcome(State.COMPLETED, self.codec.encode_value(value, store_result=self.policy.store_result))
+    def _completed(self, delivery: Delivery, lease: Lease, value: object) -> Outcome:
+        payload = self.codec.encode_value(value, store_result=self.policy.store_result, origin=delivery.origin(lease))
+        return Outcome(State.COMPLETED, payload)
 
     def _returned(self, delivery: Delivery, holding: Holding, value: object) -> Answer:
-        self.heartbeat.forget(holding)
+        outcome = None if holding.within else self._completed(delivery, holding.lease, value)
+        self.heartbeat.forget(holding)  # not before: a large result may take longer to write than the lease lasts
         if holding.within is not None:
             answer = self._settled_within(delivery, holding, holding.within[0])
-        elif recording.settle(delivery, holding, self._completed(value), ttl=self.policy.result_ttl):
+        elif outcome and recording.settle(delivery, holding, outcome, ttl=self.policy.result_ttl):
             answer = Ran(value)
         else:
             answer = None
@@ -225,8 +226,8 @@ class Guard:
         if completed and self.policy.on_duplicate == "raise" and record.task_id != delivery.claim.task_id:
             raise complaints.done_before(record)
         try:
-            payload = self.codec.decode(record.payload)
-        except RecordUnreadable as error:
+            payload = self.codec.decode(record.payload, age=record.age)
+        except StoreError as error:
             return self._unreadable(error)
         delivery.event(events.Replayed, age=record.age)
         if not completed:

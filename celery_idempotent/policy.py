@@ -6,27 +6,23 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from kombu.utils.url import maybe_sanitize_url
 
-from .errors import ConfigurationError
+from . import compression
 from .keys import KeySource
+from .quantities import Duration, parse_duration, parse_size, unfit
+from .references import masked
 
 __all__ = ["Policy", "parse_duration", "parse_size"]
 
-Duration = float | str | timedelta
 Scope = str | Callable[..., object] | None
 OnConflict = Literal["defer", "wait", "raise"]
 OnDuplicate = Literal["replay", "raise"]
 OnStoreError = Literal["wait", "run", "raise"]
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-_CENTURY = 36525 * 86400.0  # a longer duration is a slip of the unit, and more than some stores' clocks can hold
 
 
 @dataclass(init=False, repr=False, frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,9 @@ class Policy:
     remember_failures: tuple[type[Exception], ...] = ()  #: exceptions that are final, and raised again for duplicates
     store_result: bool = True  #: False keeps only the fact that the operation is done
     compress_above: int = 1024  #: payloads of more bytes are compressed
-    result_max_bytes: int = 1048576  #: payloads of more bytes, once compressed, are not kept
+    compression: str = "zlib"  #: how: "zlib", "zstd", "bzip2", "lzma", another one that kombu has, or "none"
+    result_max_bytes: int = 1048576  #: payloads of more bytes, once compressed, are not kept in the record
+    large_results: str | None = None  #: where those are kept: "backend", or an fsspec URL; None: nowhere
     wait_timeout: float = 10.0  #: how long ``on_conflict="wait"`` waits
     max_crashes: int = 5  #: deaths in a row before `CrashLoop`
     on_store_error: OnStoreError = "wait"  #: what a delivery does while the store does not answer
@@ -77,7 +75,9 @@ class Policy:
             remember_failures: type[Exception] | Sequence[type[Exception]] = (),
             store_result: bool = True,
             compress_above: int | str = 1024,
+            compression: str = "zlib",
             result_max_bytes: int | str = "1MiB",
+            large_results: str | None = None,
             wait_timeout: Duration = 10,
             max_crashes: int = 5,
             on_store_error: OnStoreError = "wait",
@@ -91,14 +91,14 @@ class Policy:
             before = options.pop("_given", options)  # dataclasses.replace() passes every field, also this one
             for name in options:
                 if name not in _CHECKS:
-                    raise _unfit("idempotency", "options of Policy", name, _hint(name, _CHECKS))
+                    raise unfit("idempotency", "options of Policy", name, _hint(name, _CHECKS))
             for name, default in _DEFAULTS.items():
                 object.__setattr__(self, name, _CHECKS[name](options[name], name) if name in options else default)
             given = frozenset(n for n in options if n in before or getattr(self, n) != _DEFAULTS[n])
             object.__setattr__(self, "_given", given)
             if self.max_lease is not None and self.max_lease < self.lease_ttl:
                 expected = f"at least lease_ttl, {self.lease_ttl:g} s"
-                raise _unfit("max_lease", expected, self.max_lease, "give a longer max_lease or a shorter lease_ttl")
+                raise unfit("max_lease", expected, self.max_lease, "give a longer max_lease or a shorter lease_ttl")
 
     @classmethod
     def of(cls, value: Policy | Mapping[str, Any] | None, *, base: Policy | None = None) -> Policy:
@@ -109,7 +109,7 @@ class Policy:
         """
         given = value._options() if isinstance(value, Policy) else {} if value is None else value
         if not isinstance(given, Mapping):
-            raise _unfit("idempotency", "a Policy or a mapping of its options", value, "write {'key': 'order_id'}")
+            raise unfit("idempotency", "a Policy or a mapping of its options", value, "write {'key': 'order_id'}")
         below = base._options() if base is not None else {}
         return cls(**below | {str(name): option for name, option in given.items()})
 
@@ -125,47 +125,16 @@ class Policy:
             for name in [names] if isinstance(names, str) else names if isinstance(names, tuple) else ():
                 # What **kwargs collects is known by its own name, not by that of the parameter.
                 if name in collected or not (collected or name in known):
-                    raise _unfit(option, f"names of arguments of {task}{signature}", name, _hint(name, known))
+                    raise unfit(option, f"names of arguments of {task}{signature}", name, _hint(name, known))
 
     def __repr__(self) -> str:
         """Show the options that were given, without the password of a store."""
-        shown = {**self._options(), "store": maybe_sanitize_url(self.store)}
+        large = self.large_results and masked(self.large_results)
+        shown = {**self._options(), "store": maybe_sanitize_url(self.store), "large_results": large}
         return f"Policy({', '.join(f'{name}={shown[name]!r}' for name in self._options())})"
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _DEFAULTS if name in self._given}
-
-
-def parse_duration(value: object, option: str, *, least: float = 0.001) -> float:
-    """Return a duration in seconds.
-
-    ``value`` is a number of seconds, a `timedelta`, or text such as "90s", "15m", "24h", "7d", "500ms"; ``option`` its
-    name in the error; ``least`` the shortest that is fit, in seconds (default: a millisecond).
-    Raises ConfigurationError for anything else, and for what is below ``least`` or above 100 years.
-    """
-    seconds = 0.0
-    if isinstance(value, timedelta):
-        seconds = value.total_seconds()
-    elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d)", value.strip())):
-        seconds = float(match[1]) * _UNITS[match[2]]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = value
-    if least <= seconds <= _CENTURY:
-        return float(seconds)
-    raise _unfit(option, f"a duration from {least:g} s to 100 years", value, 'write 90, timedelta(...), "90s" or "24h"')
-
-
-def parse_size(value: object, option: str) -> int:
-    """Return a size in bytes, given as an int >= 0 or as text such as "64KiB"; raise ConfigurationError otherwise."""
-    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,15}) ?(B|KiB|MiB|GiB)", value.strip())):
-        return int(match[1]) * _SIZES[match[2]]
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise _unfit(option, "a size >= 0", value, 'write a number of bytes, "64KiB" or "1MiB"')
-
-
-def _unfit(option: str, expected: str, got: object, hint: str) -> ConfigurationError:
-    return ConfigurationError(f"{option}: expected {expected}, got {maybe_sanitize_url(got)!r}: {hint}")
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -182,14 +151,14 @@ def _key(value: object, option: str) -> object:
         return value
     if isinstance(value, (list, tuple)) and value and _are_names(value):
         return tuple(value)
-    raise _unfit(option, "None, name(s) of arguments, or a callable", value, 'write "order_id" or ["shop", "order_id"]')
+    raise unfit(option, "None, name(s) of arguments, or a callable", value, 'write "order_id" or ["shop", "order_id"]')
 
 
 def _failures(value: object, option: str) -> tuple[type[Exception], ...]:
     classes = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if all(isinstance(cls, type) and issubclass(cls, Exception) for cls in classes):
         return classes
-    raise _unfit(option, "classes derived from Exception", value, "write (CardDeclined, UnknownOrder)")
+    raise unfit(option, "classes derived from Exception", value, "write (CardDeclined, UnknownOrder)")
 
 
 def _fingerprint(value: object, option: str) -> bool | tuple[str, ...]:
@@ -197,13 +166,30 @@ def _fingerprint(value: object, option: str) -> bool | tuple[str, ...]:
         return value
     if not isinstance(value, str) and _are_names(value):
         return tuple(sorted(set(value)))  # type: ignore[call-overload]
-    raise _unfit(option, "True, False or the names of arguments to leave out", value, 'write ["requested_at"]')
+    raise unfit(option, "True, False or the names of arguments to leave out", value, 'write ["requested_at"]')
+
+
+def _compression(value: object, option: str) -> str:
+    lacking = compression.missing(value) if isinstance(value, str) else "?"
+    if isinstance(value, str) and not lacking:
+        return value
+    names = ", ".join(map(repr, compression.known()))
+    hint = "write 'zlib'" if lacking == "?" else f"write 'zlib', or install it: pip install {lacking}"
+    raise unfit(option, f"a compression that is installed, as {names}", value, hint)
+
+
+def _large_results(value: object, option: str) -> str | None:
+    if value is None or value == "backend":
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(\w+::)*[\w+.-]+://[^#?]+", value):
+        return value
+    raise unfit(option, 'None, "backend" or a URL that fsspec opens', value, 'write "file:///var/results"')
 
 
 def _fit(test: Callable[[Any], bool], expected: str, hint: str) -> Callable[[object, str], object]:
     def check(value: object, option: str) -> object:
         if not test(value):
-            raise _unfit(option, expected, value, hint)
+            raise unfit(option, expected, value, hint)
         return value
 
     return check
@@ -240,7 +226,9 @@ _CHECKS: dict[str, Callable[[object, str], object]] = {
     "remember_failures": _failures,
     "store_result": _flag,
     "compress_above": parse_size,
+    "compression": _compression,
     "result_max_bytes": parse_size,
+    "large_results": _large_results,
     "wait_timeout": parse_duration,
     "max_crashes": _fit(lambda value: type(value) is int and value >= 1, "a whole number of at least 1", "write 5"),
     "on_store_error": _one_of(get_args(OnStoreError)),

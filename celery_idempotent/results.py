@@ -4,75 +4,57 @@ A payload is bytes, an envelope and what it holds::
 
     json:42                        a value, by the name of its serializer
     json+zlib:<bytes>              the same, compressed
+    !reference:<where>             a value that is elsewhere, see `references`
     !unavailable:<why>             done, without a value
     !ignored:<id>                  ended by Ignore or replace; a result may be found under the id
     !exception:json:{"type": ..}   failed for good; the exception's type, text and arguments
 
 Every value has a tag, so that None, False, 0 and "" are values. Serializers, compression and content types are kombu's.
 What `Codec.decode` returns is what the serializer reads back, just as a consumer of Celery's result backend got it
-from the first run: a tuple comes back as the list that JSON makes of it. Exceptions are described, never pickled; one
-is made again only from a class that the caller names, and nothing is imported by a name found in the store.
+from the first run: a tuple comes back as the list that JSON makes of it. What the serializer writes and cannot read
+back is not kept. Exceptions are described, never pickled; one is made again only from a class that the caller names,
+and nothing is imported by a name found in the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 from urllib.parse import quote, unquote
 
-from kombu import compression as kombu_compression
 from kombu import serialization
-from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError, SerializerNotInstalled
+from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
-from .errors import ConfigurationError, PreviouslyFailed, RecordUnreadable
+from . import compression as compressions
+from . import failures
+from .errors import ConfigurationError, PreviouslyFailed, RecordUnreadable, StoreError
+from .payloads import Kind, Payload
+from .references import Annex, Origin, Unkept, masked
 
 __all__ = ["Codec", "Kind", "Payload"]
 
 _UNAVAILABLE = b"!unavailable:"
+_REFERENCE = b"!reference:"
 _IGNORED = b"!ignored:"
 _EXCEPTION = b"!exception:"
-_LONGEST_REASON = 200
-_LONGEST_TEXT = 2000
+#: JSON of so many lists and mappings may be nested more deeply than it can be read.
+_DEEP = 200
+#: Characters of an exception's text where all of it does not fit.
+_SHORT_TEXT = 200
 
 # kombu's functions carry no types.
 _dumps: Callable[..., tuple[str, str, str | bytes]] = serialization.dumps
 _loads: Callable[..., Any] = serialization.loads
 _accepted: Callable[[Collection[str]], set[str]] = serialization.prepare_accept_content
-_compress: Callable[[bytes, str], tuple[bytes, str]] = kombu_compression.compress
-_decompress: Callable[[bytes, str], bytes] = kombu_compression.decompress
-
-
-class Kind(str, Enum):
-    """Say what a payload holds."""
-
-    VALUE = "value"
-    UNAVAILABLE = "unavailable"
-    IGNORED = "ignored"
-    EXCEPTION = "exception"
-
-    __str__ = str.__str__  # Python 3.11 and 3.12 changed what an enum of str prints
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """Hold what was read from a payload.
-
-    ``data`` is the value, or the description of an exception: a dict with ``type``, ``text`` and perhaps ``args``.
-    ``reason`` says why a value is unavailable; of an ignored operation it is the id of another result, or "".
-    """
-
-    kind: Kind
-    data: object = None
-    reason: str = ""
 
 
 class Codec:
     """Write and read payloads with one serializer and one compression of kombu's.
 
     ``accept`` are names or content types of the serializers that may be read (default: only ``serializer``).
-    ``compress_above`` and ``result_max_bytes`` are bytes. A codec may be used from several threads.
+    ``compress_above`` and ``result_max_bytes`` are bytes; ``compression`` "none" compresses nothing. ``annex`` keeps
+    what is larger than ``result_max_bytes`` (default: None, such values are not kept). ``largest`` are the bytes that a
+    result may have before it is compressed. A codec may be used from several threads.
     Raises ConfigurationError for a serializer or a compression that kombu does not have.
     """
 
@@ -84,12 +66,15 @@ class Codec:
         compress_above: int,
         result_max_bytes: int,
         compression: str = "zlib",
+        annex: Annex | None = None,
+        largest: int = compressions.LARGEST,
     ) -> None:
         try:
             self._accept = _accepted([serializer] if accept is None else accept)
             self._content_type: str = serialization.registry.name_to_type[serializer]
             _dumps(None, serializer=serializer)
-            _compress(b"", compression)
+            if compressions.missing(compression):
+                raise KeyError(compression)
         except (SerializerNotInstalled, KeyError, TypeError) as exc:
             raise ConfigurationError(
                 f"Expected serializers and a compression that kombu has, got serializer={serializer!r}, "
@@ -97,26 +82,30 @@ class Codec:
             ) from exc
         self._serializer = serializer
         self._compression = compression
-        self._compress_above = compress_above
+        self._compress_above = compress_above if compression != compressions.NONE else float("inf")
         self._max = result_max_bytes
+        self._largest = largest
+        self._annex = annex
         self._head = f"{quote(serializer, safe='')}:".encode()
         self._compressed_head = f"{quote(serializer, safe='')}+{quote(compression, safe='')}:".encode()
 
-    def encode_value(self, value: object, *, store_result: bool = True) -> bytes:
-        """Write the value that an operation returned, or why it is not kept; raises nothing.
+    def encode_value(self, value: object, *, store_result: bool = True, origin: Origin | None = None) -> bytes:
+        """Write the value that an operation returned, or where it is, or why it is not kept; raises nothing.
 
-        Without ``store_result`` (default: True), above ``result_max_bytes``, and where the serializer refuses the
-        value, the payload says so instead.
+        Without ``store_result`` (default: True), above ``result_max_bytes`` where no annex keeps it, and where the
+        serializer refuses the value or cannot read back what it wrote, the payload says so instead. ``origin`` is the
+        run that returned the value (default: None, no annex is asked).
         """
         if not store_result:
             return _UNAVAILABLE + b"store_result is off"
         try:
             head, body = self._pack(value)
+            fits = len(body) <= self._max
+            if fits or (self._annex and origin):
+                self._read_back(head, body)
         except Exception as exc:  # noqa: BLE001 - whatever the serializer raises, the operation is done
-            return _unavailable(f"the result cannot be serialized as {self._serializer}: {_described(exc)}")
-        if len(body) > self._max:
-            return _unavailable(f"the result has {len(body)} bytes, result_max_bytes is {self._max}")
-        return head + body
+            return _unavailable(f"the result cannot be serialized as {self._serializer}: {failures.shown(exc)}")
+        return head + body if fits else self._elsewhere(head + body, len(body), origin)
 
     def encode_ignored(self, reference: str = "") -> bytes:
         """Write that an operation ended without a result of its own.
@@ -126,22 +115,33 @@ class Codec:
         return _IGNORED + reference.encode("utf-8", "surrogatepass")
 
     def encode_exception(self, exc: BaseException) -> bytes:
-        """Write the type, text and arguments of an exception; arguments that cannot be kept are left out."""
-        described = {"type": _type_name(type(exc)), "text": _text(exc)}
-        try:
-            head, body = self._pack({**described, "args": list(exc.args)})
-            if len(body) <= self._max and not any(isinstance(argument, BaseException) for argument in exc.args):
-                self._unpack(head + body)  # what cannot be read back would hide type and text
-                return _EXCEPTION + head + body
-        except Exception:  # noqa: BLE001, S110 - the arguments are the user's objects; type and text remain
-            pass
-        return _EXCEPTION + b"".join(self._pack(described))
+        """Write the type, text and arguments of an exception; what cannot be kept of them is left out.
 
-    def decode(self, payload: bytes) -> Payload:
-        """Read a payload.
+        Raises nothing. Arguments are left out first, then the text is cut, and where ``result_max_bytes`` does not even
+        leave room for the type, or the serializer for a mapping, the payload is that of a value that is not kept.
+        """
+        described = failures.described(exc)
+        tries = [described, {**described, "text": described["text"][:_SHORT_TEXT]}]
+        if not any(isinstance(argument, BaseException) for argument in exc.args):
+            tries.insert(0, {**described, "args": list(exc.args)})
+        for description in tries:
+            try:
+                head, body = self._pack(description)
+                if len(body) <= self._max:
+                    self._read_back(head, body, thoroughly=True)  # what cannot be read would hide type and text
+                    return _EXCEPTION + head + body
+                why = f"it has {len(body)} bytes, result_max_bytes is {self._max}"
+            except Exception as error:  # noqa: BLE001 - the arguments are the user's objects; type and text remain
+                why = failures.shown(error)
+        return _unavailable(f"{described['type']}, whose description is not kept: {why}")
 
-        Content of a type that is not accepted is not read: the payload is `Kind.UNAVAILABLE`, and says so.
-        Raises RecordUnreadable for what is damaged, or was written by a newer version or an unknown serializer.
+    def decode(self, payload: bytes, *, age: float = float("inf")) -> Payload:
+        """Read a payload, and what it refers to.
+
+        Content of a type that is not accepted is not read: the payload is `Kind.UNAVAILABLE`, and says so. ``age`` are
+        the seconds since it was settled (default: long ago).
+        Raises RecordUnreadable for what is damaged, or was written by a newer version or an unknown serializer, and
+        StoreUnreachable or StoreRefused where what it refers to cannot be had now.
         """
         raw = bytes(payload)
         try:
@@ -152,13 +152,17 @@ class Codec:
             if raw.startswith(_IGNORED):
                 return Payload(Kind.IGNORED, reason=raw[len(_IGNORED) :].decode("utf-8", "surrogatepass"))
             if raw.startswith(_EXCEPTION):
-                return Payload(Kind.EXCEPTION, _checked(self._unpack(raw[len(_EXCEPTION) :])))
+                return Payload(Kind.EXCEPTION, failures.checked(self._unpack(raw[len(_EXCEPTION) :])))
+            if raw.startswith(_REFERENCE):
+                return self._follow(raw[len(_REFERENCE) :].decode(), age)
             raise ValueError("its kind is not known")
         except ContentDisallowed as exc:
             return Payload(Kind.UNAVAILABLE, reason=str(exc))
+        except StoreError:
+            raise
         except Exception as exc:
             raise RecordUnreadable(
-                f"Expected a payload of this version, got {raw.partition(b':')[0][:40]!r}: ({_described(exc)}). "
+                f"Expected a payload of this version, got {raw.partition(b':')[0][:40]!r}: ({failures.shown(exc)}). "
                 "Upgrade this worker if others run a newer version, install the serializer, or forget the key"
             ) from exc
 
@@ -167,38 +171,54 @@ class Codec:
 
         Returns `PreviouslyFailed` with type and text where no class has, or where it does not take the arguments.
         """
-        if payload.kind is not Kind.EXCEPTION or not isinstance(payload.data, dict):
-            got = payload.reason or f"a payload of kind {payload.kind}"
-            return PreviouslyFailed(
-                f"Expected the exception of what failed for good, got {got}: look into the first log"
-            )
-        name, args = payload.data["type"], payload.data.get("args")
-        for cls in allowed:
-            if isinstance(args, list) and _type_name(cls) == name:
-                try:
-                    exc = cls(*args)
-                    # A constructor that changes its arguments, or makes another class, would tell another story.
-                    if type(exc) is cls and list(exc.args) == args:
-                        return exc
-                except Exception:  # noqa: BLE001, S110 - a constructor that takes something else
-                    pass
-        return PreviouslyFailed(
-            f"This operation failed for good with {name}: {payload.data['text']}. To have the exception itself raised, "
-            "name its very class in remember_failures, and let its constructor take its args"
-        )
+        if payload.kind is Kind.EXCEPTION and isinstance(payload.data, dict):
+            return failures.rebuilt(payload.data, allowed)
+        got = payload.reason or f"a payload of kind {payload.kind}"
+        return PreviouslyFailed(f"Expected the exception of what failed for good, got {got}: look into the first log")
+
+    def _elsewhere(self, content: bytes, size: int, origin: Origin | None) -> bytes:
+        why = f"the result has {size} bytes, result_max_bytes is {self._max}"
+        if self._annex is None or origin is None:
+            return _unavailable(why)
+        try:
+            return _REFERENCE + self._annex.keep(content, origin).encode()
+        except Unkept as exc:
+            return _unavailable(f"{why}{', and ' * bool(str(exc))}{exc}")
+        except Exception as exc:  # noqa: BLE001 - an annex may raise anything, the operation is done
+            return _unavailable(f"{why}, and it could not be kept elsewhere: {masked(failures.shown(exc))}")
+
+    def _follow(self, reference: str, age: float) -> Payload:
+        if self._annex is None:
+            return Payload(Kind.UNAVAILABLE, reason=f"it is at {reference}, and nothing here can read that")
+
+        def decode(content: bytes) -> Payload:
+            if content.startswith(b"!"):
+                raise ValueError("what it refers to is no value")
+            return self.decode(content)
+
+        return self._annex.read(reference, decode, age)
 
     def _pack(self, value: object) -> tuple[bytes, bytes]:
         content = _dumps(value, serializer=self._serializer)[2]
         body = content.encode() if isinstance(content, str) else content
         if not body:
             raise ValueError("it writes nothing, which cannot be told from a damaged record")
-        if b'"__type__"' in body and self._serializer == "json":
-            _loads(body, self._content_type, "utf-8", force=True)  # JSON writes marks that kombu cannot read
+        if len(body) > self._largest:
+            raise ValueError(f"it has {len(body)} bytes, of which no more than {self._largest} are ever kept")
         if len(body) > self._compress_above:
-            compressed = _compress(body, self._compression)[0]
+            compressed = compressions.compress(body, self._compression)
             if len(self._compressed_head) + len(compressed) < len(self._head) + len(body):
                 return self._compressed_head, compressed
         return self._head, body
+
+    def _read_back(self, head: bytes, body: bytes, *, thoroughly: bool = False) -> None:
+        """Raise what a duplicate would meet that reads this: to settle it would have every one of them fail."""
+        plain = self._serializer == "json" and head is self._head and not thoroughly
+        # Of JSON only the marks of kombu, and what is deeply nested, may not be read back.
+        if plain and b'"__type__"' not in body and body.count(b"[") + body.count(b"{") < _DEEP:
+            return
+        if self._content_type in self._accept:
+            self._unpack(head + body)
 
     def _unpack(self, payload: bytes) -> object:
         head, colon, body = payload.partition(b":")
@@ -207,34 +227,9 @@ class Codec:
         serializer, plus, compression = head.decode("ascii").partition("+")
         content_type = serialization.registry.name_to_type[unquote(serializer)]
         if plus and content_type in self._accept:
-            body = _decompress(body, unquote(compression))
+            body = compressions.decompress(body, unquote(compression), self._largest)
         return _loads(body, content_type, "utf-8", accept=self._accept)
 
 
 def _unavailable(reason: str) -> bytes:
-    return _UNAVAILABLE + reason.encode()
-
-
-def _described(exc: BaseException) -> str:
-    # kombu wraps what the serializer raised.
-    cause = exc.args[0] if isinstance(exc, (EncodeError, DecodeError)) else exc
-    return f"{type(cause).__name__}: {_text(cause)[:_LONGEST_REASON]}"
-
-
-def _text(exc: BaseException) -> str:
-    try:
-        return (
-            str(exc)[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
-        )  # some serializers refuse surrogates
-    except Exception:  # noqa: BLE001 - the text of an exception is the user's code
-        return "(its text cannot be shown)"
-
-
-def _type_name(cls: type[BaseException]) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _checked(data: object) -> dict[str, object]:
-    if isinstance(data, dict) and isinstance(data.get("type"), str) and isinstance(data.get("text"), str):
-        return data
-    raise ValueError("its exception is not described by type and text")
+    return _UNAVAILABLE + reason.encode("utf-8", "backslashreplace")

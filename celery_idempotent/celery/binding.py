@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from .. import keys
 from ..errors import ConfigurationError, MissingKey
+from ..files import check_prefix
 from ..guard import Guard
 from ..heartbeat import Heartbeat
 from ..policy import Policy
@@ -22,6 +23,7 @@ from ..stores.breaker import Breaker
 from ..stores.used import NAMESPACE
 from . import worker
 from .identity import Identity
+from .large import BACKEND, TaskAnnex
 
 __all__ = ["Binding", "default_namespace", "heartbeat", "store_of"]
 
@@ -105,6 +107,8 @@ class Binding:
         self.namespace = default_namespace(app, self.policy.store)
         self.signature = signature_of(task)
         self.policy.check_signature(self.signature, task.name)
+        if self.policy.large_results not in (None, BACKEND):
+            check_prefix(str(self.policy.large_results))
         self._guard: Guard | None = None
 
     @property
@@ -117,6 +121,8 @@ class Binding:
                 accept=conf.result_accept_content or conf.accept_content,
                 compress_above=int(policy.compress_above),
                 result_max_bytes=int(policy.result_max_bytes),
+                compression=policy.compression,
+                annex=TaskAnnex(self.task, policy.large_results),
             )
             self._guard = Guard(store_of(self.task._get_app(), policy.store), policy, codec, heartbeat, breaker)
         return self._guard

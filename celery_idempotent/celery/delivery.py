@@ -21,6 +21,7 @@ from . import copies, fanout, worker
 from .binding import Binding, current_holder
 from .endings import Expired, ending_of
 from .identity import DeliveryState
+from .large import is_published
 
 __all__ = ["MessageDelivery", "TaskLeaseLost", "is_outage", "put_back"]
 
@@ -110,6 +111,7 @@ class MessageDelivery:
             stopping=worker.is_stopping,
             lost_error=TaskLeaseLost,
             max_lease=self.binding.max_lease(limits[0]),
+            published=is_published(task, request),
         )
 
     def _claim(self) -> Claim:

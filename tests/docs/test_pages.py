@@ -44,7 +44,7 @@ def test_the_configuration_page_lists_every_option() -> None:
 def test_a_table_states_the_defaults_that_the_code_has(page: str) -> None:
     for option, shown in options_in(page).items():
         default: Any = OPTIONS[option]
-        if option in ("key", "scope", "store", "max_lease"):
+        if option in ("key", "scope", "store", "max_lease", "large_results"):
             assert default is None, option
         elif option == "fingerprint":
             assert default is True

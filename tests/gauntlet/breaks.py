@@ -131,8 +131,8 @@ BREAKS = [
         "a result lasts as long as a lease",
         (
             "guard.py",
-            "self._completed(value), ttl=self.policy.result_ttl",
-            "self._completed(value), ttl=self.policy.lease_ttl",
+            "holding, outcome, ttl=self.policy.result_ttl",
+            "holding, outcome, ttl=self.policy.lease_ttl",
         ),
     ),
     broken(
@@ -150,8 +150,8 @@ BREAKS = [
         ),
         (
             "guard.py",
-            "recording.settle(delivery, holding, self._comp",
-            "recording.settle(delivery, self.holding, self._comp",
+            "recording.settle(delivery, holding, outcome, ",
+            "recording.settle(delivery, self.holding, outcome, ",
         ),
     ),
     broken(

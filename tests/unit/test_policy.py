@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent import compression
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.policy import Policy, parse_duration, parse_size
 
@@ -37,7 +38,9 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         "remember_failures": (),
         "store_result": True,
         "compress_above": 1024,
+        "compression": "zlib",
         "result_max_bytes": 1048576,
+        "large_results": None,
         "wait_timeout": 10.0,
         "max_crashes": 5,
         "on_store_error": "wait",
@@ -75,7 +78,14 @@ def test_what_the_type_checker_is_told_is_what_there_is() -> None:
         ("store_result", False, False),
         ("compress_above", 0, 0),
         ("compress_above", "64KiB", 65536),
+        ("compression", "bzip2", "bzip2"),
+        ("compression", "application/x-lzma", "application/x-lzma"),
+        ("compression", "none", "none"),
         ("result_max_bytes", "1 MiB", 1048576),
+        ("large_results", None, None),
+        ("large_results", "backend", "backend"),
+        ("large_results", "file:///var/results", "file:///var/results"),
+        ("large_results", "simplecache::s3://bucket/prefix", "simplecache::s3://bucket/prefix"),
         ("wait_timeout", 0.1, 0.1),
         ("max_crashes", 1, 1),
         ("on_store_error", "run", "run"),
@@ -126,7 +136,9 @@ UNFIT: dict[str, list[Any]] = {
     "remember_failures": [None, "ValueError", ValueError("x"), (ValueError, int), BaseException, {ValueError}],
     "store_result": [1, None, "yes"],
     "compress_above": [-1, True, 1.5, "64kb", "KiB", "-1KiB", None],
+    "compression": [None, "", "zlb", 1, True],
     "result_max_bytes": [-1, None],
+    "large_results": ["", "Backend", "/var/results", "file:", 1, b"backend"],
     "wait_timeout": [0, None],
     "max_crashes": [0, -1, True, 1.0, "5", None],
     "on_store_error": ["defer"],
@@ -145,7 +157,29 @@ def test_an_unfit_value_is_refused_with_option_wish_value_and_advice(option: str
     assert f", got {value!r}: write " in text
 
 
+@pytest.mark.parametrize("url", ["://x", "s3://", "s3://bucket#part", "s3://bucket?versionId=1"])
+def test_large_results_go_below_a_plain_url(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^large_results: expected"):
+        Policy(large_results=url)
+
+
+def test_a_compression_that_is_not_installed_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "ZSTD_MODULES", ())
+    monkeypatch.setattr(compression, "_encoder", unknown)
+    with pytest.raises(ConfigurationError) as caught:
+        Policy(compression="zstd")
+    assert str(caught.value) == (
+        "compression: expected a compression that is installed, as 'none', got 'zstd': "
+        "write 'zlib', or install it: pip install \"celery-idempotent[zstd]\""
+    )
+
+
+def unknown(name: str) -> None:
+    raise KeyError(name)
+
+
 def test_a_password_is_shown_nowhere() -> None:
+    assert "secret" not in repr(Policy(large_results="ftp://user:secret@host/results"))
     policy = Policy(store="redis://user:secret@host/1")
     assert "secret" not in repr(policy)
     assert "host" in repr(policy)
