@@ -75,11 +75,11 @@ class Heartbeat:
 
     def beat(self, now: float) -> float:
         """Renew what is due at ``now``, and return the seconds until the next is due."""
-        due: dict[Store, list[Holding]] = defaultdict(list)
+        due: dict[tuple[Store, str], list[Holding]] = defaultdict(list)
         for holding in self.holdings():
             if holding.due <= now < holding.until and not holding.lost:
-                due[holding.store].append(holding)
-        for store, holdings in due.items():
+                due[holding.store, holding.store.part(holding.key)].append(holding)
+        for (store, _), holdings in due.items():
             self._renew(store, holdings)
         after = monotonic()
         waiting = [h.due for h in self.holdings() if max(h.due, after) < h.until and not h.lost]

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from tests import processes
+from tests.cluster import Cluster
 from tests.proxy import Proxy
 from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
 
@@ -83,6 +84,24 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
     """A client of the database at `redis_url`, that neither retries nor waits long."""
     with open_client(redis_url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """The session's Redis Cluster, which is started when the first test asks: never kill or reshape it."""
+    try:
+        cluster = Cluster()
+    except ServerMissing as error:
+        raise missing(error) from None
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster_url(shared_cluster: Cluster) -> str:
+    """The URL of an empty Redis Cluster, which is this test's alone."""
+    shared_cluster.empty()
+    return shared_cluster.url()
 
 
 @pytest.fixture

@@ -60,6 +60,13 @@ STORES = {
     "stores.dynamodb_records": {"botocore"},
     "stores.dynamodb_refusals": {"botocore"},
     "stores.dynamodb_schema": {"botocore"},
+    "stores.scripts": {"redis"},
+    "stores.scanning": {"redis"},
+    "stores.addresses": {"redis"},
+    "stores.slots": {"redis"},
+    "stores.nodes": {"redis"},
+    "stores.cluster": {"redis"},
+    "stores.sentinel": {"redis"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }

@@ -19,6 +19,12 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "sqlite": ("sqlite", "SqliteStore", ""),
     "unix": ("redis", "RedisStore", ""),
     "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
+    "valkey": ("redis", "RedisStore", ""),
+    "valkeys": ("redis", "RedisStore", ""),
+    "redis+cluster": ("cluster", "ClusterStore", ""),
+    "rediss+cluster": ("cluster", "ClusterStore", ""),
+    "redis+sentinel": ("sentinel", "SentinelStore", ""),
+    "rediss+sentinel": ("sentinel", "SentinelStore", ""),
 }
 
 
@@ -26,7 +32,9 @@ def open_store(url: str) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Arguments:
-        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them; ``sqlite:///path`` for one machine; or
+        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, ``valkey://`` or ``valkeys://`` for the
+            same, ``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,host:port/service/0``,
+            ``sqlite:///path`` for one machine; or
             ``memory://`` for one process.
 
     Raises:

@@ -40,6 +40,13 @@ class Store(ABC):
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         """Let each lease last its ttl from now on, and return those that are lost; one round trip for all."""
 
+    def part(self, key: str) -> str:
+        """Return which part of the store has a key, where parts can fail apart; asks nobody and never raises.
+
+        What is renewed together is of one part, so that leases do not run out because another part is down.
+        """
+        return ""
+
     @abstractmethod
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
         """Record how the operation ended, to be kept for ``ttl`` seconds.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -59,6 +59,22 @@ class Connections:
         """
         if not self.one_node:
             return self._client.execute_command(*command)
+        if then is None:
+            return self._lend(_one, command)
+        first, second = self._lend(_all, (command, then))
+        if isinstance(first, ResponseError):
+            raise first
+        return first, second
+
+    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
+        if self.one_node:
+            replies: list[Any] = self._lend(_all, commands)
+            return replies
+        return [_caught(self.execute, command) for command in commands]
+
+    def _lend(self, use: Callable[[Any, Any], Any], what: Any) -> Any:
+        """Return what `use` makes of a connection and this, on a connection that nobody else is using."""
         if self._pid != os.getpid():  # what came through a fork is our parent's
             _unlock(self._client.connection_pool)  # first: what is forgotten goes back there
             self._reset()
@@ -70,11 +86,7 @@ class Connections:
         connection = client.connection
         try:
             connection.connect()  # if it is not; to send would do it too, without asking a sentinel who is the main one
-            if then is not None:
-                connection.send_packed_command(connection.pack_commands([command, then]))
-                return _both(connection)
-            connection.send_command(*command)
-            return connection.read_response()
+            return use(connection, what)
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
             if isinstance(error, self._closed):
@@ -137,14 +149,21 @@ def _unlock(pool: Any) -> None:
         sentinel.connection_pool._lock = threading.RLock()
 
 
-def _both(connection: Any) -> tuple[Any, Any]:
-    """Read two replies; the second one may be an error, the first one's is raised once both are read."""
-    replies: list[Any] = []
-    for _ in range(2):
-        try:
-            replies.append(connection.read_response())
-        except ResponseError as error:
-            replies.append(error)
-    if isinstance(replies[0], ResponseError):
-        raise replies[0]
-    return replies[0], replies[1]
+def _one(connection: Any, command: Sequence[Any]) -> Any:
+    """Send a command and read its reply."""
+    connection.send_command(*command)
+    return connection.read_response()
+
+
+def _all(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    """Send commands together and read their replies, of which each may be an error."""
+    connection.send_packed_command(connection.pack_commands(commands))
+    return [_caught(connection.read_response, ()) for _ in commands]
+
+
+def _caught(ask: Callable[..., Any], what: Sequence[Any]) -> Any:
+    """Return the reply to a command, or the error that the server replied."""
+    try:
+        return ask(*what)
+    except ResponseError as error:
+        return error

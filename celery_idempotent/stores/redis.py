@@ -6,11 +6,9 @@ words of the project, so that ``HGETALL`` explains itself.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from functools import cache, partial
-from importlib import resources
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -18,8 +16,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
 
-from ..errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
+from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
 from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import hide_password
 from .base import Store
@@ -27,6 +26,8 @@ from .connections import Connections
 from .hashes import claim_args, lease_args, ms, padded, record_of, unreadable
 from .refusals import REFUSALS, translated
 from .replicas import OPTION, Replicas
+from .scanning import pages, records
+from .scripts import script
 
 __all__ = ["RedisStore"]
 
@@ -36,13 +37,14 @@ logger = logging.getLogger("celery_idempotent.stores")
 #: redis-py's own defaults keep a caller waiting for tens of seconds.
 TIMEOUT = 2.0
 BATCH = 1000
+#: Connection errors after which to ask again at once would change nothing.
+NOT_AGAIN = (*REFUSALS, redis.BusyLoadingError, MasterNotFoundError)
 
 
-@cache
-def script(verb: str) -> tuple[str, str]:
-    """Return the source of a verb's script and its digest, under which the server caches it."""
-    source = (resources.files(__package__) / "lua" / f"{verb}.lua").read_text(encoding="utf-8")
-    return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+def _as_redis(url: str) -> str:
+    """Return a URL as redis-py takes it."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme.lower().replace('valkey', 'redis')}{separator}{rest}"
 
 
 class RedisStore(Store):
@@ -86,7 +88,7 @@ class RedisStore(Store):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, said = Replicas.in_url(url)
+        plain, said = Replicas.in_url(_as_redis(url))
         asked = options.pop(OPTION, 0)
         try:
             client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
@@ -170,19 +172,11 @@ class RedisStore(Store):
         return bool(self._command("DEL", key))
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
-        pattern = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in prefix) + "*"
-        cursor = b"0"
-        while True:
-            cursor, keys = self._command("SCAN", cursor, "MATCH", pattern, "COUNT", 500, "TYPE", "hash")
-            for key in keys:
-                try:
-                    record = self.get(key.decode())
-                except (RecordUnreadable, UnicodeDecodeError):
-                    continue  # a hash of somebody else's
-                if record is not None and state in (None, record.state):
-                    yield record
-            if cursor in (b"0", 0):
-                return
+        for place in self._places():
+            for keys in pages(partial(self._at, place.execute), prefix):
+                for record in records(partial(self._at, place.pipeline), self.get, keys):
+                    if state in (None, record.state):
+                        yield record
 
     def ping(self) -> None:
         self._command("PING")
@@ -215,17 +209,24 @@ class RedisStore(Store):
         except NoScriptError:
             return self._command("EVAL", source, len(keys), *keys, *args, **options)
 
+    def _places(self) -> Iterable[Any]:
+        """Return what has `execute` and `pipeline`, for each server that has records."""
+        return (self._connections,)
+
     def _command(self, *command: Any, **options: Any) -> Any:
-        execute = partial(self._connections.execute, **options) if options else self._connections.execute
+        return self._at(self._connections.execute, *command, **options)
+
+    def _at(self, execute: Callable[..., Any], *command: Any, **options: Any) -> Any:
+        """Execute a command, once more if the connection was lost, and raise what that means to a store."""
         try:
             try:
-                return execute(*command)
+                return execute(*command, **options)
             except redis.ConnectionError as error:
                 # A pooled connection that the server has closed meanwhile fails on its first use: every verb may be
                 # asked again. Not so a wrong password, which redis-py files under connection errors too.
-                if isinstance(error, (*REFUSALS, redis.BusyLoadingError)):
+                if isinstance(error, NOT_AGAIN):
                     raise
-                return execute(*command)
+                return execute(*command, **options)
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, ResponseError
+from redis.exceptions import AskError, AuthenticationError, AuthorizationError, NoPermissionError, ResponseError
 
 from ..errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 
@@ -31,6 +31,12 @@ def translated(error: Exception, command: Sequence[Any], url: str) -> StoreError
         url: What to call the server; no password in it.
     """
     what = f"{type(error).__name__}: {error}"
+    if isinstance(error, AskError) or str(error).startswith(("MOVED ", "ASK ")):
+        return StoreRefused(f"The idempotency store {url} is a node of a Cluster ({what}). Name it redis+cluster://.")
+    if "cluster support disabled" in what:
+        return StoreRefused(
+            f"The idempotency store {url} is no Cluster ({what}). Name it redis://, or the right nodes."
+        )
     if isinstance(error, REFUSALS) or any(words in str(error) for words in _REFUSED):
         return StoreRefused(
             f"The idempotency store {url} refused us ({what}). "

@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.cluster import ClusterStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
@@ -70,6 +71,22 @@ def age_redis_fence(store: RedisStore, key: str, seconds: float) -> None:
 
 def empty_redis(store: RedisStore) -> None:
     store._client.flushdb()
+
+
+def age_cluster(store: ClusterStore, key: str, seconds: float) -> None:
+    if store.get(key) is not None:
+        store._command("EVAL", AGE, 1, key, round(seconds * 1000))
+
+
+def age_cluster_fence(store: ClusterStore, key: str, seconds: float) -> None:
+    fence = store._command("HGET", key, "fence")
+    if fence is not None:
+        store._command("HSET", key, "fence", int(fence) - round(seconds * SECOND))
+
+
+def empty_cluster(store: ClusterStore) -> None:
+    for node in store._places():
+        node.execute("FLUSHALL")
 
 
 def age_memory(store: MemoryStore, key: str, seconds: float) -> None:
@@ -143,6 +160,7 @@ KINDS: dict[str, Kind] = {
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis, everywhere=True),
     "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite, everywhere=True),
     "dynamodb": Kind("dynamodb_url", DynamoDBStore, age_dynamodb, age_dynamodb_fence, empty_dynamodb, rounds=3),
+    "cluster": Kind("cluster_url", ClusterStore, age_cluster, age_cluster_fence, empty_cluster),
 }
 
 

@@ -4,7 +4,8 @@ local clock = redis.call('TIME')
 local now, lost = clock[1] * 1000000 + clock[2], {}
 for i, key in ipairs(KEYS) do
   local owner, fence, lease, keep, holder, task, fingerprint, attempt = unpack(ARGV, 8 * i - 7, 8 * i)
-  local r = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes') -- a key that is no hash is lost, not an error for all
+  local r = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes')
+  if r.err and not r.err:find('WRONGTYPE') then return r end -- a right we lack, say; but a key that is no hash is lost
   local gone = not r.err and not r[1] and redis.call('EXISTS', key) == 0
   if gone then -- the server lost its data, and nobody has claimed the key since
     local restored = redis.pcall('HSET', key, 'state', 'in_progress', 'owner', owner, 'fence', fence, 'holder', holder)

@@ -1,0 +1,129 @@
+"""URLs that name several servers: ``scheme://user:password@host1:port,host2:port/path?option=value``."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import redis
+from redis import connection
+
+from ..errors import ConfigurationError
+from . import hide_password
+
+__all__ = ["Addresses"]
+
+PARSE: Any = connection.parse_url  # which has no types
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """What such a URL says.
+
+    Arguments:
+        url: As it was written.
+        example: A good one, for errors.
+        hosts: Hosts and ports.
+        path: The parts behind the hosts.
+        options: Credentials, and what the query says, as redis-py takes it.
+        secure: Whether the scheme asks for TLS.
+    """
+
+    url: str = field(repr=False)
+    example: str
+    hosts: tuple[tuple[str, int], ...]
+    path: tuple[str, ...]
+    options: dict[str, Any] = field(repr=False)
+    secure: bool
+
+    @classmethod
+    def of(cls, url: str, *, port: int, example: str) -> Addresses:
+        """Return what a URL says.
+
+        Arguments:
+            url: The URL.
+            port: Where a host is reached that is written without one.
+            example: A good URL, for errors.
+
+        Raises:
+            ConfigurationError: it cannot be parsed.
+        """
+        scheme, _, rest = url.partition("://")
+        base, _, query = rest.partition("?")
+        authority, _, path = base.partition("/")
+        credentials, _, hosts = authority.rpartition("@")
+        user, _, password = credentials.partition(":")
+        named = {"username": unquote(user), "password": unquote(password)}
+        try:
+            if "@" in path:  # the rest of a password, which must not be taken for a host
+                raise ValueError("an @ follows a slash")
+            places = tuple(_place(host, port) for host in hosts.split(","))
+            asked = PARSE(f"redis://host/?{query}")
+        except ValueError as error:
+            raise _error(url, example, str(error)) from None
+        asked.pop("host")
+        options = {**asked, **{name: value for name, value in named.items() if value}}
+        parts = tuple(unquote(part) for part in path.split("/") if part)
+        return cls(url, example, places, parts, options, scheme.lower().startswith("rediss"))
+
+    def connection(self, defaults: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        """Return how redis-py connects to each, as the arguments of one of its pools.
+
+        Arguments:
+            defaults: Options that the URL need not give.
+            changes: What holds whatever it says; None is left out.
+
+        Raises:
+            ConfigurationError: the URL has an option that redis-py does not know.
+        """
+        kind = redis.SSLConnection if self.secure else redis.Connection
+        merged = {**defaults, **self.options, **changes}
+        options = {name: value for name, value in merged.items() if value is not None}
+        if options.pop("decode_responses", False):
+            raise self.error("A store needs replies as bytes, and no decode_responses")
+        known = _options_of(kind)
+        for name in options.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise self.error(f"redis-py knows no option {name!r} for it.{hint}")
+        try:
+            kind(**options)  # connects nothing
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise self.error(str(error)) from None
+        return {**options, "connection_class": kind}
+
+    def error(self, why: str) -> ConfigurationError:
+        """Return the error for such a URL."""
+        return _error(self.url, self.example, why)
+
+
+def _place(written: str, port: int) -> tuple[str, int]:
+    """Return a host and its port; the message of an error has nothing of what was written in it, or of a password."""
+    host, colon, number = written.strip().rpartition(":")
+    if not colon or number.endswith("]"):  # an IPv6 address has colons of its own
+        host, number = written.strip(), str(port)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host or "[" in host:
+        raise ValueError("an IPv6 address stands in brackets, as in [::1]:6379")
+    if not host:
+        raise ValueError("a host is missing")
+    if not (number.isdecimal() and 0 < int(number) < 65536):
+        raise ValueError("a port is a number from 1 to 65535")
+    return unquote(host), int(number)
+
+
+def _options_of(kind: type[Any]) -> set[str]:
+    """Return the names of all options of a connection."""
+    found = {name for base in kind.__mro__ for name in inspect.signature(vars(base).get("__init__", object)).parameters}
+    return found - {"self", "args", "kwargs", "host", "port"}
+
+
+def _error(url: str, example: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Expected a URL like {example}, got {hide_password(url)!r}. {why[:1].upper()}{why[1:].rstrip('.?')}"
+        f"{'?' if why.endswith('?') else '.'} Write special characters of a password as %2F, %40 and so on."
+    )

@@ -1,0 +1,217 @@
+"""The nodes of a Redis Cluster: each command goes to the one that has its key, wherever that has moved.
+
+redis-py's own cluster client would do that too, and more than a lease call can bear: it connects when it is made, tries
+again for many seconds while a node is down, and its locks and pools do not survive a fork. So it is done here, on the
+`Connections` of each node; redis-py opens them, speaks to them and computes slots.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import redis
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
+
+from .connections import Connections
+from .refusals import REFUSALS
+from .slots import Address, is_down, owners, redirect, slot_of
+
+__all__ = ["Node", "Nodes"]
+
+#: Seconds that one node may take to tell where the slots are, and after which no other one is asked.
+ANSWER, PATIENCE = 1.0, 2.0
+#: How often a command is sent on to yet another node.
+REDIRECTS = 5
+
+
+class Node:
+    """One primary, as a place to list and to renew at.
+
+    Arguments:
+        nodes: Where it belongs.
+        address: Its host and port.
+    """
+
+    def __init__(self, nodes: Nodes, address: Address) -> None:
+        self._nodes, self.address = nodes, address
+
+    def execute(self, *command: Any) -> Any:
+        """Send it a command, whatever the key, and return the reply."""
+        [reply] = self.pipeline([command])
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send it commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
+        return self._nodes.ask(self.address, commands)
+
+
+class Nodes:
+    """All nodes of a cluster; to be used like the `Connections` of one server.
+
+    Arguments:
+        seeds: Hosts and ports of some of them.
+        options: How redis-py connects to each; also ``connection_class``.
+    """
+
+    one_node = False
+
+    def __init__(self, seeds: Sequence[Address], options: dict[str, Any]) -> None:
+        self._seeds, self._options = seeds, options
+        self._slots: list[Address | None] = []  # empty until somebody asks, and while it is in doubt
+        self._last: list[Address | None] = []
+        self._suspect: Address | None = None
+        self._opened: dict[Address, Connections] = {}
+        self._looks = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._looking = threading.Lock()
+        self._pid = os.getpid()
+
+    def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
+        """Send a command to the node that has its key and return the reply; raise what redis-py raises.
+
+        Arguments:
+            command: What to send; the key is where the commands of `RedisStore` have it.
+            then: A command to send with it, on the same connection and in one round trip; the reply is a pair.
+        """
+        slot = slot_of(command)
+        address, sent = self._owner(slot), [command] if then is None else [command, then]
+        asking = False
+        for _ in range(REDIRECTS):
+            replies = self.ask(address, [("ASKING",), *sent] if asking else sent)[asking:]
+            error = replies[0]
+            if not isinstance(error, ResponseError):
+                return replies[0] if then is None else tuple(replies)
+            elsewhere = redirect(error, address)
+            if elsewhere is None:
+                raise error
+            address, asking = elsewhere.address, not elsewhere.moved
+            if elsewhere.moved:
+                self._moved(slot, address)
+        raise RedisClusterException(f"slot {slot} is on none of the {REDIRECTS} nodes that we were sent to")
+
+    def ask(self, address: Address, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands to one node in one round trip, and return their replies, errors among them."""
+        try:
+            replies = self._connections(address).pipeline(commands)
+        except (RedisError, OSError):
+            self._doubt(address)  # it may be down, and another one have its slots
+            raise
+        if any(isinstance(reply, ResponseError) and is_down(reply) for reply in replies):
+            self._doubt(address)
+        return replies
+
+    def primaries(self) -> list[Node]:
+        """Return every node that has slots."""
+        known = dict.fromkeys(address for address in self._table() if address is not None)
+        return [Node(self, address) for address in known]
+
+    def node_of(self, key: str) -> Node:
+        """Return the node that has a key."""
+        return Node(self, self._owner(slot_of(("", key))))
+
+    def known(self, key: str) -> str:
+        """Return what to call the node that has a key, by what was last heard; "" if nothing was heard yet."""
+        table = self._slots or self._last
+        address = table[slot_of(("", key))] if table else None
+        return "{}:{}".format(*address) if address else ""
+
+    def close(self) -> None:
+        """Close every connection of this process; whoever calls next opens new ones."""
+        for connections in list(self._opened.values()):
+            connections.close()
+
+    def _connections(self, address: Address) -> Connections:
+        found = self._opened.get(address)
+        if found is None:
+            # Two threads may make one each: nothing is connected yet, and the first one stays.
+            found = self._opened.setdefault(address, connections_to(address, self._options))
+        return found
+
+    def _owner(self, slot: int) -> Address:
+        address = self._table()[slot]
+        if address is None:
+            raise RedisClusterException(f"no node of the cluster serves slot {slot}: is it being repaired?")
+        return address
+
+    def _table(self) -> list[Address | None]:
+        """Return the primary of each slot; ask the cluster if that is not known or in doubt."""
+        slots = self._slots
+        if slots:
+            return slots
+        if self._pid != os.getpid():  # a thread that our parent had and we have not may have been looking
+            self._reset()
+        if not self._looking.acquire(timeout=2 * PATIENCE):
+            raise RedisClusterException("another thread has been asking for the nodes of the cluster for too long")
+        try:
+            if not self._slots:
+                self._last = self._slots = self._look()
+                for address in self._opened.keys() - set(self._slots):
+                    self._opened.pop(address).close()
+            return self._last
+        finally:
+            self._looking.release()
+
+    def _look(self) -> list[Address | None]:
+        """Ask one node after the other where the slots are, the one that failed last; believe the first full answer."""
+        end = monotonic() + PATIENCE
+        partial: list[Address | None] = []
+        error: Exception = RedisClusterException("none of its nodes could be asked")
+        for address in self._candidates():
+            try:
+                found = self._asked(address)
+            except REFUSALS:
+                raise
+            except (RedisError, OSError) as failure:
+                error = failure
+            else:
+                if None not in found:
+                    return found
+                partial = max(partial, found, key=lambda each: len(each) - each.count(None))
+            if monotonic() > end:
+                break
+        if any(partial):
+            return partial
+        raise RedisClusterException(f"no node tells where the slots are, the last one said: {error}") from error
+
+    def _candidates(self) -> list[Address]:
+        known = list(dict.fromkeys([*(address for address in self._last if address), *self._seeds]))
+        self._looks += 1
+        turn = self._looks % len(known)  # one that is cut off from the others tells what was: not always the same first
+        return sorted(known[turn:] + known[:turn], key=lambda address: address == self._suspect)
+
+    def _asked(self, address: Address) -> list[Address | None]:
+        hasty = {
+            name: min(self._options.get(name) or ANSWER, ANSWER)
+            for name in ("socket_timeout", "socket_connect_timeout")
+        }
+        connections = connections_to(address, {**self._options, **hasty})  # new ones: nothing in them is stale
+        try:
+            return owners(connections.execute("CLUSTER", "SLOTS"), address)
+        finally:
+            connections.close()
+
+    def _moved(self, slot: int, address: Address) -> None:
+        slots = self._slots
+        if address not in slots:  # a replica that was promoted, or a node that is new: more will have moved
+            self._slots = []
+        elif slots:
+            slots[slot] = address
+
+    def _doubt(self, address: Address) -> None:
+        self._suspect = address
+        self._slots = []
+
+
+def connections_to(address: Address, options: dict[str, Any]) -> Connections:
+    """Return the connections to one node; nothing is connected yet."""
+    host, port = address
+    client = redis.Redis(connection_pool=redis.ConnectionPool(**{**options, "host": host, "port": port}))
+    return Connections(client, redis.ConnectionError)
