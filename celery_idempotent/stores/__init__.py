@@ -42,7 +42,10 @@ def open_store(url: str) -> Store:
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     if scheme not in SCHEMES:
-        near = difflib.get_close_matches(scheme, SCHEMES, n=1)
+        # Of two that are equally near, difflib takes the later in the alphabet: rediss+cluster:// for rediss+tls://.
+        near = sorted(
+            difflib.get_close_matches(scheme, SCHEMES), key=lambda name: (-_likeness(scheme, name), len(name))
+        )
         known = ", ".join(f"{name}://" for name in SCHEMES)
         hint = f" Did you mean {near[0]}://?" if near else ""
         raise ConfigurationError(
@@ -60,6 +63,10 @@ def open_store(url: str) -> Store:
         ) from None
     store: Store = cls.from_url(url)
     return store
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, one).ratio()
 
 
 def hide_password(url: str) -> str:

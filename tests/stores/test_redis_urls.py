@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import redis
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
@@ -56,12 +57,28 @@ class TestUrls:
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
     @pytest.mark.parametrize(
-        "url", ["redis://localhost", "rediss://localhost:6380/3", "unix:///run/redis.sock?db=2", "REDIS://localhost/0/"]
+        "url",
+        [
+            "redis://localhost",
+            "rediss://localhost:6380/3",
+            "unix:///run/redis.sock?db=2",
+            "REDIS://localhost/0/",
+            "valkey://localhost/1",
+            "Valkeys://:p@localhost:6380/3?wait_replicas=1",
+        ],
     )
     def test_opening_a_store_connects_nothing(self, url: str) -> None:
-        store = open_store(url.replace("REDIS", "redis"))
+        store = open_store(url)
         assert isinstance(store, RedisStore)
         store.close()
+
+    @pytest.mark.parametrize(("scheme", "secure"), [("valkey", False), ("VALKEYS", True)])
+    def test_valkey_is_another_name_for_redis(self, scheme: str, *, secure: bool) -> None:
+        store = open_store(f"{scheme}://:{SECRET}@host:1/2")
+        assert isinstance(store, RedisStore)
+        pool = store._client.connection_pool
+        assert issubclass(pool.connection_class, redis.SSLConnection) == secure
+        assert (pool.connection_kwargs["host"], pool.connection_kwargs["db"]) == ("host", 2)
 
     def test_the_timeouts_are_short_where_the_url_names_none(self, redis_url: str) -> None:
         store = open_store(redis_url)
