@@ -77,17 +77,17 @@ def text(reply: Any) -> str:
 
 
 class Cluster:
-    """Three primaries that share the slots evenly, and as many replicas as wanted, of the first one first.
+    """Primaries that share the slots evenly, and as many replicas as wanted, of the first one first.
 
     Arguments:
         replicas: How many.
+        primaries: How many.
         config: Of every node.
     """
 
-    def __init__(self, replicas: int = 0, **config: object) -> None:
+    def __init__(self, replicas: int = 0, *, primaries: int = PRIMARIES, **config: object) -> None:
         config.setdefault("cluster_node_timeout", 1500)
-        self._config = config
-        self.primaries = [Node(**config) for _ in range(PRIMARIES)]
+        self.primaries = [Node(**config) for _ in range(primaries)]
         self.replicas = [Node(**config) for _ in range(replicas)]
 
     def __enter__(self) -> Cluster:
@@ -125,7 +125,7 @@ class Cluster:
 
     def owner(self, key: str) -> Node:
         """Return which of the primaries has a key, unless slots have been moved."""
-        return self.primaries[key_slot(key.encode()) * PRIMARIES // SLOTS]
+        return self.primaries[key_slot(key.encode()) * len(self.primaries) // SLOTS]
 
     def keys_of(self, node: Node, count: int) -> list[str]:
         """Return keys that are this primary's."""
@@ -164,19 +164,18 @@ class Cluster:
         first, *others = self.nodes
         for number, node in enumerate(self.nodes):
             node.says("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # or the nodes would have to agree on who is who
-        share = [
-            range(SLOTS)[-(-SLOTS * at // PRIMARIES) : -(-SLOTS * (at + 1) // PRIMARIES)] for at in range(PRIMARIES)
-        ]
+        many = len(self.primaries)
+        share = [range(-(-SLOTS * at // many), -(-SLOTS * (at + 1) // many)) for at in range(many)]
         for node, slots in zip(self.primaries, share, strict=True):
             node.says("CLUSTER", "ADDSLOTS", *slots)  # ADDSLOTSRANGE is of 7.0
         for node in others:
             first.says("CLUSTER", "MEET", "127.0.0.1", node.port)
         wait_until(lambda: all(self._knows_all(node) for node in self.nodes), READY_SECONDS, self._seen)
         for number, replica in enumerate(self.replicas):
-            replica.says("CLUSTER", "REPLICATE", self.primaries[number % PRIMARIES].id())
+            replica.says("CLUSTER", "REPLICATE", self.primaries[number % len(self.primaries)].id())
         self.wait_until_whole()
         for number, _ in enumerate(self.replicas):
-            primary = self.primaries[number % PRIMARIES]
+            primary = self.primaries[number % len(self.primaries)]
             wait_until(lambda primary=primary: primary.says("WAIT", 1, 100) >= 1, READY_SECONDS, "a replica")  # type: ignore[misc]
 
     def _knows_all(self, node: Node) -> bool:

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 import redis
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import ClusterError, RedisError, ResponseError
 
 from .connections import Connections
 from .refusals import REFUSALS
@@ -95,7 +95,7 @@ class Nodes:
             address, asking = elsewhere.address, not elsewhere.moved
             if elsewhere.moved:
                 self._moved(slot, address)
-        raise RedisClusterException(f"slot {slot} is on none of the {REDIRECTS} nodes that we were sent to")
+        raise ClusterError(f"slot {slot} is on none of the {REDIRECTS} nodes that we were sent to")
 
     def ask(self, address: Address, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands to one node in one round trip, and return their replies, errors among them."""
@@ -138,7 +138,7 @@ class Nodes:
     def _owner(self, slot: int) -> Address:
         address = self._table()[slot]
         if address is None:
-            raise RedisClusterException(f"no node of the cluster serves slot {slot}: is it being repaired?")
+            raise ClusterError(f"no node of the cluster serves slot {slot}: is it being repaired?")
         return address
 
     def _table(self) -> list[Address | None]:
@@ -149,7 +149,7 @@ class Nodes:
         if self._pid != os.getpid():  # a thread that our parent had and we have not may have been looking
             self._reset()
         if not self._looking.acquire(timeout=2 * PATIENCE):
-            raise RedisClusterException("another thread has been asking for the nodes of the cluster for too long")
+            raise ClusterError("another thread has been asking for the nodes of the cluster for too long")
         try:
             if not self._slots:
                 self._last = self._slots = self._look()
@@ -163,7 +163,7 @@ class Nodes:
         """Ask one node after the other where the slots are, the one that failed last; believe the first full answer."""
         end = monotonic() + PATIENCE
         partial: list[Address | None] = []
-        error: Exception = RedisClusterException("none of its nodes could be asked")
+        error: Exception = ClusterError("none of its nodes could be asked")
         for address in self._candidates():
             try:
                 found = self._asked(address)
@@ -179,7 +179,7 @@ class Nodes:
                 break
         if any(partial):
             return partial
-        raise RedisClusterException(f"no node tells where the slots are, the last one said: {error}") from error
+        raise ClusterError(f"no node tells where the slots are, the last one said: {error}") from error
 
     def _candidates(self) -> list[Address]:
         known = list(dict.fromkeys([*(address for address in self._last if address), *self._seeds]))

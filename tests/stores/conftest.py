@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores.cluster import ClusterStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.stores.kinds import KINDS, Kind
 
@@ -19,6 +20,20 @@ def opened() -> Iterator[Callable[..., RedisStore]]:
 
     def open_one(url: str, **options: Any) -> RedisStore:
         stores.append(RedisStore.from_url(url, **options))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def opened_cluster() -> Iterator[Callable[..., ClusterStore]]:
+    """A function that opens a store on the Redis Cluster at a URL."""
+    stores: list[ClusterStore] = []
+
+    def open_one(url: str, **options: Any) -> ClusterStore:
+        stores.append(ClusterStore.from_url(url, **options))
         return stores[-1]
 
     yield open_one
