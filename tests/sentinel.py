@@ -12,7 +12,7 @@ from redis.sentinel import Sentinel
 
 from tests import processes
 from tests.proxy import Proxy
-from tests.servers import STOP_SECONDS, RedisServer, free_port, redis_binary
+from tests.servers import STOP_SECONDS, RedisServer, free_port, open_client, redis_binary
 from tests.waiting import wait_until
 
 NAME = "orders"
@@ -117,3 +117,55 @@ class Failover:
     def _log(self) -> str:
         path = Path(self._directory.name) / "log"
         return path.read_text(errors="replace") if path.exists() else ""
+
+
+class Watch:
+    """A sentinel that watches servers, started when it is entered.
+
+    Arguments:
+        services: The port of each service's main server, as clients are told of it.
+        config: More lines of its configuration.
+    """
+
+    def __init__(self, services: dict[str, int], *config: str) -> None:
+        self._services, self._config = services, config
+        self._directory = tempfile.TemporaryDirectory(prefix="sentinel-", ignore_cleanup_errors=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+
+    def __enter__(self) -> Watch:
+        config = Path(self._directory.name) / "sentinel.conf"
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self._directory.name}",
+            *(f"sentinel monitor {name} 127.0.0.1 {port} 1" for name, port in self._services.items()),
+            *self._config,
+        ]
+        config.write_text("\n".join([*lines, ""]))
+        command = [redis_binary(), str(config), "--sentinel"]
+        self._process = processes.spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self._answers, READY_SECONDS, "the sentinel to answer")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop it; a second time does nothing."""
+        if self._process is not None:
+            processes.end(self._process, grace=STOP_SECONDS)
+            self._process = None
+        self._directory.cleanup()
+
+    def _answers(self) -> bool:
+        try:
+            with open_client(f"redis://127.0.0.1:{self.port}", socket_timeout=2) as client:
+                client.ping()
+        except redis.AuthenticationError:
+            return True
+        except redis.RedisError:
+            return False
+        return True
