@@ -200,19 +200,6 @@ class TestServersThatRefuse:
         with server.client() as client:
             assert client.hget(KEY, "state") is None or "pexpire" in rights
 
-    def test_the_documented_rights_are_enough(self, own_redis: Start, opened: Open) -> None:
-        server = own_redis()
-        with server.client() as client:
-            rights = "~idem:* +evalsha +eval +time +hgetall +hget +hmget +hset +hdel +hincrby +pexpire +del +scan +ping"
-            client.execute_command("ACL", "SETUSER", "shop", "on", f">{SECRET}", *rights.split(), "+select")
-        store = opened(f"redis://shop:{SECRET}@127.0.0.1:{server.port}/1")
-        crashed, lease = take(store, "idem:other"), take(store)
-        assert store.release(crashed, Release(Reason.CRASHED))
-        assert store.release(take(store, "idem:other"), Release(Reason.RETRY, retry_in=5, next_attempt=1))
-        age_out = [verb(store, name, lease)() for name in VERBS if name != "delete"]
-        assert age_out
-        assert store.delete(KEY)
-
     @pytest.mark.parametrize("number", ["9999", "-1"])
     def test_a_database_that_does_not_exist_is_refused(self, own_redis: Start, opened: Open, number: str) -> None:
         store = opened(f"redis://127.0.0.1:{own_redis().port}/{number}")
