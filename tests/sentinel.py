@@ -125,9 +125,11 @@ class Watch:
     Arguments:
         services: The port of each service's main server, as clients are told of it.
         config: More lines of its configuration.
+        binary: Another redis-server than that of the other tests.
     """
 
-    def __init__(self, services: dict[str, int], *config: str) -> None:
+    def __init__(self, services: dict[str, int], *config: str, binary: str = "") -> None:
+        self._binary = binary or redis_binary()
         self._services, self._config = services, config
         self._directory = tempfile.TemporaryDirectory(prefix="sentinel-", ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
@@ -143,7 +145,7 @@ class Watch:
             *self._config,
         ]
         config.write_text("\n".join([*lines, ""]))
-        command = [redis_binary(), str(config), "--sentinel"]
+        command = [self._binary, str(config), "--sentinel"]
         self._process = processes.spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(self._answers, READY_SECONDS, "the sentinel to answer")
         return self

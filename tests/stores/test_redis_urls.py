@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
@@ -10,7 +11,7 @@ import redis
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.redis import TIMEOUT, RedisStore
-from tests.servers import open_client
+from tests.servers import RedisServer, open_client
 from tests.stores.benches import DONE, KEY, known, take
 
 SECRET = "hunter2"
@@ -85,6 +86,15 @@ class TestUrls:
         assert isinstance(store, RedisStore)
         options = store._client.connection_pool.connection_kwargs
         assert options["socket_timeout"] == options["socket_connect_timeout"] == TIMEOUT <= 2
+
+    def test_a_unix_socket_serves(self, own_redis: Callable[..., RedisServer], tmp_path: Path) -> None:
+        socket = tmp_path / "redis.sock"
+        server = own_redis(unixsocket=socket, requirepass=SECRET)
+        store = open_store(f"unix://:{SECRET}@{socket}?db=3&wait_replicas=0")
+        assert store.renew([take(store)]) == []
+        with server.client(3) as client:
+            assert client.hget(KEY, "state") == b"in_progress"
+        store.close()
 
     def test_a_client_that_decodes_replies_is_refused(self, redis_url: str) -> None:
         with (

@@ -265,6 +265,28 @@ def test_a_task_shorter_than_a_third_of_its_ttl_costs_no_renewal(
     assert store.calls == []
 
 
+def test_leases_in_different_parts_of_a_store_are_renewed_apart(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When one part is down, the others must not run out with it."""
+    keys = ["a1", "b1", "a2", "b2"]
+    holdings = [heart.watch(hold(store, clock, key)) for key in keys]
+    monkeypatch.setattr(store, "part", lambda key: key[0], raising=False)
+    renew, asked = store.renew, []
+
+    def half(leases: Any) -> Any:
+        asked.append([lease.key for lease in leases])
+        if leases[0].key == "a1":
+            raise StoreUnreachable("half of it is down")
+        return renew(leases)
+
+    monkeypatch.setattr(store, "renew", half)
+    clock.advance(TTL / 3)
+    heart.beat(clock())
+    assert sorted(asked) == [["a1", "a2"], ["b1", "b2"]]
+    assert [holding.due > clock() + 15 for holding in holdings] == [False, True, False, True]
+
+
 def test_a_lease_is_renewed_as_soon_as_it_is_due(heart: Heartbeat, store: ScriptedStore, clock: Clock) -> None:
     heart.watch(hold(store, clock))
     clock.advance(20.0)
