@@ -80,7 +80,7 @@ class SentinelStore(RedisStore):
         service, db = _service(places)
         theirs = {name: places.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         server = places.connection({**cls.connection_options(), **options}, db=db)
-        sentinel = places.connection(cls.connection_options(), db=0, **theirs)
+        sentinel = places.connection(cls.connection_options(), db=0, protocol=None, **theirs)
         for name in ("socket_timeout", "socket_connect_timeout"):
             sentinel[name] = min(sentinel.get(name) or ANSWER, ANSWER)
         for each in (server, sentinel):
