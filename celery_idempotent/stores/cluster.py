@@ -24,7 +24,7 @@ EXAMPLE = "redis+cluster://:password@host1:6379,host2:6379"
 class ClusterStore(RedisStore):
     """Keep the records in a Redis Cluster.
 
-    Weaker than the contract as `RedisStore` is; and where a slot moves to a node whose clock differs, what has run out
+    Weaker than the contract as `~celery_idempotent.stores.redis.RedisStore` is; and where a slot moves to a node whose clock differs, what has run out
     is decided by that clock from then on.
 
     Arguments:

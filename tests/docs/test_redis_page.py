@@ -8,7 +8,9 @@ from tests.docs.pages import ROOT
 from tests.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, FOR_REPLICAS, FOR_SENTINELS, RIGHTS
 
 
-@pytest.mark.parametrize("rights", [f"on >secret {RIGHTS}\n", FOR_A_DATABASE, FOR_REPLICAS, FOR_A_CLUSTER, FOR_SENTINELS])
+@pytest.mark.parametrize(
+    "rights", [f"on >secret {RIGHTS}\n", FOR_A_DATABASE, FOR_REPLICAS, FOR_A_CLUSTER, FOR_SENTINELS]
+)
 def test_the_rights_on_the_page_are_those_that_were_tried(rights: str) -> None:
     page = (ROOT / "docs/guides/redis.md").read_text(encoding="utf-8").replace("\\|", "|")
     assert rights in page
