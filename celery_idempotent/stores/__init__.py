@@ -34,8 +34,7 @@ def open_store(url: str) -> Store:
     Arguments:
         url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, ``valkey://`` or ``valkeys://`` for the
             same, ``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,host:port/service/0``,
-            ``sqlite:///path`` for one machine; or
-            ``memory://`` for one process.
+            ``sqlite:///path`` for one machine, ``dynamodb://table``, or ``memory://`` for one process.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.
