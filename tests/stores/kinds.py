@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_idempotent.stores import Store
-from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.cluster import ClusterStore
+from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
