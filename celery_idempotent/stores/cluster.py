@@ -24,8 +24,8 @@ EXAMPLE = "redis+cluster://:password@host1:6379,host2:6379"
 class ClusterStore(RedisStore):
     """Keep the records in a Redis Cluster.
 
-    Weaker than the contract as `RedisStore` is; and where a slot moves to a node whose clock differs, what has run out
-    is decided by that clock from then on.
+    Weaker than the contract as one Redis is; and where a slot moves to a node whose clock differs, what has run out is
+    decided by that clock from then on.
 
     Arguments:
         seeds: Hosts and ports of some nodes; they tell of the others.

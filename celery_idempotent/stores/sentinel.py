@@ -58,7 +58,7 @@ class Sentinels(Sentinel):
 class SentinelStore(RedisStore):
     """Keep the records in the Redis server that sentinels name, whichever that is at the moment.
 
-    Weaker than the contract as `RedisStore` is: a failover loses what the promoted replica had not got.
+    Weaker than the contract as one Redis is: a failover loses what the promoted replica had not got.
     """
 
     @classmethod

@@ -23,8 +23,8 @@ class TestUrls:
         [
             (f"redsi://:{SECRET}@host", "Did you mean redis://?"),
             (f"rediss+tls://u:{SECRET}@host", "Did you mean rediss://?"),
-            (f"memcached://u:{SECRET}@host", "memory://, redis://, rediss://, unix://"),
-            (f"u:{SECRET}@host:6379", "memory://, redis://, rediss://, unix://"),
+            (f"memcached://u:{SECRET}@host", "memory://, redis://, rediss://"),
+            (f"u:{SECRET}@host:6379", "memory://, redis://, rediss://"),
             ("localhost", "memory://"),
             ("", "memory://"),
         ],
