@@ -52,7 +52,7 @@ class SqliteStore(Store):
         ConfigurationError: one of these is wrong.
     """
 
-    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
+    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to ``purge``.
     purge_every = 25
 
     def __init__(
