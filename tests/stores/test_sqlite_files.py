@@ -71,6 +71,8 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(open_sqlite: OpenS
     for name in VERBS:
         with pytest.raises(StoreRefused, match="to be a SQLite database, and it is none"):
             verb(store, name)()
+    with pytest.raises(StoreRefused, match="it is none"):
+        store.pending_schema()
     assert sqlite_path.read_bytes() == garbage
 
 
