@@ -13,7 +13,7 @@ import pytest
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease
 from celery_idempotent.stores import sqlite_schema
-from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite import PAGE, SqliteStore
 from celery_idempotent.stores.sqlite_schema import Schema
 from celery_idempotent.stores.sqlite_urls import Place
 from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
@@ -316,6 +316,17 @@ def test_a_record_that_is_damaged_does_not_keep_others_from_being_found(
     take(sqlite_store, "another")
     execute(sqlite_path, f"UPDATE celery_idempotency SET {damage} WHERE key = '{KEY}'")
     assert [record.key for record in sqlite_store.scan()] == ["another"]
+
+
+def test_a_scan_finds_each_record_once_though_others_go_meanwhile(sqlite_store: SqliteStore) -> None:
+    keys = [f"key-{number:03}" for number in range(2 * PAGE + 10)]
+    for key in keys:
+        take(sqlite_store, key)
+    found = []
+    for record in sqlite_store.scan(prefix="key-"):
+        found.append(record.key)
+        sqlite_store.delete(record.key)
+    assert found == keys
 
 
 def test_a_record_that_is_kept_for_ever_is_kept(sqlite_store: SqliteStore) -> None:
