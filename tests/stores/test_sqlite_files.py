@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -223,14 +224,12 @@ def without_rights(forked: Fork) -> Callable[..., str]:
 
 
 @pytest.fixture
-def public_path(tmp_path: Path) -> Path:
-    """Where somebody else can see a file, and may not make one."""
-    folder = tmp_path / "public"
-    folder.mkdir()
-    for each in (folder, *folder.parents):
-        if each.owner() == folder.owner() and each != Path("/tmp"):
-            each.chmod(each.stat().st_mode & ~0o222 | 0o755 if each != folder else 0o555)
-    return folder / "tasks.db"
+def public_path() -> Iterator[Path]:
+    """Where somebody else can see a file, and may not make one; not below pytest's folders, which are its user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        yield Path(folder) / "tasks.db"
+        Path(folder).chmod(0o755)
 
 
 def test_a_folder_that_we_may_not_write_to_is_refused(
