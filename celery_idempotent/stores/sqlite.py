@@ -44,15 +44,15 @@ class SqliteStore(Store):
         path: The file, on a disk of this machine.
         table: The table in it; a second one is ``<table>_meta``.
         timeout: Seconds a verb waits for other writers before it raises `StoreUnreachable`.
-        synchronous: What a commit waits for, as SQLite's pragma of this name says it: "full" loses nothing that was
-            settled when the machine loses its power, "normal" the last moments, and neither anything when a process is
-            killed.
+        synchronous: What the commit of an outcome waits for, as SQLite's pragma of this name says it: "full" loses
+            nothing that was settled when the machine loses its power, "normal" the last moments, and neither anything
+            when a process is killed.
 
     Raises:
         ConfigurationError: one of these is wrong.
     """
 
-    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
+    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to ``purge``.
     purge_every = 25
 
     def __init__(
@@ -61,7 +61,7 @@ class SqliteStore(Store):
         self._place = Place(path, table, timeout, synchronous)
         self._rows = Rows(table)
         self._schema = Schema(self._place)
-        self._connections = Connections(self._place.path, timeout, self._schema.prepare)
+        self._connections = Connections(self._place.path, timeout, synchronous, self._schema.prepare)
 
     @classmethod
     def from_url(cls, url: str) -> SqliteStore:
@@ -137,7 +137,7 @@ class SqliteStore(Store):
         return lost
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
-        self._connections.write(lambda cursor: self._settled(cursor, lease, outcome, ttl))
+        self._connections.write(lambda cursor: self._settled(cursor, lease, outcome, ttl), lasting=True)
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
         with within(using, self._place.path) as cursor:
@@ -171,7 +171,7 @@ class SqliteStore(Store):
             self._store(cursor, key, row, raw)
             return True
 
-        return self._connections.write(work)
+        return self._connections.write(work, lasting=True)
 
     def get(self, key: str) -> Record | None:
         raw = self._connections.read(lambda cursor: self._rows.read(cursor, key))
@@ -185,7 +185,7 @@ class SqliteStore(Store):
                 self._rows.delete(cursor, key, found[0])
             return found is not None and found[1] > clock()
 
-        return self._connections.write(work)
+        return self._connections.write(work, lasting=True)
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         after: str | None = None

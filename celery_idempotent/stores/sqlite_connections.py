@@ -55,11 +55,16 @@ class Connections:
     Arguments:
         path: The file; it is created when it is needed.
         timeout: Seconds to wait for other writers.
+        synchronous: What a commit that shall outlive a power failure waits for.
         prepare: Makes a new connection ready.
     """
 
-    def __init__(self, path: str, timeout: float, prepare: Callable[[sqlite3.Connection], None]) -> None:
+    def __init__(
+        self, path: str, timeout: float, synchronous: str, prepare: Callable[[sqlite3.Connection], None]
+    ) -> None:
         self.path, self.timeout, self._prepare = path, timeout, prepare
+        #: what a commit waits for, and one that shall last
+        self._synchronous = (synchronous if synchronous == "off" else "normal", synchronous)
         self._idle: list[Connection] = []
         self._pid = [os.getpid()]
         self._reset()
@@ -79,10 +84,16 @@ class Connections:
         """Do what changes nothing: each of its statements sees what was committed last, and waits for no writer."""
         return self._patiently(work)
 
-    def write(self, work: Callable[[sqlite3.Cursor], T]) -> T:
-        """Do work in a transaction that nobody else's can come between; it may be done again from its beginning."""
+    def write(self, work: Callable[[sqlite3.Cursor], T], *, lasting: bool = False) -> T:
+        """Do work in a transaction that nobody else's can come between; it may be done again from its beginning.
+
+        Arguments:
+            work: What to do.
+            lasting: Whether it must outlive a power failure. A lease need not: neither does its holder.
+        """
 
         def transaction(cursor: sqlite3.Cursor) -> T:
+            cursor.execute(f"PRAGMA synchronous = {self._synchronous[lasting]}")
             cursor.execute("BEGIN IMMEDIATE")
             try:
                 answer = work(cursor)

@@ -35,7 +35,7 @@ class Schema:
     """
 
     def __init__(self, place: Place) -> None:
-        self._table, self._path, self._synchronous = place.table, place.path, place.synchronous
+        self._table, self._path = place.table, place.path
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """Make a new connection ready, and what it needs in the file.
@@ -43,7 +43,6 @@ class Schema:
         Raises:
             StoreRefused: as `version`, or the file is where SQLite cannot share a write-ahead log.
         """
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         if connection.execute("PRAGMA journal_mode").fetchall() != [("wal",)]:
             self.version(connection)  # what may not be written to stays as it is
             [(mode,)] = connection.execute("PRAGMA journal_mode = wal").fetchall()

@@ -30,8 +30,7 @@ def within(using: Any, path: str) -> Iterator[sqlite3.Cursor]:
     connection = driver_connection(using, sqlite3.Connection)
     factory = connection.text_factory
     try:
-        cursor = sqlite3.Cursor(connection)
-        cursor.row_factory = None
+        cursor = sqlite3.Cursor(connection)  # not connection.cursor(), which hands on the caller's row_factory
         connection.text_factory = str
         _see_the_file(cursor, path)
         if not connection.in_transaction:

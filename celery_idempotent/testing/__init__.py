@@ -63,7 +63,7 @@ class StoreContract(AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingF
 
 
 class TransactionContract(WithinFacts):
-    """What every store does that can settle in the caller's own transaction (`Store.settle_within`).
+    """What every store does that can settle in the caller's own transaction (`celery_idempotent.Store.settle_within`).
 
     The caller has a table of names in the store's database. A subclass overrides all members but ``stalls``, which it
     sets to the error that others get where their writes wait for an open transaction, as in SQLite.

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import SCHEMES, open_store
 from celery_idempotent.stores.redis import TIMEOUT, RedisStore
 from tests.servers import RedisServer, open_client
 from tests.stores.benches import DONE, KEY, known, take
@@ -23,8 +23,8 @@ class TestUrls:
         [
             (f"redsi://:{SECRET}@host", "Did you mean redis://?"),
             (f"rediss+tls://u:{SECRET}@host", "Did you mean rediss://?"),
-            (f"memcached://u:{SECRET}@host", "memory://, redis://, rediss://"),
-            (f"u:{SECRET}@host:6379", "memory://, redis://, rediss://"),
+            (f"memcached://u:{SECRET}@host", ", ".join(f"{scheme}://" for scheme in SCHEMES)),
+            (f"u:{SECRET}@host:6379", ", ".join(f"{scheme}://" for scheme in SCHEMES)),
             ("localhost", "memory://"),
             ("", "memory://"),
         ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease
 from celery_idempotent.stores import sqlite_schema
-from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite import PAGE, SqliteStore
 from celery_idempotent.stores.sqlite_schema import Schema
 from celery_idempotent.stores.sqlite_urls import Place
 from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
@@ -71,6 +72,8 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(open_sqlite: OpenS
     for name in VERBS:
         with pytest.raises(StoreRefused, match="to be a SQLite database, and it is none"):
             verb(store, name)()
+    with pytest.raises(StoreRefused, match="it is none"):
+        store.pending_schema()
     assert sqlite_path.read_bytes() == garbage
 
 
@@ -221,14 +224,12 @@ def without_rights(forked: Fork) -> Callable[..., str]:
 
 
 @pytest.fixture
-def public_path(tmp_path: Path) -> Path:
-    """Where somebody else can see a file, and may not make one."""
-    folder = tmp_path / "public"
-    folder.mkdir()
-    for each in (folder, *folder.parents):
-        if each.owner() == folder.owner() and each != Path("/tmp"):
-            each.chmod(each.stat().st_mode & ~0o222 | 0o755 if each != folder else 0o555)
-    return folder / "tasks.db"
+def public_path() -> Iterator[Path]:
+    """Where somebody else can see a file, and may not make one; not below pytest's folders, which are its user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o555)
+        yield Path(folder) / "tasks.db"
+        Path(folder).chmod(0o755)
 
 
 def test_a_folder_that_we_may_not_write_to_is_refused(
@@ -314,6 +315,17 @@ def test_a_record_that_is_damaged_does_not_keep_others_from_being_found(
     take(sqlite_store, "another")
     execute(sqlite_path, f"UPDATE celery_idempotency SET {damage} WHERE key = '{KEY}'")
     assert [record.key for record in sqlite_store.scan()] == ["another"]
+
+
+def test_a_scan_finds_each_record_once_though_others_go_meanwhile(sqlite_store: SqliteStore) -> None:
+    keys = [f"key-{number:03}" for number in range(2 * PAGE + 10)]
+    for key in keys:
+        take(sqlite_store, key)
+    found = []
+    for record in sqlite_store.scan(prefix="key-"):
+        sqlite_store.delete("".join(found[-1:]))
+        found.append(record.key)
+    assert found == keys
 
 
 def test_a_record_that_is_kept_for_ever_is_kept(sqlite_store: SqliteStore) -> None:

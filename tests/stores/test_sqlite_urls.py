@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from sqlite3 import Cursor
 
 import pytest
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite_rows import Raw
 from celery_idempotent.stores.sqlite_urls import TABLE, Place
-from tests.stores.benches import known, take
+from tests.stores.benches import DONE, known, take
 
 
 def test_three_slashes_name_a_file_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,19 +59,46 @@ def test_the_query_gives_options() -> None:
     assert Place.of(url) == Place("/x.db", "tasks_2", 0.5, "normal")
 
 
-def test_the_options_of_the_url_reach_the_file(sqlite_path: Path) -> None:
-    store = SqliteStore.from_url(f"sqlite:///{sqlite_path}?table=tasks&synchronous=normal")
+def test_the_table_of_the_url_is_made(sqlite_path: Path) -> None:
+    store = SqliteStore.from_url(f"sqlite:///{sqlite_path}?table=tasks")
     take(store)
-    pragma = "PRAGMA synchronous"
-    assert store._connections.read(lambda cursor: cursor.execute(pragma).fetchall()) == [(1,)]
     tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
     assert store._connections.read(lambda cursor: cursor.execute(tables).fetchall()) == [("tasks",), ("tasks_meta",)]
     store.close()
 
 
-def test_a_commit_waits_for_the_disk_unless_it_is_told_otherwise(sqlite_store: SqliteStore) -> None:
-    pragma = "PRAGMA synchronous"
-    assert sqlite_store._connections.read(lambda cursor: cursor.execute(pragma).fetchall()) == [(2,)]
+OFF, NORMAL, FULL, EXTRA = 0, 1, 2, 3
+
+
+@pytest.mark.parametrize(
+    ("option", "claims", "outcomes"),
+    [
+        ("", NORMAL, FULL),
+        ("?synchronous=extra", NORMAL, EXTRA),
+        ("?synchronous=normal", NORMAL, NORMAL),
+        ("?synchronous=off", OFF, OFF),
+    ],
+)
+def test_an_outcome_waits_for_the_disk_and_a_claim_does_not(
+    sqlite_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, claims: int, outcomes: int
+) -> None:
+    """When the machine loses its power, the holders of all its leases end too."""
+    store = SqliteStore.from_url(f"sqlite:///{sqlite_path}{option}")
+    waits: list[int] = []
+    write = store._rows.write
+
+    def look(cursor: Cursor, key: str, raw: Raw) -> None:
+        waits.append(cursor.execute("PRAGMA synchronous").fetchall()[0][0])
+        write(cursor, key, raw)
+
+    monkeypatch.setattr(store._rows, "write", look)
+    lease = take(store)
+    store.renew([lease])
+    store.settle(lease, DONE, ttl=60)
+    store.announce(lease.key, "a")
+    take(store, "another")
+    store.close()
+    assert waits == [claims, claims, outcomes, outcomes, claims]
 
 
 def test_two_tables_of_one_file_are_two_stores(sqlite_path: Path) -> None:
