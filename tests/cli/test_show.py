@@ -143,6 +143,16 @@ def test_an_interruption_of_the_last_moment_is_so_too(by_url: Callable[..., Said
     assert Run(by_url, Closing())("show", KEY).status == Exit.INTERRUPTED
 
 
+def test_an_interruption_before_any_command_is_so_too(
+    main: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.cli, "parse_args", interrupted)
+    assert main("show", KEY).status == Exit.INTERRUPTED
+
+
 class Broken(Shelf):
     """A store that cannot serve, in many words."""
 

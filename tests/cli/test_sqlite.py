@@ -1,0 +1,57 @@
+"""The commands on a SQL store: SQLite, which needs no server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_idempotent import cli, open_store
+from celery_idempotent.commands.exits import Exit
+from celery_idempotent.stores import Store
+from tests.cli.shelf import hold, keys, settle
+from tests.stores.kinds import kind_of
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'records.sqlite'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    return int(left.value.code or 0)
+
+
+def test_what_has_expired_is_removed(url: str, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(3):
+        settle(store, f"idem:old::{number}")
+        kind_of(store).age(store, f"idem:old::{number}", 601)
+    settle(store, "idem:new::1")
+    assert run("purge", "--store", url) == Exit.OK
+    assert ": 3 expired records removed" in capsys.readouterr().out
+    assert keys(store) == {"idem:new::1"}
+
+
+def test_a_prefix_is_forgotten_while_it_is_scanned(url: str, store: Store) -> None:
+    for number in range(120):  # more than a page, and more than is read ahead
+        settle(store, f"idem:a::{number}")
+    settle(store, "idem:b::1")
+    hold(store, "idem:a::held")
+    assert run("forget", "--prefix", "idem:a:", "--yes", "--store", url) == Exit.NO
+    assert keys(store) == {"idem:a::held", "idem:b::1"}
+
+
+def test_the_schema_is_pending_until_it_is_applied(url: str) -> None:
+    assert run("schema", "--store", url) == Exit.NO
+    assert run("schema", "--apply", "--store", url) == Exit.OK
+    assert run("schema", "--store", url) == Exit.OK
