@@ -55,6 +55,11 @@ STORES = {
     "stores.sqlite_rows": {"sqlite3"},
     "stores.sqlite_schema": {"sqlite3"},
     "stores.sqlite_within": {"sqlite3"},
+    "stores.dynamodb": {"botocore"},
+    "stores.dynamodb_client": {"botocore"},
+    "stores.dynamodb_records": {"botocore"},
+    "stores.dynamodb_refusals": {"botocore"},
+    "stores.dynamodb_schema": {"botocore"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }

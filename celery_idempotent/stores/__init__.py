@@ -18,6 +18,7 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "rediss": ("redis", "RedisStore", ""),
     "sqlite": ("sqlite", "SqliteStore", ""),
     "unix": ("redis", "RedisStore", ""),
+    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
 }
 
 

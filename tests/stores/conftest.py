@@ -13,6 +13,7 @@ from tests.stores.kinds import KINDS, Kind
 from tests.stores.sqlite_fixtures import forked, open_sqlite, sqlite_path, sqlite_store, sqlite_url
 
 __all__ = ["forked", "open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
+from tests.stores.tables import *  # noqa: F403 - the fixtures of DynamoDB
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_idempotent.stores import Store
+from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
@@ -30,6 +31,7 @@ class Kind:
         age_fence: Makes the current lease look as if it had been taken so much earlier, for the ten renewals.
         empty: Forgets everything, also between the examples of a state machine.
         shared: Whether other processes that open the same URL see the same records.
+        rounds: How often each race is run.
     """
 
     fixture: str
@@ -38,6 +40,7 @@ class Kind:
     age_fence: Callable[[Any, str, float], None]
     empty: Callable[[Any], None]
     shared: bool = True
+    rounds: int = 20
 
 
 # A record without an expiry would be a fault that ageing must not hide: `PTTL` is -1 then, and it vanishes at once.
@@ -106,10 +109,36 @@ def empty_sqlite(store: SqliteStore) -> None:
     store._connections.write(lambda cursor: cursor.execute("DELETE FROM celery_idempotency"))
 
 
+def age_dynamodb(store: DynamoDBStore, key: str, seconds: float) -> None:
+    item = store._table.read(key)
+    if item is not None:
+        by = round(seconds * SECOND)
+        for name in {"not_before", "ended"} & item.keys():
+            item[name] = {"N": str(int(item[name]["N"]) - by)}
+        item["expires"] = {"N": str(int(item["expires"]["N"]) - round(seconds))}
+        if "watch" in item:  # since when a machine has seen the lease
+            seen = {machine: {"N": str(int(ticks["N"]) - by)} for machine, ticks in item["watch"]["M"].items()}
+            item["watch"] = {"M": seen}
+        store._table.ask("put_item", Item=item)
+
+
+def age_dynamodb_fence(store: DynamoDBStore, key: str, seconds: float) -> None:
+    item = store._table.read(key)
+    if item is not None:
+        item["fence"] = {"N": str(int(item["fence"]["N"]) - round(seconds * SECOND))}
+        store._table.ask("put_item", Item=item)
+
+
+def empty_dynamodb(store: DynamoDBStore) -> None:
+    for item in store._table.scan(""):
+        store._table.ask("delete_item", Key={"key": item["key"]})
+
+
 KINDS: dict[str, Kind] = {
     "memory": Kind("memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis),
     "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite),
+    "dynamodb": Kind("dynamodb_url", DynamoDBStore, age_dynamodb, age_dynamodb_fence, empty_dynamodb, rounds=3),
 }
 
 

@@ -20,7 +20,7 @@ from tests.stores.benches import age, claim, known, take
 from tests.stores.kinds import Kind
 
 T = TypeVar("T")
-THREADS, PROCESSES, ROUNDS = 50, 8, 20
+THREADS, PROCESSES = 50, 8
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def asks(store: Store, key: str) -> list[Callable[[], Lease | Refusal]]:
     ]  # type: ignore[misc]
 
 
-def test_of_fifty_threads_one_gets_the_lease(store: Store, crowd: ThreadPoolExecutor) -> None:
-    for number in range(ROUNDS):
+def test_of_fifty_threads_one_gets_the_lease(store: Store, kind: Kind, crowd: ThreadPoolExecutor) -> None:
+    for number in range(kind.rounds):
         answers = together(crowd, *asks(store, f"key-{number}"))
         (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
         others = [answer for answer in answers if isinstance(answer, Refusal)]
@@ -70,9 +70,9 @@ def test_of_fifty_threads_one_gets_the_lease(store: Store, crowd: ThreadPoolExec
         assert known(store, f"key-{number}").owner == lease.owner
 
 
-def test_of_fifty_threads_one_takes_over_a_lease_that_ran_out(store: Store, crowd: ThreadPoolExecutor) -> None:
+def test_of_fifty_threads_one_takes_over_a_lease_that_ran_out(store: Store, kind: Kind, crowd: ThreadPoolExecutor) -> None:
     fences = [take(store).fence]
-    for turn in range(ROUNDS):
+    for turn in range(kind.rounds):
         age(store, known(store).key, 61)
         answers = together(crowd, *asks(store, known(store).key))
         (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
@@ -103,8 +103,8 @@ def test_leases_that_follow_each_other_never_overlap(store: Store, crowd: Thread
     assert len(steps) == 2 * THREADS
 
 
-def test_a_settle_and_a_take_over_never_make_two_outcomes(store: Store, crowd: ThreadPoolExecutor) -> None:
-    for number in range(ROUNDS * 5):
+def test_a_settle_and_a_take_over_never_make_two_outcomes(store: Store, kind: Kind, crowd: ThreadPoolExecutor) -> None:
+    for number in range(kind.rounds * 5):
         key = f"key-{number}"
         slow = take(store, key)
         age(store, key, 61)
@@ -134,8 +134,8 @@ def test_a_settle_and_a_take_over_never_make_two_outcomes(store: Store, crowd: T
         assert all(payloads <= {b"", outcome} for payloads in seen)  # type: ignore[operator]
 
 
-def test_a_release_and_a_take_over_leave_one_holder(store: Store, crowd: ThreadPoolExecutor) -> None:
-    for number in range(ROUNDS):
+def test_a_release_and_a_take_over_leave_one_holder(store: Store, kind: Kind, crowd: ThreadPoolExecutor) -> None:
+    for number in range(kind.rounds):
         key = f"key-{number}"
         slow = take(store, key)
         age(store, key, 61)
@@ -153,8 +153,8 @@ def test_a_release_and_a_take_over_leave_one_holder(store: Store, crowd: ThreadP
             assert known(store, key).owner == new.owner
 
 
-def test_a_renewal_and_a_take_over_leave_one_holder(store: Store, crowd: ThreadPoolExecutor) -> None:
-    for number in range(ROUNDS):
+def test_a_renewal_and_a_take_over_leave_one_holder(store: Store, kind: Kind, crowd: ThreadPoolExecutor) -> None:
+    for number in range(kind.rounds):
         key = f"key-{number}"
         slow = take(store, key)
         age(store, key, 61)
@@ -201,18 +201,20 @@ def race(racers: list[subprocess.Popen[bytes]], key: str) -> list[str]:
     return [said(racer) for racer in racers]
 
 
-def test_of_eight_processes_one_gets_the_lease(racers: list[subprocess.Popen[bytes]], store: Store) -> None:
-    for number in range(ROUNDS * 2):
+def test_of_eight_processes_one_gets_the_lease(
+    racers: list[subprocess.Popen[bytes]], store: Store, kind: Kind
+) -> None:
+    for number in range(kind.rounds * 2):
         answers = race(racers, f"key-{number}")
         assert sorted(answers)[1:] == ["conflict"] * (PROCESSES - 1)
         assert f"{known(store, f'key-{number}').fence} False" in answers
 
 
 def test_of_eight_processes_one_takes_over_a_lease_that_ran_out(
-    racers: list[subprocess.Popen[bytes]], store: Store
+    racers: list[subprocess.Popen[bytes]], store: Store, kind: Kind
 ) -> None:
     fences = [take(store, "key", task_id="a").fence]
-    for _ in range(ROUNDS * 2):
+    for _ in range(kind.rounds * 2):
         age(store, "key", 61)
         (lease,) = [answer for answer in race(racers, "key") if answer != "conflict"]
         fence, took_over = lease.split()
