@@ -101,10 +101,14 @@ def main() -> None:
     import logging
 
     from moto.moto_server.werkzeug_app import create_backend_app
-    from werkzeug.serving import make_server
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Prompt(WSGIRequestHandler):
+        disable_nagle_algorithm = True  # or the body of each reply waits 40 ms for the receipt of its head
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request otherwise
-    with closing(make_server("127.0.0.1", 0, one_by_one(create_backend_app("dynamodb")), threaded=True)) as server:
+    app = one_by_one(create_backend_app("dynamodb"))
+    with closing(make_server("127.0.0.1", 0, app, threaded=True, request_handler=Prompt)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(server.server_port, flush=True)
         sys.stdin.read()

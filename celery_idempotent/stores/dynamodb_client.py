@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from botocore.config import Config
@@ -21,6 +22,14 @@ __all__ = ["Overtaken", "Table"]
 
 #: Connections that are kept open. More threads than that open and close one each.
 MOST_CONNECTIONS = 50
+
+
+@cache
+def _models() -> Any:
+    """Return what has read the description of the service, which takes longer than all else, and need be done once."""
+    from botocore.loaders import create_loader
+
+    return create_loader()
 
 
 class Overtaken(Exception):
@@ -68,7 +77,7 @@ class Table:
         return client
 
     def _connect(self) -> Any:
-        import boto3  # here, since it takes its time
+        from botocore.session import Session  # what boto3 stands on; here, since it takes its time
 
         place = self.place
         config = Config(
@@ -77,8 +86,9 @@ class Table:
             retries={"total_max_attempts": 1, "mode": "standard"},
             max_pool_connections=MOST_CONNECTIONS,
         )
-        session = boto3.session.Session(profile_name=place.profile or None)  # boto3's own is not for threads
-        return session.client(
+        session = Session(profile=place.profile or None)
+        session.register_component("data_loader", _models())
+        return session.create_client(
             "dynamodb", region_name=place.region or None, endpoint_url=place.endpoint_url or None, config=config
         )
 

@@ -113,7 +113,7 @@ def kept_of(item: Item, clock: Clock) -> Kept:
             "Upgrade this worker, or delete the key if it is garbage."
         ) from error
     ticks = clock.ticks()
-    if kept.watch.get(clock.machine, 0) > ticks:  # of a clock that is not ours after all
+    if kept.watch.get(clock.machine, ticks) > ticks:  # of a clock that is not ours after all
         del kept.watch[clock.machine]
     kept.row.lease_end = clock.now() + kept.lease - (ticks - kept.watch.get(clock.machine, ticks))
     return kept

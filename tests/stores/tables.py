@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -12,22 +12,18 @@ from tests.conftest import missing
 from tests.dynamodb import DynamoServer, credentials
 from tests.servers import ServerMissing
 
-__all__ = ["dynamodb_keys", "dynamodb_server", "dynamodb_store", "dynamodb_url", "fresh_table", "own_dynamodb"]
+__all__ = ["dynamodb_keys", "dynamodb_server", "dynamodb_store", "dynamodb_url", "fresh_table"]
 
 NUMBERS = count(1)
-
-
-def serve() -> DynamoServer:
-    try:
-        return DynamoServer().start()
-    except ServerMissing as error:
-        raise missing(error) from None
 
 
 @pytest.fixture(scope="session")
 def dynamodb_server() -> Iterator[DynamoServer]:
     """The session's server. It is shared: never stop it."""
-    server = serve()
+    try:
+        server = DynamoServer().start()
+    except ServerMissing as error:
+        raise missing(error) from None
     yield server
     server.stop()
 
@@ -63,17 +59,3 @@ def dynamodb_store(dynamodb_url: str) -> Iterator[DynamoDBStore]:
     store = DynamoDBStore.from_url(dynamodb_url)
     yield store
     store.close()
-
-
-@pytest.fixture
-def own_dynamodb(dynamodb_keys: None) -> Iterator[Callable[[], DynamoServer]]:
-    """A function that starts a server for this test alone."""
-    started: list[DynamoServer] = []
-
-    def start() -> DynamoServer:
-        started.append(serve())
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.stop()

@@ -1,0 +1,244 @@
+"""What is peculiar to DynamoDB: what a task costs, how large an item may be, what is said of damaged ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import ConfigurationError, RecordUnreadable
+from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.results import Codec, Kind
+from celery_idempotent.stores import dynamodb, dynamodb_schema
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
+from tests.dynamodb import DynamoServer
+from tests.stores.benches import DONE, KEY, age, claim, known, take
+
+
+@contextmanager
+def requests(store: DynamoDBStore) -> Iterator[Counter[str]]:
+    """Count what is sent meanwhile."""
+    sent: Counter[str] = Counter()
+    events = store._table.client().meta.events
+
+    def count(model: Any, **_: object) -> None:
+        sent[model.name] += 1
+
+    events.register("before-call.dynamodb", count)
+    try:
+        yield sent
+    finally:
+        events.unregister("before-call.dynamodb", count)
+
+
+class TestWhatATaskCosts:
+    @pytest.fixture
+    def store(self, dynamodb_store: DynamoDBStore) -> DynamoDBStore:
+        dynamodb_store.get(KEY)  # the first request of a process tells the time
+        return dynamodb_store
+
+    def test_a_first_run_is_two_writes(self, store: DynamoDBStore) -> None:
+        with requests(store) as sent:
+            store.settle(take(store), DONE, ttl=60)
+        assert sent == {"PutItem": 2}
+
+    def test_a_replay_is_one_request_and_for_what_was_delivered_before_a_read(self, store: DynamoDBStore) -> None:
+        store.settle(take(store), DONE, ttl=60)
+        with requests(store) as sent:
+            assert isinstance(store.acquire(claim()), Refusal)
+        assert sent == {"PutItem": 1}
+        with requests(store) as sent:
+            assert isinstance(store.acquire(claim(redelivered=True)), Refusal)
+        assert sent == {"GetItem": 1}
+
+    def test_a_conflict_is_two_requests_and_one_when_the_same_copy_comes_again(self, store: DynamoDBStore) -> None:
+        take(store)
+        waiting = {"task_id": "b", "copy": 1, "token": "x"}
+        for expected in ({"GetItem": 1, "UpdateItem": 1}, {"GetItem": 1}):
+            with requests(store) as sent:
+                assert isinstance(store.acquire(claim(**waiting)), Refusal)
+            assert sent == expected
+        with requests(store) as sent:
+            assert isinstance(store.acquire(claim(task_id="c")), Refusal)
+        assert sent == {"PutItem": 1, "UpdateItem": 1}
+
+    def test_a_take_over_is_a_read_and_a_write(self, store: DynamoDBStore) -> None:
+        take(store)
+        age(store, KEY, 61)
+        with requests(store) as sent:
+            take(store, redelivered=True)
+        assert sent == {"GetItem": 1, "PutItem": 1}
+
+    def test_a_renewal_is_one_write_and_so_is_an_announcement(self, store: DynamoDBStore) -> None:
+        lease = take(store)
+        with requests(store) as sent:
+            assert store.renew([lease]) == []
+        assert sent == {"UpdateItem": 1}
+        store.settle(lease, DONE, ttl=60)
+        with requests(store) as sent:
+            assert store.announce(KEY, "a")
+        assert sent == {"UpdateItem": 1}
+
+    def test_a_release_is_a_read_and_a_write(self, store: DynamoDBStore) -> None:
+        lease = take(store)
+        with requests(store) as sent:
+            assert store.release(lease, Release(Reason.FAILED))
+        assert sent == {"GetItem": 1, "UpdateItem": 1}
+
+    def test_the_first_claim_of_a_process_asks_for_the_time(self, dynamodb_url: str) -> None:
+        store = DynamoDBStore.from_url(dynamodb_url)
+        with requests(store) as sent:
+            take(store)
+        assert sent == {"GetItem": 1, "PutItem": 1}
+        store.close()
+
+
+class TestWhatAnItemHolds:
+    @pytest.mark.parametrize("state", [State.COMPLETED, State.FAILED])
+    def test_a_result_that_is_too_large_is_settled_without_it(
+        self, dynamodb_store: DynamoDBStore, caplog: pytest.LogCaptureFixture, state: State
+    ) -> None:
+        outcome = Outcome(state, b"json:" + b"1" * LARGEST_PAYLOAD)
+        lease = take(dynamodb_store)
+        for _ in range(2):
+            dynamodb_store.settle(lease, outcome, ttl=60)
+        payload = Codec(compress_above=1024, result_max_bytes=1024).decode(known(dynamodb_store).payload)
+        assert (known(dynamodb_store).state, payload.kind) == (state, Kind.UNAVAILABLE)
+        assert str(len(outcome.payload)) in payload.reason
+        assert "result_max_bytes" in caplog.text
+
+    def test_the_largest_result_that_is_kept_fits(self, dynamodb_store: DynamoDBStore) -> None:
+        outcome = Outcome(State.COMPLETED, b"json:".ljust(LARGEST_PAYLOAD, b"1"))
+        key = "k" * 1000
+        dynamodb_store.settle(take(dynamodb_store, key, task_id="t" * 200, fingerprint="f" * 64), outcome, ttl=60)
+        for number in range(100):
+            assert dynamodb_store.announce(key, f"{number:036d}")
+        assert known(dynamodb_store, key).payload == outcome.payload
+
+    def test_a_crowd_that_waits_does_not_fill_the_item(
+        self, dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dynamodb, "MOST_WAITING", 2)
+        take(dynamodb_store)
+
+        def waits(task_id: str, copy: int, token: str = "x") -> Verdict:
+            answer = dynamodb_store.acquire(claim(task_id=task_id, copy=copy, token=token))
+            assert isinstance(answer, Refusal)
+            return answer.verdict
+
+        for name in ("a", "b", "c"):
+            assert waits(name, 5) is Verdict.CONFLICT
+        assert [waits(name, 4) for name in ("a", "b")] == [Verdict.SUPERSEDED] * 2
+        assert waits("c", 4) is Verdict.CONFLICT  # nothing is known of it, and it waits all the same
+        assert waits("a", 6) is Verdict.CONFLICT
+        assert waits("a", 5) is Verdict.SUPERSEDED
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            {"format": {"N": "2"}},
+            {"state": {"S": "dancing"}},
+            {"state": None},
+            {"version": None},
+            {"fence": {"S": "7"}},
+            {"waiting": {"M": {"t:a": {"S": "1"}}}},
+        ],
+    )
+    def test_an_item_that_is_no_record_of_ours_is_left_alone(
+        self, dynamodb_store: DynamoDBStore, damage: dict[str, Any]
+    ) -> None:
+        lease = take(dynamodb_store)
+        item = {**(dynamodb_store._table.read(KEY) or {}), **damage}
+        item = {name: value for name, value in item.items() if value is not None}
+        dynamodb_store._table.ask("put_item", Item=item)
+        stranger = Lease(claim(), 1)
+        for ask in (
+            lambda: dynamodb_store.acquire(claim()),
+            lambda: dynamodb_store.get(KEY),
+            lambda: dynamodb_store.release(lease, Release(Reason.FAILED)),
+            lambda: dynamodb_store.renew([stranger]),
+            lambda: dynamodb_store.settle(stranger, DONE, ttl=60),
+        ):
+            with pytest.raises(RecordUnreadable, match="damaged or was written by a newer version"):
+                ask()
+        assert list(dynamodb_store.scan()) == []
+        assert dynamodb_store._table.read(KEY) == item
+        assert dynamodb_store.delete(KEY)
+        assert dynamodb_store.get(KEY) is None
+
+    def test_the_fence_of_a_record_that_expired_is_not_given_again(self, dynamodb_store: DynamoDBStore) -> None:
+        """DynamoDB deletes what has expired when it comes to it, up to days later: till then the fence is known."""
+        take(dynamodb_store)
+        item = dynamodb_store._table.read(KEY) or {}
+        ahead = int(item["fence"]["N"]) + 10**9
+        dynamodb_store._table.ask("put_item", Item={**item, "fence": {"N": str(ahead)}})
+        age(dynamodb_store, KEY, 4000)
+        assert dynamodb_store.get(KEY) is None
+        lease = take(dynamodb_store)
+        assert (lease.fence, lease.taken_over, lease.crashes) == (ahead + 1, False, 0)
+
+    def test_who_has_waited_long_is_told_apart_also_after_it_was_noted(self, dynamodb_store: DynamoDBStore) -> None:
+        """A mark changes the version too: who decided without it must decide again."""
+        take(dynamodb_store)
+        before = dynamodb_store._table.read(KEY) or {}
+        dynamodb_store.acquire(claim(task_id="b", copy=2, token="x"))
+        after = dynamodb_store._table.read(KEY) or {}
+        assert before["version"] != after["version"]
+        assert before["beat"] == after["beat"]
+
+
+class TestTheTable:
+    @pytest.fixture
+    def store(self, dynamodb_server: DynamoServer, fresh_table: str) -> Iterator[DynamoDBStore]:
+        store = DynamoDBStore.from_url(dynamodb_server.url(f"{fresh_table}-new"))
+        yield store
+        store.close()
+
+    def test_it_is_created_with_what_forgets(self, store: DynamoDBStore) -> None:
+        assert store.pending_schema().startswith("create the table")
+        assert "TTL" in store.pending_schema()
+        store.apply_schema()
+        store.apply_schema()
+        assert store.pending_schema() == ""
+        table = store._table.ask("describe_table")["Table"]
+        assert table["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+        take(store)
+
+    def test_one_that_does_not_forget_is_taught_to(self, store: DynamoDBStore) -> None:
+        store.apply_schema()
+        off = {"Enabled": False, "AttributeName": "expires"}
+        store._table.ask("update_time_to_live", TimeToLiveSpecification=off)
+        assert store.pending_schema().startswith("let DynamoDB delete")
+        store.apply_schema()
+        assert store.pending_schema() == ""
+
+    def test_one_of_somebody_else_is_left_alone(self, store: DynamoDBStore) -> None:
+        store._table.ask(
+            "create_table",
+            BillingMode="PAY_PER_REQUEST",
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        )
+        for ask in (store.pending_schema, store.apply_schema):
+            with pytest.raises(ConfigurationError, match="a table of its own"):
+                ask()
+
+    def test_somebody_who_creates_it_at_the_same_time_does_no_harm(
+        self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        described, ask = dynamodb_schema._described, store._table.ask
+        store.apply_schema()
+        seen = iter([None])
+        monkeypatch.setattr(dynamodb_schema, "_described", lambda table: next(seen, described(table)))
+        monkeypatch.setattr(dynamodb_schema, "_forgets", lambda table: False)
+
+        def twice(operation: str, **request: Any) -> dict[str, Any]:
+            return ask(operation, **request)
+
+        monkeypatch.setattr(store._table, "ask", twice)
+        store.apply_schema()
+        take(store)

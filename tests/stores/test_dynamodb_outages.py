@@ -1,0 +1,297 @@
+"""A DynamoDB that cannot serve, one that will not, and replies that are lost."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from celery_idempotent.errors import LeaseLost, StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent.records import Lease, Reason, Release, State
+from celery_idempotent.stores.dynamodb import DynamoDBStore
+from tests import servers
+from tests.dynamodb import SECRET_KEY, DynamoServer
+from tests.proxy import Proxy
+from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
+from tests.waiting import wait_until
+
+TOKEN = "AQoDYXdzEJr-session-token"
+
+
+class Raw(io.BytesIO):
+    """A body as botocore reads it from a connection."""
+
+    def stream(self, **_: object) -> Iterator[bytes]:
+        yield self.read()
+
+
+@contextmanager
+def answering(store: DynamoDBStore, code: str, message: str = "", status: int = 400, when: str = "") -> Iterator[None]:
+    """Have an error come back in the place of what the service would say; to requests with ``when`` in them only."""
+    events = store._table.client().meta.events
+
+    def answer(request: Any, **_: object) -> AWSResponse | None:
+        if when.encode() not in request.body:
+            return None
+        body = json.dumps({"__type__": code, "__type": f"com.amazonaws#{code}", "message": message}).encode()
+        headers = {"content-type": "application/x-amz-json-1.0"}
+        return AWSResponse(request.url, status, headers, Raw(body))
+
+    events.register("before-send.dynamodb", answer)
+    try:
+        yield
+    finally:
+        events.unregister("before-send.dynamodb", answer)
+
+
+class TestAServiceThatCannotServe:
+    @pytest.mark.parametrize("name", VERBS)
+    def test_an_endpoint_that_is_down_is_unreachable(
+        self, dynamodb_server: DynamoServer, dynamodb_keys: None, name: str
+    ) -> None:
+        store = DynamoDBStore.from_url(dynamodb_server.url("records", servers.free_port()))
+        with pytest.raises(StoreUnreachable, match="within reach") as caught:
+            verb(store, name)()
+        assert SECRET_KEY not in str(caught.value)
+        store.close()
+
+    def test_a_host_that_does_not_exist_is_unreachable(self, dynamodb_keys: None) -> None:
+        store = DynamoDBStore.from_url("dynamodb://records?region=eu-west-1&endpoint_url=http://no-such-host.invalid")
+        with pytest.raises(StoreUnreachable):
+            store.ping()
+        store.close()
+
+    def test_an_endpoint_that_hangs_is_unreachable_within_the_timeout(
+        self, dynamodb_server: DynamoServer, fresh_table: str, proxied: Callable[[int], Proxy]
+    ) -> None:
+        proxy = proxied(dynamodb_server.port)
+        store = DynamoDBStore.from_url(f"{dynamodb_server.url(fresh_table, proxy.port)}&timeout=0.3")
+        wait_until(lambda: serves(store), message="the store to serve")
+        proxy.drop()
+        for name in ("acquire", "renew"):
+            began = monotonic()
+            with pytest.raises(StoreUnreachable, match="ReadTimeoutError"):
+                verb(store, name)()
+            assert monotonic() - began < 5
+        proxy.heal()
+        wait_until(lambda: serves(store), message="the store to serve again")
+        store.close()
+
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("ProvisionedThroughputExceededException", 400),
+            ("ThrottlingException", 400),
+            ("RequestLimitExceeded", 400),
+            ("TransactionConflictException", 400),
+            ("InternalServerError", 500),
+            ("ServiceUnavailable", 503),
+        ],
+    )
+    def test_a_request_that_is_throttled_or_fails_is_unreachable(
+        self, dynamodb_store: DynamoDBStore, code: str, status: int
+    ) -> None:
+        lease = take(dynamodb_store)
+        with answering(dynamodb_store, code, "slow down", status):
+            for name in VERBS:
+                with pytest.raises(StoreUnreachable, match=code):
+                    verb(dynamodb_store, name, lease)()
+        assert dynamodb_store.renew([lease]) == []
+
+    def test_a_lease_whose_renewal_is_throttled_keeps_no_other_from_being_renewed(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        first, second = take(dynamodb_store, "first"), take(dynamodb_store, "second")
+        age(dynamodb_store, "second", 50)
+        with (
+            answering(dynamodb_store, "ThrottlingException", when='"first"'),
+            pytest.raises(StoreUnreachable, match="Throttling"),
+        ):
+            dynamodb_store.renew([first, second])
+        assert known(dynamodb_store, "second").remaining > 50
+
+    def test_a_record_that_others_keep_changing_is_unreachable(self, dynamodb_store: DynamoDBStore) -> None:
+        held = take(dynamodb_store)
+        item = dynamodb_store._table.read(KEY)
+        body = {"Item": item}
+        for name in ("acquire", "release"):
+            with overtaking(dynamodb_store, body), pytest.raises(StoreUnreachable, match="changed by others"):
+                verb(dynamodb_store, name, held)()
+        for change in ({"owner": {"S": held.owner}, "expires": {"N": "1"}, "lease": {"N": "0"}},):
+            with overtaking(dynamodb_store, {"Item": {**(item or {}), **change}}):
+                for name in ("renew", "settle"):
+                    with pytest.raises(StoreUnreachable, match="changed by others"):
+                        verb(dynamodb_store, name, held)()
+
+
+@contextmanager
+def overtaking(store: DynamoDBStore, said: dict[str, Any]) -> Iterator[None]:
+    """Have every write refused, with this item."""
+    events = store._table.client().meta.events
+
+    def answer(request: Any, **_: object) -> AWSResponse | None:
+        if b"ConditionExpression" not in request.body:
+            return None
+        body = {"__type": "com.amazonaws#ConditionalCheckFailedException", "message": "", **said}
+        headers = {"content-type": "application/x-amz-json-1.0"}
+        return AWSResponse(request.url, 400, headers, Raw(json.dumps(body).encode()))
+
+    events.register("before-send.dynamodb", answer)
+    try:
+        yield
+    finally:
+        events.unregister("before-send.dynamodb", answer)
+
+
+class TestAServiceThatRefuses:
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "UnrecognizedClientException",
+            "InvalidSignatureException",
+            "IncompleteSignatureException",
+            "ExpiredTokenException",
+            "MissingAuthenticationTokenException",
+        ],
+    )
+    def test_wrong_credentials_are_refused_and_never_shown(self, dynamodb_store: DynamoDBStore, code: str) -> None:
+        """The text of some of these repeats the request with all that signed it."""
+        with answering(dynamodb_store, code, f"x-amz-security-token:{TOKEN} {SECRET_KEY}"):
+            for name in VERBS:
+                with pytest.raises(StoreRefused, match="Check the credentials") as caught:
+                    verb(dynamodb_store, name)()
+                assert code in str(caught.value)
+                assert TOKEN not in str(caught.value)
+                assert SECRET_KEY not in str(caught.value)
+
+    def test_missing_rights_are_refused(self, dynamodb_store: DynamoDBStore) -> None:
+        message = "User: arn:aws:iam::1:role/shop is not authorized to perform: dynamodb:PutItem"
+        with (
+            answering(dynamodb_store, "AccessDeniedException", message),
+            pytest.raises(StoreRefused, match="Give the role") as caught,
+        ):
+            take(dynamodb_store)
+        assert message in str(caught.value)
+
+    @pytest.mark.parametrize("name", VERBS)
+    def test_a_table_that_is_not_there_is_refused_with_what_makes_it(
+        self, dynamodb_server: DynamoServer, dynamodb_keys: None, name: str
+    ) -> None:
+        store = DynamoDBStore.from_url(dynamodb_server.url("not-there"))
+        with pytest.raises(StoreRefused, match="celery-idempotent schema --apply"):
+            verb(store, name)()
+        store.close()
+
+    def test_a_table_of_somebody_else_is_refused(self, dynamodb_store: DynamoDBStore) -> None:
+        other = DynamoDBStore.from_url(f"dynamodb://orders?region=eu-west-1&endpoint_url={endpoint(dynamodb_store)}")
+        other._table.ask(
+            "create_table",
+            BillingMode="PAY_PER_REQUEST",
+            KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        )
+        with pytest.raises(StoreRefused, match="the one key attribute 'key'"):
+            take(other)
+        other.close()
+
+
+def endpoint(store: DynamoDBStore) -> str:
+    return store._table.place.endpoint_url
+
+
+class TestLostReplies:
+    """The service did the work, and the client never heard of it."""
+
+    @pytest.fixture
+    def proxy(self, dynamodb_server: DynamoServer, proxied: Callable[[int], Proxy]) -> Proxy:
+        return proxied(dynamodb_server.port)
+
+    @pytest.fixture
+    def store(self, dynamodb_server: DynamoServer, fresh_table: str, proxy: Proxy) -> Iterator[DynamoDBStore]:
+        store = DynamoDBStore.from_url(dynamodb_server.url(fresh_table, proxy.port))
+        store.get(KEY)  # hears the clock
+        yield store
+        store.close()
+
+    def test_a_claim_is_asked_for_again_and_granted(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        proxy.swallow_reply(matching=b"PutItem")
+        lease = take(store)
+        assert proxy.swallowed == 1
+        assert (lease.taken_over, lease.crashes, known(store).owner) == (False, 0, lease.owner)
+        assert known(store).fence == lease.fence
+
+    def test_a_take_over_counts_its_crash_once(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        take(store)
+        age(store, KEY, 61)
+        proxy.swallow_reply(matching=b'"#0": "version"')
+        lease = take(store)
+        assert proxy.swallowed == 1
+        assert (lease.taken_over, lease.crashes, known(store).crashes) == (True, 1, 1)
+
+    def test_a_settle_is_settled_once(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        lease = take(store)
+        proxy.swallow_reply(matching=b"PutItem")
+        store.settle(lease, DONE, ttl=60)
+        assert proxy.swallowed == 1
+        assert known(store).payload == DONE.payload
+
+    def test_a_release_is_released_once_and_still_was_ours(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        lease = take(store)
+        proxy.swallow_reply(matching=b"UpdateItem")
+        assert store.release(lease, Release(Reason.CRASHED))
+        assert proxy.swallowed == 1
+        assert (known(store).state, known(store).crashes) == (State.RELEASED, 1)
+
+    def test_a_renewal_and_an_announcement_are_done(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        lease = take(store)
+        age(store, KEY, 50)
+        proxy.swallow_reply(matching=b"UpdateItem")
+        assert store.renew([lease]) == []
+        assert known(store).remaining > 50
+        store.settle(lease, DONE, ttl=60)
+        proxy.swallow_reply(matching=b"UpdateItem")
+        assert store.announce(KEY, "a")
+        assert proxy.swallowed == 2
+        assert known(store).announced == {"a"}
+
+    def test_a_waiting_copy_is_noted_once(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        take(store)
+        proxy.swallow_reply(matching=b"UpdateItem")
+        waiting = claim(task_id="b", copy=1, token="x")
+        assert not isinstance(store.acquire(waiting), Lease)
+        assert proxy.swallowed == 1
+
+    def test_a_claim_whose_reply_was_lost_twice_is_unreachable_and_granted_when_it_is_asked_for_again(
+        self, store: DynamoDBStore, proxy: Proxy
+    ) -> None:
+        proxy.swallow_reply(2, matching=b"PutItem")
+        asked = claim()
+        with pytest.raises(StoreUnreachable):
+            store.acquire(asked)
+        lease = store.acquire(asked)
+        assert isinstance(lease, Lease)
+        assert (lease.taken_over, lease.crashes) == (False, 0)
+
+    def test_a_settle_whose_reply_was_lost_twice_is_asked_for_again(self, store: DynamoDBStore, proxy: Proxy) -> None:
+        lease = take(store)
+        proxy.swallow_reply(2, matching=b"PutItem")
+        with pytest.raises(StoreUnreachable):
+            store.settle(lease, DONE, ttl=60)
+        store.settle(lease, DONE, ttl=60)
+        assert proxy.swallowed == 2
+        with pytest.raises(LeaseLost):
+            store.settle(Lease(claim(), lease.fence + 1), DONE, ttl=60)
+
+
+def serves(store: DynamoDBStore) -> bool:
+    try:
+        store.ping()
+    except StoreError:
+        return False
+    return True
