@@ -201,7 +201,7 @@ def test_a_store_answers_like_the_memory_store(request: pytest.FixtureRequest, n
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=EXAMPLES,
+            max_examples=EXAMPLES * KINDS[name].rounds // 20,
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
