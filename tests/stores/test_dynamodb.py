@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
-from celery_idempotent.errors import ConfigurationError, RecordUnreadable
+from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.results import Codec, Kind
 from celery_idempotent.stores import dynamodb, dynamodb_schema
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
+from celery_idempotent.stores.dynamodb_refusals import translated
 from tests.dynamodb import DynamoServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
@@ -181,14 +183,104 @@ class TestWhatAnItemHolds:
         lease = take(dynamodb_store)
         assert (lease.fence, lease.taken_over, lease.crashes) == (ahead + 1, False, 0)
 
-    def test_who_has_waited_long_is_told_apart_also_after_it_was_noted(self, dynamodb_store: DynamoDBStore) -> None:
-        """A mark changes the version too: who decided without it must decide again."""
-        take(dynamodb_store)
-        before = dynamodb_store._table.read(KEY) or {}
-        dynamodb_store.acquire(claim(task_id="b", copy=2, token="x"))
-        after = dynamodb_store._table.read(KEY) or {}
-        assert before["version"] != after["version"]
-        assert before["beat"] == after["beat"]
+    def test_every_write_changes_the_version(self, dynamodb_store: DynamoDBStore) -> None:
+        """Also one that changes marks alone: who decided without them must decide again."""
+        versions = []
+
+        def written() -> None:
+            versions.append((dynamodb_store._table.read(KEY) or {})["version"]["S"])
+
+        lease = take(dynamodb_store, task_id="a")
+        written()
+        for number in (1, 2):
+            dynamodb_store.acquire(claim(task_id="b", copy=number, token="x"))
+            written()
+        assert dynamodb_store.renew([lease]) == []
+        written()
+        assert dynamodb_store.release(lease, Release(Reason.CRASHED))
+        written()
+        lease = take(dynamodb_store, redelivered=True)
+        written()
+        dynamodb_store.settle(lease, DONE, ttl=60)
+        written()
+        assert dynamodb_store.announce(KEY, "a")
+        written()
+        assert len(set(versions)) == len(versions) == 8
+
+    def test_a_copy_that_was_superseded_while_it_decided_does_not_take_over(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        """It saw the lease run out; before it could write, the copy after it was noted."""
+        lease = take(dynamodb_store, task_id="a")
+        age(dynamodb_store, KEY, 61)
+        put = dynamodb_store._table.put
+
+        def stall(item: Any, condition: Any) -> None:
+            dynamodb_store._table.put = put  # type: ignore[method-assign]
+            assert dynamodb_store.renew([lease]) == []
+            dynamodb_store.acquire(claim(task_id="b", copy=2, token="x"))
+            age(dynamodb_store, KEY, 61)
+            put(item, condition)
+
+        dynamodb_store._table.put = stall  # type: ignore[method-assign]
+        answer = dynamodb_store.acquire(claim(task_id="b", copy=1, token="y"))
+        assert isinstance(answer, Refusal)
+        assert answer.verdict is Verdict.SUPERSEDED
+
+    def test_a_mark_that_was_overtaken_by_a_later_one_is_not_written(self, dynamodb_store: DynamoDBStore) -> None:
+        take(dynamodb_store, task_id="a")
+        update = dynamodb_store._table.update
+
+        def stall(*args: Any, **options: Any) -> Any:
+            dynamodb_store._table.update = update  # type: ignore[method-assign]
+            dynamodb_store.acquire(claim(task_id="b", copy=2, token="x"))
+            return update(*args, **options)
+
+        for copy in (1, 1):
+            dynamodb_store._table.update = stall  # type: ignore[method-assign]
+            answer = dynamodb_store.acquire(claim(task_id="b", copy=copy, token="y"))
+            dynamodb_store._table.update = update  # type: ignore[method-assign]
+            assert isinstance(answer, Refusal)
+            assert answer.verdict is Verdict.SUPERSEDED
+        answer = dynamodb_store.acquire(claim(task_id="b", copy=3, token="z"))
+        assert isinstance(answer, Refusal)
+        assert answer.verdict is Verdict.CONFLICT
+
+    def test_a_lease_that_is_taken_over_while_it_is_renewed_or_released_is_lost(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        def overtaken(lease: Lease) -> Any:
+            update = dynamodb_store._table.update
+
+            def stall(*args: Any, **options: Any) -> Any:
+                dynamodb_store._table.update = update  # type: ignore[method-assign]
+                age(dynamodb_store, lease.key, 61)
+                take(dynamodb_store, lease.key, redelivered=True)
+                return update(*args, **options)
+
+            return stall
+
+        renewing, releasing = take(dynamodb_store, "renewing"), take(dynamodb_store, "releasing")
+        dynamodb_store._table.update = overtaken(renewing)  # type: ignore[method-assign]
+        assert list(dynamodb_store.renew([renewing])) == [renewing]
+        dynamodb_store._table.update = overtaken(releasing)  # type: ignore[method-assign]
+        assert not dynamodb_store.release(releasing, Release(Reason.FAILED))
+        assert known(dynamodb_store, "releasing").state is State.IN_PROGRESS
+
+    def test_a_record_that_was_lost_and_claimed_while_it_is_restored_is_lost(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        lease = take(dynamodb_store)
+        dynamodb_store.delete(KEY)
+        put = dynamodb_store._table.put
+
+        def stall(item: Any, condition: Any) -> None:
+            dynamodb_store._table.put = put  # type: ignore[method-assign]
+            take(dynamodb_store)
+            put(item, condition)
+
+        dynamodb_store._table.put = stall  # type: ignore[method-assign]
+        assert list(dynamodb_store.renew([lease])) == [lease]
 
 
 class TestTheTable:
@@ -230,15 +322,44 @@ class TestTheTable:
     def test_somebody_who_creates_it_at_the_same_time_does_no_harm(
         self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        described, ask = dynamodb_schema._described, store._table.ask
         store.apply_schema()
-        seen = iter([None])
-        monkeypatch.setattr(dynamodb_schema, "_described", lambda table: next(seen, described(table)))
-        monkeypatch.setattr(dynamodb_schema, "_forgets", lambda table: False)
-
-        def twice(operation: str, **request: Any) -> dict[str, Any]:
-            return ask(operation, **request)
-
-        monkeypatch.setattr(store._table, "ask", twice)
+        described = dynamodb_schema._described
+        seen: list[Any] = [None, {"TableStatus": "CREATING"}]  # as it was when we looked, and a little later
+        monkeypatch.setattr(dynamodb_schema, "_described", lambda table: seen.pop(0) if seen else described(table))
+        monkeypatch.setattr(dynamodb_schema, "PAUSE", 0.0)
         store.apply_schema()
-        take(store)
+        assert not seen
+
+    def test_one_that_is_never_ready_is_not_waited_for_for_ever(
+        self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(dynamodb_schema, "_described", lambda table: {"TableStatus": "CREATING"})
+        monkeypatch.setattr(dynamodb_schema, "PAUSE", 0.0)
+        monkeypatch.setattr(dynamodb_schema, "PATIENCE", 0.0)
+        with pytest.raises(StoreUnreachable, match="not ready"):
+            store.apply_schema()
+
+    @pytest.mark.parametrize("operation", ["describe_table", "create_table"])
+    def test_what_may_not_be_done_is_said(
+        self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch, operation: str
+    ) -> None:
+        ask = store._table.ask
+        denied = ClientError({"Error": {"Code": "AccessDeniedException", "Message": "no"}}, operation)
+
+        def deny(asked: str, **request: Any) -> dict[str, Any]:
+            if asked == operation:
+                raise translated(denied, store._table.place) from denied
+            return ask(asked, **request)
+
+        monkeypatch.setattr(store._table, "ask", deny)
+        with pytest.raises(StoreRefused, match="AccessDenied"):
+            store.apply_schema()
+
+    def test_more_than_one_page_of_it_is_read(self, dynamodb_store: DynamoDBStore) -> None:
+        large = Outcome(State.COMPLETED, b"json:".ljust(300_000, b"1"))
+        for number in range(5):
+            dynamodb_store.settle(take(dynamodb_store, f"large:{number}"), large, ttl=60)
+        take(dynamodb_store, "small")
+        with requests(dynamodb_store) as sent:
+            assert len(list(dynamodb_store.scan(state=State.COMPLETED))) == 5
+        assert sent["Scan"] > 1

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from celery import Celery
 
+from celery_idempotent import IdempotentTask, SettleNotCommitted
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.records import Outcome, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -112,6 +114,32 @@ def test_a_task_hands_in_the_list_of_its_items(dynamodb_store: DynamoDBStore, or
     assert known(dynamodb_store).state is State.IN_PROGRESS
     orders.pay(*items)
     assert known(dynamodb_store).payload == DONE.payload
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_task_that_settles_with_its_items_runs_once(
+    dynamodb_store: DynamoDBStore, orders: Orders, *, writes: bool
+) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.idempotency_store = dynamodb_store
+    runs: list[str] = []
+
+    @app.task(bind=True, base=IdempotentTask, name="pay", idempotency={"key": "order_id"})
+    def pay(self: Any, order_id: str) -> str:
+        runs.append(order_id)
+        items: list[dict[str, Any]] = []
+        self.lease.settle("receipt", using=items)
+        if writes:
+            orders.pay(*items, only_new=True)
+        return "receipt"
+
+    answers = [pay.apply(args=("ORD-1",)) for _ in range(2)]
+    if writes:
+        assert [answer.get() for answer in answers] == ["receipt"] * 2
+    else:
+        assert all(isinstance(answer.result, SettleNotCommitted) for answer in answers)
+    assert (len(runs), orders.paid) == ((1, True) if writes else (2, False))
+    app.close()
 
 
 @pytest.mark.parametrize("using", ["default", object(), ()])
