@@ -120,7 +120,7 @@ def renewed(records: Records, lease: Lease) -> bool:
 
 
 def _renew(records: Records, lease: Lease) -> None:
-    now = records.now()
+    now, machine = records.now(), records.clock.machine
     row = rules.renew(None, lease, now)
     assert row is not None
     begun = item_of(lease.key, records.begun(row, lease.claim))
@@ -129,6 +129,8 @@ def _renew(records: Records, lease: Lease) -> None:
         update.set(begun[name], name)
     held(update, lease)
     update.given(number(now // SECOND), "expires", relation=">")
+    # A request that was given up may arrive long after; it must not bring back an earlier beginning of the lease.
+    update.given(begun["watch"]["M"][machine], "watch", machine, relation="<=")
     item = records.table.update(lease.key, update, ReturnValues="ALL_NEW")
     if item is not None and "crashes" in item:
         row = rules.renew(kept_of(item, records.clock).row, lease, now)

@@ -15,6 +15,8 @@ from botocore.awsrequest import AWSResponse
 from celery_idempotent.errors import LeaseLost, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb_client import Overtaken
+from celery_idempotent.stores.rules import SECOND
 from tests import servers
 from tests.dynamodb import SECRET_KEY, DynamoServer
 from tests.proxy import Proxy
@@ -259,6 +261,23 @@ class TestLostReplies:
         assert store.announce(KEY, "a")
         assert proxy.swallowed == 2
         assert known(store).announced == {"a"}
+
+    def test_a_renewal_that_arrives_late_does_not_shorten_the_lease(
+        self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was given up when no answer came, and the network delivers it after the one that was sent next."""
+        lease = take(store)
+        age(store, KEY, 50)
+        ticks, late = store._records.clock.ticks, []
+        with monkeypatch.context() as patch:
+            patch.setattr(store._records.clock, "ticks", lambda: ticks() - 30 * SECOND)
+            patch.setattr(store._table, "update", lambda *args, **options: late.append((args, options)))
+            store.renew([lease])
+        assert store.renew([lease]) == []
+        ((args, options),) = late
+        with pytest.raises(Overtaken):
+            store._table.update(*args, **options)
+        assert known(store).remaining > 40
 
     def test_a_waiting_copy_is_noted_once(self, store: DynamoDBStore, proxy: Proxy) -> None:
         take(store)
