@@ -80,8 +80,8 @@ class DynamoServer:
         return f"http://127.0.0.1:{port or self.port}"
 
     def url(self, table: str, port: int | None = None) -> str:
-        """Return the URL of a store in this table."""
-        return f"dynamodb://{table}?region={REGION}&endpoint_url={quote(self.endpoint(port), safe='')}"
+        """Return the URL of a store in this table, which waits long: a machine that is busy is not what is tested."""
+        return f"dynamodb://{table}?region={REGION}&endpoint_url={quote(self.endpoint(port), safe='')}&timeout=20"
 
 
 def one_by_one(app: Application) -> Application:

@@ -183,6 +183,11 @@ class TestWhatAnItemHolds:
         lease = take(dynamodb_store)
         assert (lease.fence, lease.taken_over, lease.crashes) == (ahead + 1, False, 0)
 
+    def test_who_never_saw_the_fence_settles_without_changing_it(self, dynamodb_store: DynamoDBStore) -> None:
+        lease = take(dynamodb_store)
+        dynamodb_store.settle(Lease(lease.claim, 0), DONE, ttl=60)
+        assert (known(dynamodb_store).fence, known(dynamodb_store).payload) == (lease.fence, DONE.payload)
+
     def test_every_write_changes_the_version(self, dynamodb_store: DynamoDBStore) -> None:
         """Also one that changes marks alone: who decided without them must decide again."""
         versions = []

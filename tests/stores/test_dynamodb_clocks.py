@@ -74,9 +74,9 @@ class TestWrongWallClocks:
         one.settle(take(one), DONE, ttl=300)
         turn_clock(by)
         other = machine("b")
-        age(other, KEY, 290)
+        age(other, KEY, 240)
         assert known(other).state is State.COMPLETED
-        age(other, KEY, 15)
+        age(other, KEY, 65)
         assert other.get(KEY) is None
         assert isinstance(other.acquire(claim()), Lease)
 
@@ -88,9 +88,9 @@ class TestWrongWallClocks:
         turn_clock(by)
         one.settle(take(one), DONE, ttl=300)
         turn_clock(0)
-        assert 298 < known(other).retention <= 301
-        assert known(other).age < 5
-        assert take(other, "another").fence - known(other).fence < 60 * SECOND
+        assert 240 < known(other).retention <= 301
+        assert known(other).age < 60
+        assert take(other, "another").fence - known(other).fence < TEN_MINUTES / 2 * SECOND
 
     @wrong
     def test_a_retry_is_waited_for_as_long_as_it_should(
@@ -102,7 +102,7 @@ class TestWrongWallClocks:
         other = machine("b")
         answer = other.acquire(claim(task_id="b"))
         assert isinstance(answer, Refusal)
-        assert 290 < answer.record.remaining <= 301
+        assert 240 < answer.record.remaining <= 301
         age(other, KEY, 302)
         assert isinstance(other.acquire(claim(task_id="b")), Lease)
 
@@ -121,10 +121,10 @@ class TestMachinesThatShareNoClock:
             answer = other.acquire(claim(task_id="b"))
             assert isinstance(answer, Refusal)
             assert answer.verdict is Verdict.CONFLICT
-            assert 55 < answer.record.remaining <= 60
-        other.wait(50)  # type: ignore[attr-defined]
+            assert 30 < answer.record.remaining <= 60
+        other.wait(30)  # type: ignore[attr-defined]
         assert not isinstance(other.acquire(claim(task_id="b")), Lease)
-        other.wait(11)  # type: ignore[attr-defined]
+        other.wait(31)  # type: ignore[attr-defined]
         lease = other.acquire(claim(task_id="b"))
         assert isinstance(lease, Lease)
         assert lease.taken_over
@@ -141,7 +141,7 @@ class TestMachinesThatShareNoClock:
         holder._table.ask("put_item", Item={**item, "expires": {"N": "1"}})
         assert not isinstance(other.acquire(claim(task_id="b")), Lease)
         assert list(holder.renew([lease])) == []
-        assert known(other).retention > 50
+        assert known(other).retention > 20
 
     def test_processes_of_one_machine_watch_together(self, machine: Machine) -> None:
         take(machine("a"), lease_ttl=60)
@@ -160,12 +160,12 @@ class TestMachinesThatShareNoClock:
         holder, other = machine("a"), machine("b")
         lease = take(holder, lease_ttl=60)
         assert not isinstance(other.acquire(claim(task_id="b")), Lease)
-        other.wait(59)  # type: ignore[attr-defined]
+        other.wait(40)  # type: ignore[attr-defined]
         assert list(holder.renew([lease])) == []
-        for seconds in (0, 59):
+        for seconds in (0, 40):
             other.wait(seconds)  # type: ignore[attr-defined]
             assert not isinstance(other.acquire(claim(task_id="b")), Lease)
-        other.wait(2)  # type: ignore[attr-defined]
+        other.wait(21)  # type: ignore[attr-defined]
         assert isinstance(other.acquire(claim(task_id="b")), Lease)
 
     def test_a_watch_that_a_renewal_overtook_does_not_begin_before_the_renewal(self, machine: Machine) -> None:
@@ -183,7 +183,7 @@ class TestMachinesThatShareNoClock:
         other._table.update = stall  # type: ignore[assignment, method-assign]
         answer = other.acquire(claim(task_id="b"))
         assert isinstance(answer, Refusal)
-        assert 55 < answer.record.remaining <= 60
+        assert 30 < answer.record.remaining <= 60
 
     def test_a_time_from_after_now_was_not_this_machines(self, machine: Machine) -> None:
         """As of a machine that was copied while it ran: it begins to watch, and does not wait for ever."""

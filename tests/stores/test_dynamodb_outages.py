@@ -80,7 +80,7 @@ class TestAServiceThatCannotServe:
             began = monotonic()
             with pytest.raises(StoreUnreachable, match="ReadTimeoutError"):
                 verb(store, name)()
-            assert monotonic() - began < 5
+            assert monotonic() - began < 10
         proxy.heal()
         wait_until(lambda: serves(store), message="the store to serve again")
         store.close()
@@ -116,7 +116,7 @@ class TestAServiceThatCannotServe:
             pytest.raises(StoreUnreachable, match="Throttling"),
         ):
             dynamodb_store.renew([first, second])
-        assert known(dynamodb_store, "second").remaining > 50
+        assert known(dynamodb_store, "second").remaining > 20
 
     def test_a_record_that_others_keep_changing_is_unreachable(self, dynamodb_store: DynamoDBStore) -> None:
         held = take(dynamodb_store)
@@ -255,7 +255,7 @@ class TestLostReplies:
         age(store, KEY, 50)
         proxy.swallow_reply(matching=b"UpdateItem")
         assert store.renew([lease]) == []
-        assert known(store).remaining > 50
+        assert known(store).remaining > 20
         store.settle(lease, DONE, ttl=60)
         proxy.swallow_reply(matching=b"UpdateItem")
         assert store.announce(KEY, "a")
@@ -277,7 +277,7 @@ class TestLostReplies:
         ((args, options),) = late
         with pytest.raises(Overtaken):
             store._table.update(*args, **options)
-        assert known(store).remaining > 40
+        assert known(store).remaining > 20
 
     def test_a_waiting_copy_is_noted_once(self, store: DynamoDBStore, proxy: Proxy) -> None:
         take(store)

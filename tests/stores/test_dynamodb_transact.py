@@ -55,7 +55,7 @@ def test_the_record_is_written_with_the_callers_items(dynamodb_store: DynamoDBSt
     assert orders.paid
     assert (record.state, record.payload, record.fence) == (State.COMPLETED, DONE.payload, lease.fence)
     assert (record.task_id, record.fingerprint, record.owner) == ("a", "f", "")
-    assert 55 < record.retention <= 61
+    assert 30 < record.retention <= 61
     dynamodb_store.settle(lease, Outcome(State.COMPLETED, b"json:2"), ttl=60)  # as the guard may do
     assert known(dynamodb_store).payload == DONE.payload
 

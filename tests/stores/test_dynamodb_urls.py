@@ -54,16 +54,16 @@ def test_opening_a_store_connects_nothing_and_looks_for_no_credentials() -> None
     store.close()
 
 
-def test_the_timeouts_are_short_and_nothing_is_retried_in_the_client(dynamodb_store: DynamoDBStore) -> None:
-    config = dynamodb_store._table.client().meta.config
+def test_the_timeouts_are_short_and_nothing_is_retried_in_the_client(dynamodb_keys: None) -> None:
+    store = DynamoDBStore.from_url("dynamodb://table?region=eu-west-1")
+    config = store._table.client().meta.config
     assert config.connect_timeout == config.read_timeout == TIMEOUT <= 2
     assert config.retries["total_max_attempts"] == 1
+    store.close()
 
 
 class TestWithoutCredentials:
-    def test_no_region_is_refused_with_what_to_write(
-        self, dynamodb_keys: None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_region_is_refused_with_what_to_write(self, dynamodb_keys: None) -> None:
         with pytest.raises(StoreRefused, match=r"\?region="):
             take(open_store("dynamodb://table"))
 
