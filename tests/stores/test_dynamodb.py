@@ -232,24 +232,23 @@ class TestWhatAnItemHolds:
         assert isinstance(answer, Refusal)
         assert answer.verdict is Verdict.SUPERSEDED
 
-    def test_a_mark_that_was_overtaken_by_a_later_one_is_not_written(self, dynamodb_store: DynamoDBStore) -> None:
+    @pytest.mark.parametrize("noted", [True, False])
+    def test_a_mark_that_was_overtaken_by_a_later_one_is_not_written(
+        self, dynamodb_store: DynamoDBStore, *, noted: bool
+    ) -> None:
         take(dynamodb_store, task_id="a")
+        if noted:
+            assert verdict(dynamodb_store, copy=1, token="x") is Verdict.CONFLICT
         update = dynamodb_store._table.update
 
         def stall(*args: Any, **options: Any) -> Any:
             dynamodb_store._table.update = update  # type: ignore[method-assign]
-            dynamodb_store.acquire(claim(task_id="b", copy=2, token="x"))
+            assert verdict(dynamodb_store, copy=3, token="z") is Verdict.CONFLICT
             return update(*args, **options)
 
-        for copy in (1, 1):
-            dynamodb_store._table.update = stall  # type: ignore[method-assign]
-            answer = dynamodb_store.acquire(claim(task_id="b", copy=copy, token="y"))
-            dynamodb_store._table.update = update  # type: ignore[method-assign]
-            assert isinstance(answer, Refusal)
-            assert answer.verdict is Verdict.SUPERSEDED
-        answer = dynamodb_store.acquire(claim(task_id="b", copy=3, token="z"))
-        assert isinstance(answer, Refusal)
-        assert answer.verdict is Verdict.CONFLICT
+        dynamodb_store._table.update = stall  # type: ignore[method-assign]
+        assert verdict(dynamodb_store, copy=2, token="y") is Verdict.SUPERSEDED
+        assert verdict(dynamodb_store, copy=3, token="z") is Verdict.CONFLICT
 
     def test_a_lease_that_is_taken_over_while_it_is_renewed_or_released_is_lost(
         self, dynamodb_store: DynamoDBStore
@@ -368,3 +367,10 @@ class TestTheTable:
         with requests(dynamodb_store) as sent:
             assert len(list(dynamodb_store.scan(state=State.COMPLETED))) == 5
         assert sent["Scan"] > 1
+
+
+def verdict(store: DynamoDBStore, **changes: Any) -> Verdict:
+    """Ask as a copy of the task "b", and return why there was no lease."""
+    answer = store.acquire(claim(task_id="b", **changes))
+    assert isinstance(answer, Refusal)
+    return answer.verdict

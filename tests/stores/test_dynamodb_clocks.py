@@ -181,9 +181,10 @@ class TestMachinesThatShareNoClock:
             return update(key, *args, **options)  # type: ignore[arg-type]
 
         other._table.update = stall  # type: ignore[assignment, method-assign]
-        answer = other.acquire(claim(task_id="b"))
-        assert isinstance(answer, Refusal)
-        assert 30 < answer.record.remaining <= 60
+        for _ in range(2):
+            answer = other.acquire(claim(task_id="b"))
+            assert isinstance(answer, Refusal)
+            assert 30 < answer.record.remaining <= 60
 
     def test_a_time_from_after_now_was_not_this_machines(self, machine: Machine) -> None:
         """As of a machine that was copied while it ran: it begins to watch, and does not wait for ever."""
