@@ -183,6 +183,19 @@ class TestWhatAnItemHolds:
         lease = take(dynamodb_store)
         assert (lease.fence, lease.taken_over, lease.crashes) == (ahead + 1, False, 0)
 
+    def test_a_renewal_of_what_has_expired_and_was_not_deleted_yet_restores_it_without_its_past(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        """As if it were gone: what is not looked at any more must not come back."""
+        assert dynamodb_store.release(take(dynamodb_store), Release(Reason.CRASHED))
+        lease = take(dynamodb_store)
+        assert lease.crashes == 1
+        age(dynamodb_store, KEY, 4000)
+        assert dynamodb_store.get(KEY) is None
+        assert dynamodb_store.renew([lease]) == []
+        record = known(dynamodb_store)
+        assert (record.owner, record.fence, record.crashes) == (lease.owner, lease.fence, 0)
+
     def test_who_never_saw_the_fence_settles_without_changing_it(self, dynamodb_store: DynamoDBStore) -> None:
         lease = take(dynamodb_store)
         dynamodb_store.settle(Lease(lease.claim, 0), DONE, ttl=60)
