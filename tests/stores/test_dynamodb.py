@@ -17,6 +17,7 @@ from celery_idempotent.stores import dynamodb, dynamodb_schema
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
 from celery_idempotent.stores.dynamodb_refusals import translated
+from celery_idempotent.stores.rules import SECOND
 from tests.dynamodb import DynamoServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
@@ -195,6 +196,20 @@ class TestWhatAnItemHolds:
         assert dynamodb_store.renew([lease]) == []
         record = known(dynamodb_store)
         assert (record.owner, record.fence, record.crashes) == (lease.owner, lease.fence, 0)
+
+    def test_what_is_settled_is_not_deleted_before_its_time(self, dynamodb_store: DynamoDBStore) -> None:
+        """DynamoDB deletes by whole seconds: rounded up."""
+        lease = take(dynamodb_store)
+        began = dynamodb_store._records.now()
+        dynamodb_store.settle(lease, DONE, ttl=60)
+        item = dynamodb_store._table.read(KEY) or {}
+        assert int(item["expires"]["N"]) * SECOND >= began + 60 * SECOND
+
+    def test_what_has_expired_is_not_announced(self, dynamodb_store: DynamoDBStore) -> None:
+        dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
+        age(dynamodb_store, KEY, 62)
+        assert not dynamodb_store.announce(KEY, "a")
+        assert dynamodb_store.get(KEY) is None
 
     def test_who_never_saw_the_fence_settles_without_changing_it(self, dynamodb_store: DynamoDBStore) -> None:
         lease = take(dynamodb_store)
