@@ -13,12 +13,12 @@ __all__ = ["SCHEMES", "Store", "hide_password", "open_store"]
 #: By scheme: the module and the class, whose `from_url` makes the store; and the extra that brings its driver, if it
 #: needs one.
 SCHEMES: dict[str, tuple[str, str, str]] = {
+    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
     "memory": ("memory", "MemoryStore", ""),
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),
     "sqlite": ("sqlite", "SqliteStore", ""),
     "unix": ("redis", "RedisStore", ""),
-    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
 }
 
 
@@ -26,8 +26,8 @@ def open_store(url: str) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Arguments:
-        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them; ``sqlite:///path`` for one machine; or
-            ``memory://`` for one process.
+        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them; ``sqlite:///path`` for one machine;
+            ``dynamodb://table?region=...``; or ``memory://`` for one process.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.

@@ -9,11 +9,22 @@ import pytest
 
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import RedisStore
+from tests.stores.dynamodb_fixtures import dynamodb_keys, dynamodb_server, dynamodb_store, dynamodb_url, fresh_table
 from tests.stores.kinds import KINDS, Kind
 from tests.stores.sqlite_fixtures import forked, open_sqlite, sqlite_path, sqlite_store, sqlite_url
 
-__all__ = ["forked", "open_sqlite", "sqlite_path", "sqlite_store", "sqlite_url"]
-from tests.stores.tables import *  # noqa: F403 - the fixtures of DynamoDB
+__all__ = [
+    "dynamodb_keys",
+    "dynamodb_server",
+    "dynamodb_store",
+    "dynamodb_url",
+    "forked",
+    "fresh_table",
+    "open_sqlite",
+    "sqlite_path",
+    "sqlite_store",
+    "sqlite_url",
+]
 
 
 @pytest.fixture
