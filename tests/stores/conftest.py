@@ -27,6 +27,13 @@ __all__ = [
 ]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give facts about more than a thousand records their time: each is a request or three to DynamoDB."""
+    for item in items:
+        if "[dynamodb" in item.name and ("_many_" in item.name or "more_records" in item.name):
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture
 def opened() -> Iterator[Callable[..., RedisStore]]:
     """A function that opens a store on the Redis at a URL."""
