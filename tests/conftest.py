@@ -14,7 +14,7 @@ from tests.cluster import Cluster
 from tests.proxy import Proxy
 from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
 
-pytest_plugins = ["tests.celery.fixtures", "tests.stores.sqlite_fixtures", "tests.stores.tables"]
+pytest_plugins = ["tests.celery.fixtures", "tests.stores.sqlite_fixtures", "tests.stores.dynamodb_fixtures"]
 
 WORKER_DIRECTORIES = ("celery", "faults", "gauntlet")
 

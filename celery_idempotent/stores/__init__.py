@@ -13,6 +13,7 @@ __all__ = ["SCHEMES", "Store", "hide_password", "open_store"]
 #: By scheme: the module and the class, whose `from_url` makes the store; and the extra that brings its driver, if it
 #: needs one.
 SCHEMES: dict[str, tuple[str, str, str]] = {
+    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
     "memory": ("memory", "MemoryStore", ""),
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),

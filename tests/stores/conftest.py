@@ -74,3 +74,10 @@ def any_store(kind_url: str) -> Iterator[Store]:
     store = open_store(kind_url)
     yield store
     store.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give facts about more than a thousand records their time: each is a request or three to DynamoDB."""
+    for item in items:
+        if "[dynamodb" in item.name and ("_many_" in item.name or "more_records" in item.name):
+            item.add_marker(pytest.mark.timeout(600))

@@ -17,6 +17,7 @@ from celery_idempotent.stores import dynamodb, dynamodb_schema
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
 from celery_idempotent.stores.dynamodb_refusals import translated
+from celery_idempotent.stores.rules import SECOND
 from tests.dynamodb import DynamoServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
@@ -182,6 +183,33 @@ class TestWhatAnItemHolds:
         assert dynamodb_store.get(KEY) is None
         lease = take(dynamodb_store)
         assert (lease.fence, lease.taken_over, lease.crashes) == (ahead + 1, False, 0)
+
+    def test_a_renewal_of_what_has_expired_and_was_not_deleted_yet_restores_it_without_its_past(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        """As if it were gone: what is not looked at any more must not come back."""
+        assert dynamodb_store.release(take(dynamodb_store), Release(Reason.CRASHED))
+        lease = take(dynamodb_store)
+        assert lease.crashes == 1
+        age(dynamodb_store, KEY, 4000)
+        assert dynamodb_store.get(KEY) is None
+        assert dynamodb_store.renew([lease]) == []
+        record = known(dynamodb_store)
+        assert (record.owner, record.fence, record.crashes) == (lease.owner, lease.fence, 0)
+
+    def test_what_is_settled_is_not_deleted_before_its_time(self, dynamodb_store: DynamoDBStore) -> None:
+        """DynamoDB deletes by whole seconds: rounded up."""
+        lease = take(dynamodb_store)
+        began = dynamodb_store._records.now()
+        dynamodb_store.settle(lease, DONE, ttl=60)
+        item = dynamodb_store._table.read(KEY) or {}
+        assert int(item["expires"]["N"]) * SECOND >= began + 60 * SECOND
+
+    def test_what_has_expired_is_not_announced(self, dynamodb_store: DynamoDBStore) -> None:
+        dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
+        age(dynamodb_store, KEY, 62)
+        assert not dynamodb_store.announce(KEY, "a")
+        assert dynamodb_store.get(KEY) is None
 
     def test_who_never_saw_the_fence_settles_without_changing_it(self, dynamodb_store: DynamoDBStore) -> None:
         lease = take(dynamodb_store)
