@@ -7,8 +7,22 @@ from itertools import chain
 
 from tests.servers import RedisServer
 
-from . import commands, duplicates, latency, memory, publishing, renewals, rivals, scale, throughput
+from . import (
+    commands,
+    duplicates,
+    latency,
+    memory,
+    publishing,
+    purging,
+    recovery,
+    renewals,
+    rivals,
+    scale,
+    table,
+    throughput,
+)
 from .figure import Figure
+from .places import NAMES, places
 from .subject import Subject
 
 __all__ = ["PARTS", "chosen"]
@@ -52,9 +66,30 @@ def _heartbeat(quick: bool) -> list[Figure]:
 
 
 def _scale(quick: bool) -> list[Figure]:
-    sizes = (1000, 1_000_000)
-    with RedisServer() as one, Subject(one) as small, RedisServer() as other, Subject(other) as large:
-        return scale.measure(small, large, sizes=sizes, blocks=600, calls=10)
+    sizes, blocks = ((100, 10_000), 60) if quick else ((1000, 1_000_000), 400)
+    figures: list[Figure] = []
+    for kind in scale.REACH:
+        with places((kind,)) as few, places((kind,)) as many:
+            figures += scale.measure(kind, few[kind], many[kind], sizes=sizes, blocks=blocks, calls=10)
+    return figures
+
+
+def _stores(quick: bool) -> list[Figure]:
+    with places() as urls:
+        return table.measure(urls, blocks=20 if quick else 150, calls=10)
+
+
+def _recovery(quick: bool) -> list[Figure]:
+    kinds = tuple(name for name in NAMES if name != "memory")
+    with places(kinds) as urls:
+        return list(chain.from_iterable(recovery.measure(kind, urls[kind], rounds=1 if quick else 5) for kind in kinds))
+
+
+def _purging(quick: bool) -> list[Figure]:
+    kinds = ("postgres", "sqlite")
+    with places(kinds) as urls:
+        records = 5000 if quick else 100_000
+        return list(chain.from_iterable(purging.measure(kind, urls[kind], records=records) for kind in kinds))
 
 
 def _duplicates(quick: bool) -> list[Figure]:
@@ -79,6 +114,9 @@ PARTS: dict[str, Part] = {
     "memory": _memory,
     "heartbeat": _heartbeat,
     "scale": _scale,
+    "stores": _stores,
+    "recovery": _recovery,
+    "purging": _purging,
     "duplicates": _duplicates,
     "rivals": _rivals,
 }

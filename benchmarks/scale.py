@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+from celery_idempotent.stores import open_store
+
 from .figure import Figure
+from .filling import bytes_each, fill
 from .sampling import interleave, ratio
-from .subject import Subject
+from .subject import StoreSubject
 
-__all__ = ["measure"]
+__all__ = ["REACH", "measure"]
 
-BATCH = 5000
-#: Copies a settled record under new keys, within the server: a million of them take seconds.
-_COPY = """
-local fields = redis.call('HGETALL', KEYS[1])
-for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do
-  local key = string.format('%s-%08d', string.sub(KEYS[1], 1, -10), i)
-  redis.call('HSET', key, unpack(fields)) redis.call('PEXPIRE', key, 86400000 + i % 1000 * 1000)
-end
-"""
+REACH = {"redis": 1.05, "postgres": 1.2, "sqlite": 1.2}
 
 
-def fill(subject: Subject, records: int) -> None:
-    """Have the store remember that many operations."""
-    model = subject.first_run(subject.claim()).key
-    copy = subject.client.register_script(_COPY)
-    for start in range(0, records, BATCH):
-        copy(keys=[model], args=[start, min(start + BATCH, records) - 1])
+def measure(kind: str, few: str, many: str, *, sizes: tuple[int, int], blocks: int, calls: int) -> list[Figure]:
+    """Time guarded first runs and replays on a store with few records, and on one with many, in turns.
 
-
-def measure(few: Subject, many: Subject, *, sizes: tuple[int, int], blocks: int, calls: int) -> list[Figure]:
-    """Time guarded first runs and replays on a store with few records, and on one with many, in turns."""
-    for subject, records in zip((few, many), sizes, strict=True):
-        fill(subject, records)
-    arms = {"few": few.guarded, "many": many.guarded}
-    samples = interleave(arms, blocks=blocks, calls=calls)
-    value, spread = ratio(samples["many"].medians, samples["few"].medians)
-    note = f"{samples['many']}; {samples['few']}; {many.client.dbsize()} and {few.client.dbsize()} keys"
-    return [Figure("scale", f"task at {sizes[1]} records / at {sizes[0]}", value, "x", spread, 1.05, note=note)]
+    Arguments:
+        kind: Which kind of store, for the figure to reach.
+        few, many: The URLs of two empty places of this kind.
+        sizes: How many records each shall hold.
+        blocks: Blocks per store and case.
+        calls: Calls per block.
+    """
+    with StoreSubject(open_store(few)) as small, StoreSubject(open_store(many)) as large:
+        done = {}
+        for subject, url, records in ((small, few, sizes[0]), (large, many, sizes[1])):
+            done[subject] = subject.first_run(subject.claim()).key
+            fill(url, done[subject], records)
+        arms = {
+            "first run, few": small.guarded,
+            "first run, many": large.guarded,
+            "replay, few": lambda: small.guarded(done[small]),
+            "replay, many": lambda: large.guarded(done[large]),
+        }
+        samples = interleave(arms, blocks=blocks, calls=calls)
+    figures = []
+    for case in ("first run", "replay"):
+        much, little = samples[f"{case}, many"], samples[f"{case}, few"]
+        value, spread = ratio(much.medians, little.medians)
+        name = f"{kind}, {case} at {sizes[1]} records / at {sizes[0]}"
+        figures.append(Figure("scale", name, value, "x", spread, REACH[kind], note=f"{much}; {little}"))
+    if kind != "redis":
+        size = bytes_each(many, sizes[1])
+        figures.append(Figure("scale", f"{kind}, disk per record at {sizes[1]}", size, "bytes"))
+    return figures

@@ -13,19 +13,18 @@ __all__ = ["SCHEMES", "Store", "hide_password", "open_store"]
 #: By scheme: the module and the class, whose `from_url` makes the store; and the extra that brings its driver, if it
 #: needs one.
 SCHEMES: dict[str, tuple[str, str, str]] = {
-    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
     "memory": ("memory", "MemoryStore", ""),
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),
-    "sqlite": ("sqlite", "SqliteStore", ""),
     "unix": ("redis", "RedisStore", ""),
-    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
     "valkey": ("redis", "RedisStore", ""),
     "valkeys": ("redis", "RedisStore", ""),
     "redis+cluster": ("cluster", "ClusterStore", ""),
     "rediss+cluster": ("cluster", "ClusterStore", ""),
     "redis+sentinel": ("sentinel", "SentinelStore", ""),
     "rediss+sentinel": ("sentinel", "SentinelStore", ""),
+    "sqlite": ("sqlite", "SqliteStore", ""),
+    "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
 }
 
 
