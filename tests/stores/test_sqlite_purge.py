@@ -61,6 +61,14 @@ def test_a_purge_removes_no_more_than_it_may(store: SqliteStore, sqlite_path: Pa
     assert rows(sqlite_path) == PURGED + 10 - min(limit, PURGED + 10)
 
 
+def test_a_lease_that_ran_out_is_no_reason_to_remove_its_record(store: SqliteStore) -> None:
+    """The crash must still be known when the broker delivers again."""
+    take(store)
+    age(store, KEY, 61)
+    assert store.purge() == 0
+    assert take(store, task_id="b").taken_over
+
+
 def test_a_purge_removes_the_oldest_first(store: SqliteStore) -> None:
     for key, seconds in (("newer", 61), ("oldest", 600), ("older", 120)):
         store.settle(take(store, key), DONE, ttl=60)
