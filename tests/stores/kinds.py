@@ -178,7 +178,7 @@ def empty_dynamodb(store: DynamoDBStore) -> None:
 AGE_OUTCOME = """
 for _, field in ipairs({'ended', 'expires'}) do
   local value = redis.call('HGET', KEYS[1], field)
-  if value then redis.call('HSET', KEYS[1], field, string.format('%.0f', value - ARGV[1] * 1000)) end
+  if tonumber(value) then redis.call('HSET', KEYS[1], field, string.format('%.0f', value - ARGV[1] * 1000)) end
 end
 redis.call('PEXPIRE', KEYS[1], redis.call('PTTL', KEYS[1]) - ARGV[1])
 """
@@ -190,7 +190,7 @@ BEHIND_CACHE = "redis"
 def age_cached(store: CachedStore, key: str, seconds: float) -> None:
     KINDS[BEHIND_CACHE].age(store.durable, key, seconds)
     entry, cache = store._outcomes._prefix + key, store._outcomes._redis._client
-    if cache.exists(entry):
+    if cache.type(entry) == b"hash":
         cache.eval(AGE_OUTCOME, 1, entry, round(seconds * 1000))
 
 
