@@ -44,16 +44,16 @@ class CachedStore(Store):
 
     Arguments:
         durable: Decides who may run.
-        cache: The Redis of the cache. Its timeouts should be short; those of `from_url` are.
+        cache: A Redis database for the outcomes of this durable store and of no other: an outcome that a second one
+            left there would be taken for one of ours. Its timeouts should be short; those of `from_url` are.
         max_age: Longest time in seconds that an outcome is answered from the cache.
-        name: Tells durable stores apart that share one cache; `from_url` derives it from the durable store's URL.
     """
 
-    def __init__(self, durable: Store, cache: RedisStore, *, max_age: float = MAX_AGE, name: str = "") -> None:
+    def __init__(self, durable: Store, cache: RedisStore, *, max_age: float = MAX_AGE) -> None:
         if not isinstance(cache, RedisStore):
             raise ConfigurationError(f"Expected the cache to be a RedisStore, got a {type(cache).__name__}.")
         self.durable = durable
-        self._outcomes = Outcomes(cache, max_age=parse_duration(max_age, "max_age"), name=name)
+        self._outcomes = Outcomes(cache, max_age=parse_duration(max_age, "max_age"))
         self._failing = self._told_damage = False
         self._spared_until = 0.0
 
@@ -71,7 +71,7 @@ class CachedStore(Store):
         parts = CachedUrl.of(url)
         options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT}
         cache = RedisStore.from_url(parts.cache, **options)
-        return cls(open_store(parts.durable), cache, max_age=parts.max_age, name=parts.name)
+        return cls(open_store(parts.durable), cache, max_age=parts.max_age)
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         may_ask = bool(claim.task_id) and not claim.is_copy and not claim.attempt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -22,12 +21,11 @@ LIKE = "cached+postgresql://app@db/shop?cache=redis://cache:6379/0"
 
 @dataclass(frozen=True, slots=True)
 class CachedUrl:
-    """What a URL says: the store behind the cache, the cache, for how many seconds it answers, and under what name."""
+    """What a URL says: the store behind the cache, the cache, and for how many seconds it answers."""
 
     durable: str
     cache: str
     max_age: float
-    name: str
 
     @classmethod
     def of(cls, url: str) -> CachedUrl:
@@ -52,7 +50,7 @@ class CachedUrl:
         ages = [part.partition("=")[2] for part in said if part.startswith("max_age=")]
         rest = "&".join(part for part in said if not part.startswith("max_age="))
         durable = f"{base}?{rest}" if rest else base
-        return cls(durable, cache, _seconds(unquote(ages[-1])) if ages else MAX_AGE, _name(durable))
+        return cls(durable, cache, _seconds(unquote(ages[-1])) if ages else MAX_AGE)
 
 
 def _seconds(said: str) -> float:
@@ -62,13 +60,6 @@ def _seconds(said: str) -> float:
 def _is_redis(url: str) -> bool:
     scheme, separator, _ = url.partition("://")
     return bool(separator) and SCHEMES.get(scheme.lower(), ("",))[0] == "redis"
-
-
-def _name(durable: str) -> str:
-    """Return what tells this durable store from others in the same cache, whoever logs in to it."""
-    scheme, _, rest = durable.partition("://")
-    place, _, path = rest.partition("/")
-    return hashlib.sha256(f"{scheme.lower()}://{place.rpartition('@')[2]}/{path}".encode()).hexdigest()[:8]
 
 
 def _unlike(url: str, why: str) -> ConfigurationError:

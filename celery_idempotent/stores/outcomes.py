@@ -14,14 +14,15 @@ from ..records import Record, State
 from .hashes import ms, whole
 from .redis import RedisStore
 
-__all__ = ["Outcomes", "fields_of", "outcome_of"]
+__all__ = ["PREFIX", "Outcomes", "fields_of", "outcome_of"]
 
 #: What the fields mean; one that is not known is as good as no entry. It also keeps a `RedisStore` in the same database
 #: from taking an entry for one of its records.
 VERSION = b"1"
 #: In the order of their checksum.
 FIELDS = (b"version", b"state", b"fence", b"task", b"fingerprint", b"payload")
-PREFIX = "cached"
+#: Before each key.
+PREFIX = "cached:"
 
 
 class Outcomes:
@@ -32,12 +33,10 @@ class Outcomes:
     Arguments:
         redis: The connections to the cache.
         max_age: Longest time in seconds that an entry is kept.
-        name: Tells the durable stores apart that share this cache.
     """
 
-    def __init__(self, redis: RedisStore, *, max_age: float, name: str = "") -> None:
+    def __init__(self, redis: RedisStore, *, max_age: float) -> None:
         self._redis, self._max_age = redis, max_age
-        self._prefix = f"{PREFIX}:{name}:" if name else f"{PREFIX}:"
 
     def find(self, key: str) -> Record | None:
         """Return the settled record that is kept under the key, or None.
@@ -45,21 +44,21 @@ class Outcomes:
         Raises:
             RecordUnreadable: what is kept there is damaged, or of another version.
         """
-        now, flat = self._redis._call("read", (self._prefix + key,), ())
+        now, flat = self._redis._call("read", (PREFIX + key,), ())
         return outcome_of(key, flat, int(now)) if flat else None
 
     def keep(self, record: Record, ttl: float) -> None:
         """Keep a settled record, at most for ``ttl`` seconds: the durable store knows it as long."""
         times = (ms(min(ttl, self._max_age)), ms(record.age), ms(ttl))
-        self._redis._call("fill", (self._prefix + record.key,), (record.fence, *times, *fields_of(record)))
+        self._redis._call("fill", (PREFIX + record.key,), (record.fence, *times, *fields_of(record)))
 
     def mark(self, key: str, task_id: str) -> None:
         """Remember that the callbacks of a task were dispatched."""
-        self._redis._call("mark", (self._prefix + key,), (task_id, ms(self._max_age)))
+        self._redis._call("mark", (PREFIX + key,), (task_id, ms(self._max_age)))
 
     def forget(self, key: str) -> None:
         """Forget a key, and keep nothing under it for as long as somebody may still come with what was forgotten."""
-        self._redis._call("forget", (self._prefix + key,), (ms(self._max_age),))
+        self._redis._call("forget", (PREFIX + key,), (ms(self._max_age),))
 
     def close(self) -> None:
         """Close the connections of this process."""

@@ -16,6 +16,7 @@ from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.cluster import ClusterStore
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.outcomes import PREFIX
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
 from celery_idempotent.stores.sqlite import SqliteStore
@@ -189,7 +190,7 @@ BEHIND_CACHE = "redis"
 
 def age_cached(store: CachedStore, key: str, seconds: float) -> None:
     KINDS[BEHIND_CACHE].age(store.durable, key, seconds)
-    entry, cache = store._outcomes._prefix + key, store._outcomes._redis._client
+    entry, cache = PREFIX + key, store._outcomes._redis._client
     if cache.type(entry) == b"hash":
         cache.eval(AGE_OUTCOME, 1, entry, round(seconds * 1000))
 

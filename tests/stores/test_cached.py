@@ -263,12 +263,6 @@ class TestWhatItAnswers:
         assert ask(store) == silent
         assert not redis_client.keys()
 
-    def test_two_durable_stores_share_a_cache_and_know_nothing_of_each_other(
-        self, front: Front, redis_url: str
-    ) -> None:
-        settled(front(redis_url, name="one"))
-        assert isinstance(ask(front(redis_url, name="two")), Lease)
-
     def test_the_cache_shares_its_database_with_a_store(self, store: CachedStore, redis_url: str) -> None:
         settled(store)
         neighbour = open_store(redis_url)
@@ -578,13 +572,21 @@ class TestUrls:
         assert hint in str(caught.value).replace("\n", " ")
         assert "hunter2" not in str(caught.value)
 
-    def test_the_same_store_has_the_same_name_whoever_logs_in(self) -> None:
-        def name(durable: str) -> str:
-            return CachedUrl.of(f"cached+{durable}?cache=redis://h").name
-
-        assert name("redis://:old@h/1") == name("redis://user:new@h/1")
-        names = {name(durable) for durable in ("redis://h/1", "redis://h/2", "redis://g/1", "rediss://h/1")}
-        assert len(names) == 4
+    def test_whoever_reaches_the_durable_store_by_whatever_name_meets_the_same_outcomes(
+        self, fresh_redis: Callable[[], str]
+    ) -> None:
+        """Else what is deleted through one name would go on being answered through another."""
+        durable, cache = fresh_redis(), fresh_redis()
+        urls = [durable, durable.replace("127.0.0.1", "localhost")]
+        one, other = (open_store(f"cached+{url}?cache={cache}") for url in urls)
+        assert isinstance(one, CachedStore)
+        assert isinstance(other, CachedStore)
+        settled(one)
+        assert refused(other).verdict is Verdict.COMPLETED
+        assert one.delete(KEY)
+        assert isinstance(ask(other), Lease)
+        for store in (one, other):
+            store.close()
 
     def test_only_a_redis_can_be_the_cache(self) -> None:
         with pytest.raises(ConfigurationError, match="RedisStore"):

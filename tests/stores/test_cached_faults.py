@@ -17,6 +17,7 @@ from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.records import Claim, Lease, Refusal
 from celery_idempotent.stores import cached, open_store
 from celery_idempotent.stores.cached import CachedStore
+from celery_idempotent.stores.outcomes import PREFIX
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.stores import benches
@@ -49,7 +50,6 @@ class Faults(Twins):
         direct = open_store(self.direct_url)
         assert isinstance(direct, CachedStore)
         self.direct, self.cache = direct, direct._outcomes._redis._client
-        self.entry = direct._outcomes._prefix
         self.stale: dict[str, Stale] = {}
 
     def teardown(self) -> None:
@@ -120,44 +120,44 @@ class Faults(Twins):
     @rule(key=KEYS)
     def an_entry_is_evicted(self, key: str) -> None:
         if self.direct.get(key) is not None:
-            self.cache.delete(self.entry + key)
+            self.cache.delete(PREFIX + key)
 
     def has(self, key: str, field: str) -> bool:
-        return self.cache.type(self.entry + key) == b"hash" and bool(self.cache.hexists(self.entry + key, field))
+        return self.cache.type(PREFIX + key) == b"hash" and bool(self.cache.hexists(PREFIX + key, field))
 
     @rule(key=KEYS, field=FIELDS, value=st.sampled_from([b"", b"\xff", b"1", b"completed"]))
     def an_entry_is_garbled(self, key: str, field: str, value: bytes) -> None:
         # The times are not part of the checksum, for the cache itself sets them.
         if self.has(key, field) and not (field in ("ended", "expires") and value == b"1"):
-            self.cache.hset(self.entry + key, field, value)
+            self.cache.hset(PREFIX + key, field, value)
 
     @rule(key=KEYS, field=FIELDS)
     def an_entry_loses_a_field(self, key: str, field: str) -> None:
         if self.has(key, field):
-            self.cache.hdel(self.entry + key, field)
+            self.cache.hdel(PREFIX + key, field)
 
     @rule(key=KEYS, task=TASKS)
     def an_entry_loses_a_mark(self, key: str, task: str) -> None:
         if self.has(key, f"announced:{task}"):
-            self.cache.hdel(self.entry + key, f"announced:{task}")
+            self.cache.hdel(PREFIX + key, f"announced:{task}")
 
     @rule(key=KEYS)
     def an_entry_becomes_something_else(self, key: str) -> None:
         if self.has(key, "state"):
-            self.cache.set(self.entry + key, "something else", ex=1000)
+            self.cache.set(PREFIX + key, "something else", ex=1000)
 
     @rule(key=KEYS)
     def an_entry_is_saved(self, key: str) -> None:
-        dump: Any = self.cache.dump(self.entry + key)
+        dump: Any = self.cache.dump(PREFIX + key)
         record = self.direct.get(key)
         if dump is not None and record is not None:
-            self.stale[key] = Stale(dump, self.cache.pttl(self.entry + key), record.fence)
+            self.stale[key] = Stale(dump, self.cache.pttl(PREFIX + key), record.fence)
 
     @rule(key=KEYS)
     def an_entry_comes_back_stale(self, key: str) -> None:
         record, stale = self.direct.get(key), self.stale.get(key)
         if stale is not None and record is not None and record.fence == stale.fence:
-            self.cache.restore(self.entry + key, stale.ttl, stale.dump, replace=True)
+            self.cache.restore(PREFIX + key, stale.ttl, stale.dump, replace=True)
 
 
 @pytest.mark.thorough
