@@ -156,6 +156,8 @@ class Client:
     def ask(self, claim: Claim) -> None:
         answer = self.note(claim.key, "acquire", claim, None, lambda: self.seat.store.acquire(claim))
         if isinstance(answer, Lease):
+            # One owner is one delivery: it asks again for what it did not hear of, and never holds two leases.
+            self.claims.remove(claim)
             self.leases.append(answer)
 
     def hold(self, verb: str, lease: Lease) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.records import (
     Claim,
     Lease,
@@ -244,14 +245,17 @@ class DeafRenewals(MemoryStore):
         return []
 
 
-class NewLeaseForTheSameOwner(MemoryStore):
-    """A reply that was lost is asked for again, and refused."""
+class RefusedForWantOfAReply(MemoryStore):
+    """Lose a reply now and then, and refuse who asks again for it."""
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         record = self.get(claim.key)
         if record is not None and record.owner == claim.owner and record.remaining:
             return Refusal(Verdict.CONFLICT, record)
-        return super().acquire(claim)
+        answer = super().acquire(claim)
+        if isinstance(answer, Lease) and claim.owner < "4":
+            raise StoreUnreachable("the reply was lost")
+        return answer
 
 
 class FencesThatRest(MemoryStore):
@@ -280,7 +284,7 @@ BROKEN = [
     StaleLooks,
     UncheckedRelease,
     DeafRenewals,
-    NewLeaseForTheSameOwner,
+    RefusedForWantOfAReply,
     FencesThatRest,
     SettledWithoutAWord,
 ]
