@@ -123,7 +123,9 @@ class Client:
             verb = self.random.choices(list(VERBS), list(VERBS.values()))[0]
             self.disturb(self.random)
             if verb in ("renew", "settle", "release") and self.leases:
-                self.hold(verb, self.random.choice(self.leases[-3:]))
+                lease = self.random.choice(self.leases[-3:])
+                for _ in range(self.random.choice((1, 1, 2))):  # whoever heard nothing does it again
+                    self.hold(verb, lease)
             elif verb in ("get", "delete"):
                 key = self.random.choice(self.keys)
                 self.note(key, verb, None, None, lambda: getattr(self.seat.store, verb)(key))  # noqa: B023 - called at once
