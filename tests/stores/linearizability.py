@@ -81,7 +81,9 @@ def short(value: Any) -> Any:
     match value:
         case Claim():
             sender = f" from {value.sender[:4]}" if value.sender else ""
-            return f"{value.task_id} attempt {value.attempt} copy {value.copy} by {value.owner[:4]}{sender}"
+            copy = f"copy {value.copy}{value.token}{' redelivered' if value.redelivered else ''}"
+            limits = f"fingerprint {value.fingerprint!r} crashes {value.max_crashes}"
+            return f"{value.task_id} attempt {value.attempt} {copy} {limits} by {value.owner[:4]}{sender}"
         case Lease():
             return f"lease {value.owner[:4]} fence {value.fence}"
         case Refusal():
