@@ -75,6 +75,8 @@ STORES = {
     "stores.nodes": {"redis"},
     "stores.cluster": {"redis"},
     "stores.sentinel": {"redis"},
+    "stores.outcomes": {"redis"},
+    "stores.cached": {"redis"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }

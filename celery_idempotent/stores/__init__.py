@@ -25,6 +25,8 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "rediss+sentinel": ("sentinel", "SentinelStore", ""),
     "sqlite": ("sqlite", "SqliteStore", ""),
     "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
+    # In front of any other scheme: cached+postgresql://...
+    "cached": ("cached", "CachedStore", ""),
 }
 
 
@@ -40,6 +42,8 @@ def open_store(url: str) -> Store:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.
     """
     scheme = url.partition("://")[0].lower() if "://" in url else ""
+    if scheme.startswith("cached+"):
+        scheme = "cached"
     if scheme not in SCHEMES:
         # Of two that are equally near, difflib takes the later in the alphabet: rediss+cluster:// for rediss+tls://.
         near = sorted(

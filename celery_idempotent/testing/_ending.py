@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ..errors import LeaseLost
+from ..errors import ConfigurationError, LeaseLost
 from ..records import Lease, Outcome, Reason, Release, State
 from ..stores.base import Store
 from ._asking import BROKEN, DONE, KEY, LEASE, OUTCOMES, RESULT, Ages, free, known, retry, take
@@ -104,3 +104,10 @@ class EndingFacts(Ages):
         lease = take(store)
         assert store.release(Lease(lease.claim, 0), Release(Reason.CRASHED))
         assert known(store).state is State.RELEASED
+
+    def test_nothing_is_settled_within_what_is_no_transaction(self, store: Store) -> None:
+        """A store that can settle in a transaction wants one, and the others cannot."""
+        lease = take(store)
+        with pytest.raises(ConfigurationError):
+            store.settle_within(lease, DONE, ttl=RESULT, using=object())
+        assert known(store).owner == lease.owner

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 
 from ..records import Outcome, Reason, State
 from ..stores.base import Store
-from ._asking import DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, copy, free, known, retry, take, verdict
+from ._asking import DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, copy, free, known, refused, retry, take, verdict
 
 
 class KeepingFacts(Ages):
@@ -85,6 +88,35 @@ class KeepingFacts(Ages):
         assert not store.announce(KEY, "a")
         assert known(store).announced == frozenset()
 
+    def test_a_record_tells_how_long_it_is_kept_where_the_store_knows(self, store: Store) -> None:
+        lease = take(store)
+        kept = [(known(store).retention, LEASE + KEEP)]
+        free(store, lease, Reason.FAILED)
+        kept.append((known(store).retention, KEEP))
+        store.settle(take(store), DONE, ttl=RESULT)
+        kept += [(record.retention, RESULT) for record in (known(store), refused(store)[1], *store.scan())]
+        self.age(store, KEY, RESULT - 100)
+        kept.append((known(store).retention, 100))
+        for told, expected in kept:
+            assert told == 0 or expected - 30 < told <= expected + 1
+
+    def test_a_record_may_be_kept_for_years(self, store: Store) -> None:
+        years = 10 * 365 * 86400
+        store.settle(take(store, lease_ttl=0.5, keep_ttl=years), DONE, ttl=years)
+        self.age(store, KEY, years - 100)
+        assert known(store).payload == DONE.payload
+        self.age(store, KEY, 101)
+        assert store.get(KEY) is None
+
+    def test_to_look_at_a_record_keeps_it_no_longer(self, store: Store) -> None:
+        store.settle(take(store), DONE, ttl=RESULT)
+        self.age(store, KEY, RESULT - 10)
+        assert known(store) is not None
+        assert len(list(store.scan())) == 1
+        store.announce(KEY, "a")
+        self.age(store, KEY, 11)
+        assert store.get(KEY) is None
+
     def test_a_key_that_nobody_asked_for_has_no_record(self, store: Store) -> None:
         assert store.get(KEY) is None
 
@@ -125,6 +157,24 @@ class KeepingFacts(Ages):
             take(store, key)
         assert {record.key for record in store.scan(prefix="many:")} == expected
 
+    def test_a_record_that_is_found_says_what_it_says_when_it_is_looked_up(self, store: Store) -> None:
+        store.settle(take(store, "a:1", fingerprint="f"), DONE, ttl=RESULT)
+        store.announce("a:1", "b b")
+        retry(store, take(store, "a:2"))
+        take(store, "a:3", holder="host:1", task_id="☃ b")
+        for found in store.scan(prefix="a:"):
+            assert replace(found, age=0, remaining=0) == replace(known(store, found.key), age=0, remaining=0)
+
+    def test_who_looks_for_records_may_stop_looking(self, store: Store) -> None:
+        """As often as a store has connections, and more."""
+        for number in range(3):
+            take(store, f"{KEY}-{number}")
+        for _ in range(50):
+            looking = iter(store.scan())
+            next(looking)
+            del looking
+        assert len(list(store.scan())) == 3
+
     def test_what_was_forgotten_is_not_found(self, store: Store) -> None:
         take(store)
         self.age(store, KEY, LEASE + KEEP + 1)
@@ -137,3 +187,21 @@ class KeepingFacts(Ages):
         assert store.purge() in (0, 1)
         assert store.purge() == 0
         assert [record.key for record in store.scan()] == ["new"]
+
+    def test_purging_may_be_told_to_stop_early(self, store: Store) -> None:
+        for number in range(5):
+            take(store, f"old-{number}")
+            self.age(store, f"old-{number}", LEASE + KEEP + 1)
+        take(store, "new")
+        assert 0 <= store.purge(2) <= 2
+        assert store.purge(0) == 0
+        assert store.purge() <= 5
+        assert store.purge() == 0
+        assert [record.key for record in store.scan()] == ["new"]
+
+    def test_a_schema_that_was_applied_is_complete_and_may_be_applied_again(self, store: Store) -> None:
+        lease = take(store)
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(lambda _: store.apply_schema(), range(4)))
+        assert store.pending_schema() == ""
+        assert known(store).owner == lease.owner

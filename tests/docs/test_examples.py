@@ -55,7 +55,7 @@ def oldest_unacked(broker: redis.Redis) -> float:
 
 def test_every_example_is_tested() -> None:
     examples = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"namespaced"}
-    assert examples == {"shop", "tutorial", "payment", "retries", "namespaced"}
+    assert examples == {"shop", "tutorial", "payment", "retries", "namespaced", "folder_store"}
 
 
 @pytest.mark.smoke

@@ -10,7 +10,7 @@ import pytest
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.cluster import ClusterStore
 from celery_idempotent.stores.redis import RedisStore
-from tests.stores.kinds import KINDS, Kind
+from tests.stores.kinds import BEHIND_CACHE, KINDS, Kind
 
 
 @pytest.fixture
@@ -51,6 +51,13 @@ def redis_store(redis_url: str, opened: Callable[..., RedisStore]) -> RedisStore
 def memory_url() -> str:
     """The URL of a store in this process."""
     return "memory://"
+
+
+@pytest.fixture
+def cached_url(request: pytest.FixtureRequest, fresh_redis: Callable[[], str]) -> str:
+    """The URL of an empty store behind an empty cache."""
+    durable: str = request.getfixturevalue(KINDS[BEHIND_CACHE].fixture)
+    return f"cached+{durable}{'&' if '?' in durable else '?'}cache={fresh_redis()}"
 
 
 @pytest.fixture(
