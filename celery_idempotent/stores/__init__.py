@@ -17,6 +17,8 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "redis": ("redis", "RedisStore", ""),
     "rediss": ("redis", "RedisStore", ""),
     "unix": ("redis", "RedisStore", ""),
+    "postgresql": ("postgres", "PostgresStore", "postgres"),
+    "postgres": ("postgres", "PostgresStore", "postgres"),
 }
 
 
@@ -24,7 +26,8 @@ def open_store(url: str) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Arguments:
-        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, or ``memory://`` for one process.
+        url: ``redis://``, ``rediss://`` or ``unix://`` as redis-py takes them, ``postgresql://`` as libpq takes it, or
+            ``memory://`` for one process.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.

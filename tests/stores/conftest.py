@@ -10,6 +10,9 @@ import pytest
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import RedisStore
 from tests.stores.kinds import KINDS, Kind
+from tests.stores.postgres import fresh_postgres, own_postgres, postgres_server, postgres_url
+
+__all__ = ["fresh_postgres", "own_postgres", "postgres_server", "postgres_url"]
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ from typing import Any
 
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
+from tests.stores.postgres import age_postgres, age_postgres_fence, empty_postgres
 
 __all__ = ["KINDS", "Kind", "kind_of"]
 
@@ -88,6 +90,7 @@ def empty_memory(store: MemoryStore) -> None:
 KINDS: dict[str, Kind] = {
     "memory": Kind("memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis),
+    "postgres": Kind("postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres),
 }
 
 
