@@ -68,7 +68,9 @@ class Place:
                 else:
                     rest.append((name, value))
             conninfo = base + ("?" + urlencode(rest, quote_via=quote) if rest else "")
-            conninfo_to_dict(conninfo)
+            ports = str(conninfo_to_dict(conninfo).get("port") or "")
+            if not ports.replace(",", "0").isdecimal() and ports:  # libpq says so only when it connects
+                raise ValueError("the port is no number")
         except (ValueError, psycopg.ProgrammingError) as error:
             # What libpq could not read may be the password.
             why = "" if "@" in url else f" ({str(error).strip()})"

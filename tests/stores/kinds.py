@@ -31,6 +31,7 @@ class Kind:
         age_fence: Makes the current lease look as if it had been taken so much earlier, for the ten renewals.
         empty: Forgets everything, also between the examples of a state machine.
         shared: Whether other processes that open the same URL see the same records.
+        examples: How many runs of the state machine compare it with the memory store.
     """
 
     fixture: str
@@ -39,6 +40,7 @@ class Kind:
     age_fence: Callable[[Any, str, float], None]
     empty: Callable[[Any], None]
     shared: bool = True
+    examples: int = 300
 
 
 # A record without an expiry would be a fault that ageing must not hide: `PTTL` is -1 then, and it vanishes at once.
@@ -90,7 +92,7 @@ def empty_memory(store: MemoryStore) -> None:
 KINDS: dict[str, Kind] = {
     "memory": Kind("memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis),
-    "postgres": Kind("postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres),
+    "postgres": Kind("postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres, examples=60),
 }
 
 
