@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
+from selectors import DefaultSelector
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
 import psycopg
-from psycopg import pq, waiting
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
 from .postgres_errors import REPEATABLE
@@ -46,21 +47,23 @@ class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
     seconds = TIMEOUT
 
     def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
-        """Consume a generator of psycopg's, and raise `NoAnswer` when the time is up."""
-        limited = _limited(gen, monotonic() + self.seconds, self.seconds)
-        return waiting.wait(limited, self.pgconn.socket, interval=0.1)
+        """Consume a generator of psycopg's, and raise `NoAnswer` when the time is up.
 
-
-def _limited(gen: Generator[Any, Any, Any], end: float, seconds: float) -> Generator[Any, Any, Any]:
-    try:
-        wanted = next(gen)
-        while True:
-            ready = yield wanted
-            if ready == waiting.READY_NONE and monotonic() >= end:
-                raise NoAnswer(f"no answer within {seconds:g} s")
-            wanted = gen.send(ready)
-    except StopIteration as done:
-        return done.value
+        Not with psycopg's own wait, of which only newer ones take a timeout.
+        """
+        end = monotonic() + self.seconds
+        try:
+            wanted = next(gen)
+            with DefaultSelector() as selector:  # of greenlets, where they are patched in
+                while True:
+                    key = selector.register(self.pgconn.socket, wanted)
+                    ready = selector.select(max(0.0, end - monotonic()))
+                    if not ready:
+                        raise NoAnswer(f"no answer within {self.seconds:g} s")
+                    selector.unregister(key.fd)
+                    wanted = gen.send(ready[0][1])
+        except StopIteration as done:
+            return done.value
 
 
 class Slot:

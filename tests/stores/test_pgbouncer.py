@@ -40,6 +40,7 @@ def bounced(bouncer: Bouncer) -> Iterator[PostgresStore]:
         store.close()
 
 
+@pytest.mark.thorough
 class TestThroughPgBouncer(StoreContract):
     @pytest.fixture
     def store(self, bounced: PostgresStore) -> PostgresStore:
