@@ -36,7 +36,7 @@ def measure(kind: str, url: str, *, records: int) -> list[Figure]:
         thread = threading.Thread(target=lambda: removed.append(purging.store.purge()))
         seconds: list[float] = []
         took = timed(lambda: _while(thread, lambda: seconds.append(timed(serving.guarded))))
-    assert removed and removed[0] >= expired * 0.9, (removed, expired)  # tasks purge in passing, too
+    assert sum(removed) >= expired * 0.9, (removed, expired)  # tasks purge in passing, too
     seconds.sort()
     p99, worst = seconds[int(0.99 * (len(seconds) - 1))], seconds[-1]
     note = f"{len(seconds)} first runs beside it; alone p99 {alone[-6] * 1e3:.1f}, worst {alone[-1] * 1e3:.1f} ms"

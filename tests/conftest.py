@@ -14,7 +14,12 @@ from tests.cluster import Cluster
 from tests.proxy import Proxy
 from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
 
-pytest_plugins = ["tests.celery.fixtures", "tests.stores.sqlite_fixtures", "tests.stores.dynamodb_fixtures"]
+pytest_plugins = [
+    "tests.celery.fixtures",
+    "tests.stores.sqlite_fixtures",
+    "tests.stores.dynamodb_fixtures",
+    "tests.stores.postgres",
+]
 
 WORKER_DIRECTORIES = ("celery", "faults", "gauntlet")
 

@@ -23,6 +23,8 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "rediss+cluster": ("cluster", "ClusterStore", ""),
     "redis+sentinel": ("sentinel", "SentinelStore", ""),
     "rediss+sentinel": ("sentinel", "SentinelStore", ""),
+    "postgresql": ("postgres", "PostgresStore", "postgres"),
+    "postgres": ("postgres", "PostgresStore", "postgres"),
     "sqlite": ("sqlite", "SqliteStore", ""),
     "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
     # In front of any other scheme: cached+postgresql://...

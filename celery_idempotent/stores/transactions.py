@@ -54,7 +54,9 @@ def _of_sqlalchemy(using: Any) -> Any:
     connection = using.connection() if _is_session(using) else using
     if not hasattr(connection, "in_transaction"):  # an Engine, an AsyncSession
         return using
-    if connection.get_isolation_level() == "AUTOCOMMIT":
+    # Of an engine in this mode the driver's connection tells, and the store asks that; asking the server costs a
+    # statement.
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise no_transaction("its isolation level is AUTOCOMMIT")
     if not connection.in_transaction():
         raise no_transaction("the Connection has begun none: use `with engine.begin() as connection`")

@@ -17,9 +17,11 @@ from celery_idempotent.stores.cluster import ClusterStore
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.outcomes import PREFIX
+from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
 from celery_idempotent.stores.sqlite import SqliteStore
+from tests.stores.postgres import age_postgres, age_postgres_fence, empty_postgres
 
 __all__ = ["BEHIND_CACHE", "KINDS", "Kind", "kind_of", "lead", "port_of"]
 
@@ -41,6 +43,7 @@ class Kind:
             is no server. `lead` does it for every URL that says ``127.0.0.1:port``.
         beyond_rules: Why what concurrent clients see of it need not be what one at a time would see, if so; its
             histories are not checked then.
+        examples: How many runs of the state machine compare it with the memory store.
     """
 
     fixture: str
@@ -51,6 +54,7 @@ class Kind:
     shared: bool = True
     everywhere: bool = False
     rounds: int = 20
+    examples: int = 300
     through: Callable[[str, int], str] | None = None
     beyond_rules: str = ""
 
@@ -213,6 +217,9 @@ KINDS: dict[str, Kind] = {
     ),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis, everywhere=True, through=lead),
     "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite, everywhere=True),
+    "postgres": Kind(
+        "postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres, examples=60, through=lead
+    ),
     "cluster": Kind("cluster_url", ClusterStore, age_cluster, age_cluster_fence, empty_cluster),
     "dynamodb": Kind(
         "dynamodb_url",
@@ -221,6 +228,7 @@ KINDS: dict[str, Kind] = {
         age_dynamodb_fence,
         empty_dynamodb,
         rounds=3,
+        examples=45,
         through=lead,
         beyond_rules="its fences may fall when a record is deleted; a lease beside a crash loop is to be looked into",
     ),

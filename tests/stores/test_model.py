@@ -25,7 +25,7 @@ from tests.stores import benches
 from tests.stores.kinds import KINDS, Kind
 
 LEASE, KEEP, RESULT, RETRY_IN = 65.0, 1010.0, 500.0, 35.0
-EXAMPLES, STEPS = 300, 50
+STEPS = 50
 
 KEYS = st.sampled_from(["one", "two"])
 TASKS = st.sampled_from(["", "a", "b", "c"])
@@ -192,6 +192,7 @@ def compare(ours: Record | None, theirs: Record | None) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "memory"])
 def test_a_store_answers_like_the_memory_store(request: pytest.FixtureRequest, name: str) -> None:
     class Machine(Twins):
@@ -201,7 +202,7 @@ def test_a_store_answers_like_the_memory_store(request: pytest.FixtureRequest, n
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=EXAMPLES * KINDS[name].rounds // 20,
+            max_examples=Machine.kind.examples,
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -1,0 +1,232 @@
+"""PostgreSQL 13 and newer, by psycopg 3.
+
+One row per record and one function per verb, so one statement and one round trip per verb; the server's clock is the
+clock. The functions are made with the table, by ``celery-idempotent schema --apply``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from ..errors import LeaseLost, StoreUnreachable
+from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
+from .base import Store
+from .postgres_connections import Connections
+from .postgres_errors import NO_SCHEMA, translated
+from .postgres_rows import COLUMNS, claim_args, lease_args, outcome_args, record_of, release_args, stored
+from .postgres_schema import VERSION, Schema
+from .postgres_transactions import answer_within, caller_connection, elsewhere
+from .postgres_urls import Place
+
+__all__ = ["PostgresStore"]
+
+#: Leases that one statement renews, records that one statement reads or purges.
+RENEWED, READ, PURGED = 1000, 500, 500
+#: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
+BUSY, LOOK_EVERY = 1.0, 0.02
+#: Seconds a statement of the schema may take.
+SCHEMA_SECONDS = 60.0
+
+
+class PostgresStore(Store):
+    """Keep the records in a table of PostgreSQL.
+
+    Weaker than the contract where a failover loses transactions that were not replicated (``synchronous_commit``).
+    A holder that has settled within an open transaction keeps its lease until that ends; while it does, claims get
+    `Verdict.CONFLICT` without being counted as waiting, renewals count as held, and a release that meets it for longer
+    than a second answers true and leaves the lease to run out.
+
+    Arguments:
+        place: Where the records are.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._connections = Connections(place)
+        self._schema = schema = Schema(place)
+        self._home = ""  # learned when first needed: see home.sql
+        columns = ", ".join(COLUMNS)
+        record = ", ".join(f"(a.r).{name}" for name in COLUMNS)
+        render = schema.render
+        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({_marks(13)}) a")
+        self._renew = render(f"select {{renew}}({_marks(9)})")
+        self._settle = render(f"select {{settle}}({_marks(9)})")
+        self._release = render(f"select {{release}}({_marks(6)})")
+        self._get = render(f"select {{now}}, {columns} from {{table}} where key = %s and expires > {{now}}")
+        self._page = render(
+            f"select {{now}}, {columns} from {{table}} where key > %s and key >= %s and expires > {{now}}"
+        )
+
+    @classmethod
+    def from_url(cls, url: str) -> PostgresStore:
+        """Return a store on the server that ``url`` names (``postgresql://`` or ``postgres://``).
+
+        Arguments:
+            url: As libpq takes it; its query may also carry ``schema`` and ``table`` (default: ``public`` and
+                ``idempotency``), and ``connections``, the most of one process (default: 8).
+
+        Raises:
+            ConfigurationError: the URL cannot be parsed, or an option is wrong.
+        """
+        return cls(Place.of_url(url))
+
+    def acquire(self, claim: Claim) -> Lease | Refusal:
+        ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
+        record = record_of(row, now)
+        if verdict == "lease":
+            return Lease(claim, record.fence, taken_over=took_over, crashes=record.crashes)
+        return Refusal(Verdict(verdict), record)
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        lost: list[Lease] = []
+        for start in range(0, len(leases), RENEWED):
+            batch = leases[start : start + RENEWED]
+            places = sorted(place for (place,) in self._run(self._renew, lease_args(batch)))
+            lost += [batch[place - 1] for place in places]
+        return lost
+
+    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        answer = self._unless_busy(self._settle, outcome_args(lease, outcome, ttl, None))
+        if answer == "busy":
+            raise StoreUnreachable(
+                f"The record of {lease.key!r} in the idempotency store {self._place.shown} is held by an open "
+                "transaction that settles it: nothing was settled by this call. Commit it, or roll it back."
+            )
+        self._held(answer, lease)
+
+    def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
+        """Record how the operation ended in the caller's own open transaction: it counts when that commits.
+
+        One statement on the caller's connection, and no commit. The row is locked until the transaction ends.
+
+        Arguments:
+            lease: The lease.
+            outcome: How the operation ended.
+            ttl: Seconds the record is kept.
+            using: A connection of psycopg, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a Django
+                database, in a transaction in the database of the store.
+
+        Raises:
+            LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
+            ConfigurationError: there is no transaction open, or it is in another database.
+        """
+        connection = caller_connection(using)
+        home = self._home or self._find_home()
+        while True:
+            args = outcome_args(lease, outcome, ttl, home)
+            where = {"shown": self._place.shown, "table": self._schema.names["table"]}
+            answer = answer_within(connection, self._settle, args, **where)
+            if answer != "elsewhere":
+                return self._held(answer, lease)
+            known, home = home, self._find_home()  # the server may have been upgraded since
+            if home == known:
+                raise elsewhere(connection, **where)
+
+    def release(self, lease: Lease, release: Release) -> bool:
+        return self._unless_busy(self._release, release_args(lease, release)) != "lost"
+
+    def announce(self, key: str, task_id: str) -> bool:
+        return bool(self._said("select {announce}(%s, %s)", stored(key), task_id))
+
+    def get(self, key: str) -> Record | None:
+        rows = self._run(self._get, (stored(key),))
+        return record_of(rows[0][1:], rows[0][0]) if rows else None
+
+    def delete(self, key: str) -> bool:
+        return bool(self._said("select {forget}(%s)", stored(key)))
+
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        first, last = stored(prefix), ""
+        query, bounds = self._page, [first]
+        if upper := _after(first):
+            query, bounds = f"{query} and key < %s", [first, upper]
+        if state is not None:  # in the text, for the sake of the partial index
+            query = f"{query} and state = '{state.value}'"
+        while rows := self._run(f"{query} order by key limit {READ}", (last, *bounds)):
+            last = rows[-1][1]
+            for now, *row in rows:
+                yield record_of(row, now)
+
+    def purge(self, limit: int | None = None) -> int:
+        purged = 0
+        while limit is None or purged < limit:
+            most = PURGED if limit is None else min(PURGED, limit - purged)
+            gone = self._said("select {purge}(%s)", most)
+            purged += gone
+            if gone < most:
+                break
+        return purged
+
+    def pending_schema(self) -> str:
+        return self._schema.statements() if self._version() < VERSION else ""
+
+    def apply_schema(self) -> None:
+        if self._version() >= VERSION:
+            return
+        try:
+            with self._connections.connect(SCHEMA_SECONDS) as connection, connection.transaction():
+                connection.execute(self._schema.turn.encode())
+                connection.execute(self._schema.statements().encode())
+        except psycopg.Error as error:
+            raise translated(error, self._place.shown) from error
+
+    def ping(self) -> None:
+        if self._said("select pg_is_in_recovery() from {meta}"):
+            raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _version(self) -> int:
+        """Return the version of the schema in the database; 0 if there is none."""
+        try:
+            return int(self._connections.run(self._schema.version)[0][0])
+        except NO_SCHEMA:
+            return 0
+        except psycopg.Error as error:
+            raise translated(error, self._place.shown) from error
+
+    def _find_home(self) -> str:
+        self._home = str(self._said("select {home}()"))
+        return self._home
+
+    def _held(self, answer: str, lease: Lease) -> None:
+        if answer == "lost":
+            raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+
+    def _unless_busy(self, statement: str, args: Sequence[Any]) -> str:
+        """Run a statement again while an open transaction has the row, for a while."""
+        end = monotonic() + BUSY
+        while True:
+            answer = str(self._run(statement, args)[0][0])
+            if answer != "busy" or monotonic() >= end:
+                return answer
+            time.sleep(LOOK_EVERY)
+
+    def _said(self, query: str, *args: Any) -> Any:
+        return self._run(self._schema.render(query), args)[0][0]
+
+    def _run(self, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return self._connections.run(statement, args)
+        except psycopg.Error as error:
+            raise translated(error, self._place.shown) from error
+
+
+def _marks(count: int) -> str:
+    return ", ".join(["%s"] * count)
+
+
+def _after(prefix: str) -> str:
+    """Return the first text after all that begin with this prefix; "" if there is none."""
+    while prefix:
+        code = ord(prefix[-1])
+        if code < 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
+        prefix = prefix[:-1]
+    return ""

@@ -1,0 +1,65 @@
+"""The table and its functions: their names, their versions, and how they come into a database."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cached_property
+from importlib import resources
+
+from .postgres_urls import Place
+
+__all__ = ["VERSION", "Schema"]
+
+#: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there; the
+#: functions carry the version in their names, so that workers of two versions run side by side during an upgrade.
+VERSION = 1
+FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep")
+FUNCTIONS = ("home", "grant", "acquire", "renew", "settle", "release", "announce", "forget", "purge")
+NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+
+class Schema:
+    """The names of one store's table and functions, and the statements that make them.
+
+    Arguments:
+        place: Where the records are.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        schema, name = f'"{place.schema}"', place.table
+        #: tells this table's claims from others that queue in the same database
+        seed = zlib.crc32(f"{place.schema}.{name}".encode())
+        self.names = {
+            "schema": schema,
+            "name": name,
+            "table": f'{schema}."{name}"',
+            "fences": f'{schema}."{name}_fences"',
+            "meta": f'{schema}."{name}_meta"',
+            "now": NOW,
+            "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
+            **{word: f'{schema}."{name}_{word}_{VERSION}"' for word in FUNCTIONS},
+        }
+        self._seed = seed
+
+    def render(self, text: str) -> str:
+        """Return the text with the names in place of the words in braces."""
+        for word, name in self.names.items():
+            text = text.replace("{" + word + "}", name)
+        return text
+
+    @cached_property
+    def version(self) -> str:
+        """The query for the version that a database has; it has no meta table where there is none."""
+        return self.render("select version from {meta}")
+
+    def statements(self) -> str:
+        """Return what makes the schema, or upgrades it from any older version."""
+        folder = resources.files(__package__) / "sql"
+        files = [(folder / f"{name}.sql").read_text(encoding="utf-8") for name in FILES]
+        return self.render("\n".join([*files, f"update {{meta}} set version = {VERSION} where version < {VERSION};"]))
+
+    @cached_property
+    def turn(self) -> str:
+        """The statement after which no other process makes or upgrades this schema until we have committed."""
+        return f"set local lock_timeout = '10s'; select pg_advisory_xact_lock(1768191333, {self._seed % 2**31})"

@@ -1,0 +1,42 @@
+-- Take the lease on a key, or say why not (rules.acquire in Python). Claims of one key queue for a moment; a row that is
+-- locked all the same is in the hands of an open transaction that settles it, and is not waited for: conflict.
+create or replace function {acquire}(c_key text, c_owner text, c_task text, c_attempt bigint, c_copy integer,
+  c_token text, c_again boolean, c_sender text, c_print text, c_most bigint, c_lease bigint, c_keep bigint,
+  c_holder text, out verdict text, out clock bigint, out took_over boolean, out r {table})
+language plpgsql set lock_timeout = '1500ms' as $$
+declare queued boolean := false; known boolean; gone boolean; mine boolean; running boolean; handed boolean;
+  mark jsonb := jsonb_build_array(c_attempt, c_copy, c_token); last jsonb; died bigint; old bigint;
+begin loop
+  if queued then select * into r from {table} t where t.key = c_key for update skip locked; end if;
+  known := queued and found;
+  if not known then select * into r from {table} t where t.key = c_key; end if;
+  clock := {now}; gone := r.expires <= clock; mine := r.task_id = c_task; running := r.state = 'in_progress';
+  took_over := false;
+  verdict := case when not gone and r.state in ('completed', 'failed') then r.state end;
+  if not gone and not mine and r.state <> 'released' and '' not in (c_print, r.fingerprint)
+    and r.fingerprint <> c_print then verdict := 'key_reused'; end if;
+  if verdict is not null then return; end if; -- what is settled stays so: no lock was needed
+  if not queued then perform {queue}; queued := true; continue; end if;
+  if not known and gone then perform from {table} t where t.key = c_key for update; continue; end if; -- a purge has it
+  if not known and r.key is not null then verdict := 'conflict'; return; end if;
+  old := coalesce(r.fence, 0);
+  if gone then delete from {table} t where t.key = c_key; r := null; known := false; running := null; end if;
+  if running and r.owner = c_owner then -- our first reply was lost, perhaps long ago, and we count the lease from now
+    update {table} t set lease_end = clock + c_lease, expires = clock + c_lease + c_keep where t.key = c_key
+      returning * into r;
+    verdict := 'lease'; return; end if;
+  last := r.waiting -> c_task; handed := running and c_sender <> '' and c_sender = r.owner;
+  if c_again and (c_attempt < (r.attempts ->> c_task)::bigint or (c_copy > 0 and last - 2 = mark - 2 and last <> mark)
+    or (c_attempt, c_copy) < ((last ->> 0)::bigint, (last ->> 1)::integer)) then verdict := 'superseded'; return; end if;
+  if running and r.lease_end > clock and not handed or r.state = 'released' and r.not_before > clock and not mine then
+    update {table} t set waiting = t.waiting || jsonb_build_object(c_task, mark)
+      where t.key = c_key and last is distinct from mark;
+    verdict := 'conflict'; return; end if;
+  took_over := coalesce(running and not handed, false); died := coalesce(r.crashes, 0) + took_over::integer;
+  if mine and died >= c_most and (took_over or c_again or r.reason = 'crashed') then
+    update {table} t set state = 'released', owner = '', reason = 'crash_loop', not_before = 0, crashes = died
+      where t.key = c_key returning * into r;
+    verdict := 'crash_loop'; return; end if;
+  r := {grant}(r, known, old, died, clock, c_key, c_owner, c_task, c_attempt, c_print, c_lease, c_keep, c_holder);
+  if r.key is not null then verdict := 'lease'; return; end if; -- else somebody restored it meanwhile
+end loop; end $$;

@@ -1,0 +1,36 @@
+-- Record the outcome if the lease is still ours (rules.settle in Python): settled, lost, or busy, if an open transaction
+-- has the row. c_home is null in a transaction of our own; in the caller's it names the store's database (see home.sql),
+-- and the row is waited for: there is nobody to answer busy to.
+create or replace function {settle}(c_key text, c_owner text, c_fence bigint, c_task text, c_print text, c_state text,
+  c_payload bytea, c_ttl bigint, c_home text, out answer text) language plpgsql set lock_timeout = '1500ms' as $$
+declare r {table}; clock bigint;
+begin
+  if c_home is null then
+    perform {queue};
+    select * into r from {table} t where t.key = c_key for update skip locked;
+  elsif c_home <> {home}() then
+    answer := 'elsewhere'; return;
+  else
+    select * into r from {table} t where t.key = c_key and (t.owner = c_owner or t.expires <= {now}) for update;
+  end if;
+  if not found then
+    select * into r from {table} t where t.key = c_key;
+    if found and c_home is null and r.state = 'in_progress' and r.owner = c_owner then answer := 'busy'; return; end if;
+  end if;
+  clock := {now};
+  if r.expires > clock then
+    if r.state = c_state and r.fence = c_fence then answer := 'settled'; return; end if; -- our first reply was lost
+    if r.state <> 'in_progress' or r.owner <> c_owner then answer := 'lost'; return; end if;
+    update {table} t set state = c_state, owner = '', holder = '', since = 0, lease_end = 0, not_before = 0, crashes = 0,
+      reason = '', payload = c_payload, ended = clock, expires = clock + c_ttl, waiting = '{}', attempts = '{}'
+      where t.key = c_key;
+    answer := 'settled'; return;
+  end if;
+  -- The server lost its data, and nobody has claimed the key since.
+  insert into {table} as t (key, state, fence, task_id, fingerprint, payload, ended, expires)
+    values (c_key, c_state, c_fence, c_task, c_print, c_payload, clock, clock + c_ttl)
+    on conflict (key) do update set (state, fence, owner, task_id, holder, fingerprint, payload, ended, expires, waiting,
+      attempts, announced) = (excluded.state, excluded.fence, '', excluded.task_id, '', excluded.fingerprint,
+      excluded.payload, excluded.ended, excluded.expires, '{}', '{}', '{}') where t.expires <= clock;
+  answer := case when found then 'settled' when c_home is null then 'busy' else 'lost' end;
+end $$;

@@ -1,0 +1,353 @@
+"""PostgreSQL: servers that die, stop, restart or refuse, and connections that threads, forks and greenlets share."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent.records import Lease, Refusal, State
+from celery_idempotent.stores import open_store
+from celery_idempotent.stores.postgres import PostgresStore
+from celery_idempotent.stores.postgres_connections import _INHERITED
+from tests.postgres import PostgresServer
+from tests.proxy import Proxy
+from tests.servers import free_port
+from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.stores.postgres import run, with_schema
+
+Opens = Callable[[str], PostgresStore]
+#: Of a call that must not take longer than its timeouts of 2 s each, on a machine that is busy with other things.
+SOON = 15.0
+
+
+@pytest.fixture
+def opens() -> Iterator[Opens]:
+    stores: list[PostgresStore] = []
+
+    def open_one(url: str) -> PostgresStore:
+        stores.append(PostgresStore.from_url(url))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(postgres_url: str, opens: Opens) -> PostgresStore:
+    return opens(postgres_url)
+
+
+def backends(store: PostgresStore) -> list[Any]:
+    return [slot.connection.info.backend_pid for slot in store._connections._idle if slot.connection]
+
+
+def test_a_store_is_opened_by_both_names_of_the_scheme(postgres_url: str) -> None:
+    for url in (postgres_url, postgres_url.replace("postgresql://", "postgres://")):
+        store = open_store(url)
+        assert isinstance(store, PostgresStore)
+        store.ping()
+        store.close()
+
+
+def test_one_thread_uses_one_connection(store: PostgresStore) -> None:
+    for number in range(20):
+        take(store, f"key-{number}")
+    assert len(backends(store)) == 1
+
+
+def test_many_threads_share_the_connections_that_the_url_allows(postgres_url: str, opens: Opens) -> None:
+    store = opens(f"{postgres_url}&connections=3")
+    with ThreadPoolExecutor(30) as crowd:
+        leases = list(crowd.map(lambda number: take(store, f"key-{number}"), range(120)))
+    assert len(leases) == 120
+    assert len(backends(store)) == 3
+
+
+def test_who_finds_all_connections_taken_for_long_opens_one_more(
+    postgres_url: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease must not run out for want of a connection."""
+    monkeypatch.setattr("celery_idempotent.stores.postgres_connections.PATIENCE", 0.05)
+    store = opens(f"{postgres_url}&connections=1")
+    taken = store._connections._take()
+    take(store)
+    store._connections._idle.append(taken)
+
+
+def test_a_slot_that_an_interruption_has_lost_makes_room_for_another(postgres_url: str, opens: Opens) -> None:
+    store = opens(f"{postgres_url}&connections=1")
+    slot = store._connections._take()
+    del slot
+    gc.collect()
+    take(store)
+    assert len(backends(store)) == 1
+
+
+def test_a_connection_that_was_interrupted_is_used_no_more(store: PostgresStore) -> None:
+    """The reply that is still on its way would be taken for that of the next statement."""
+    take(store)
+    (before,) = backends(store)
+    (slot,) = store._connections._idle
+    assert slot.connection is not None
+    slot.connection.pgconn.send_query(b"select 'a stranger'")
+    assert known(store).state is State.IN_PROGRESS
+    take(store, "another")
+    assert before not in backends(store)
+
+
+def test_a_connection_that_the_server_closed_is_replaced_without_a_word(store: PostgresStore) -> None:
+    with ThreadPoolExecutor(4) as crowd:
+        list(crowd.map(lambda number: take(store, f"key-{number}"), range(40)))
+    for _ in range(2):
+        for pid in backends(store):
+            with psycopg.connect(store._place.conninfo, autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+        assert take(store, os.urandom(4).hex())
+
+
+def test_a_child_opens_connections_of_its_own_and_its_end_does_not_end_its_parents(store: PostgresStore) -> None:
+    lease = take(store)
+    (parents,) = backends(store)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            known(store)
+            os.write(writing, b"%d %d" % (backends(store)[0], len(_INHERITED)))
+            store.close()
+            _INHERITED.clear()  # even if they were collected
+            gc.collect()
+        except BaseException as error:  # noqa: BLE001 - it must not reach pytest, of which this is a copy
+            os.write(writing, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().split()
+    os.waitpid(child, 0)
+    assert said[1:] == [b"1"], said
+    assert int(said[0]) != parents
+    assert store.renew([lease]) == []
+    assert backends(store) == [parents]
+
+
+GREENLETS = """
+from gevent import monkey; monkey.patch_all()
+import sys, gevent
+from celery_idempotent.stores import open_store
+from celery_idempotent.records import Claim, Lease
+store = open_store(sys.argv[1])
+beats = []
+def beat():
+    while True:
+        beats.append(1)
+        gevent.sleep(0.01)
+gevent.spawn(beat)
+def work(number):
+    return isinstance(store.acquire(Claim(f"key-{number % 50}", f"o{number}", 60, 60, task_id=f"t{number}")), Lease)
+jobs = [gevent.spawn(work, number) for number in range(200)]
+gevent.joinall(jobs, timeout=60, raise_error=True)
+before = len(beats)
+store._connections.run("select pg_sleep(1)")
+print(sum(job.value for job in jobs), len(beats) - before > 10)
+store.close()
+"""
+
+
+def test_greenlets_share_a_store_and_one_that_waits_stops_no_other(postgres_url: str) -> None:
+    pytest.importorskip("gevent")
+    command = [sys.executable, "-c", GREENLETS, postgres_url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.stdout.split() == ["50", "True"], done.stderr
+
+
+@pytest.fixture
+def own(own_postgres: Callable[..., PostgresServer]) -> PostgresServer:
+    return own_postgres()
+
+
+def test_a_server_that_stops_answering_is_unreachable_soon_and_serves_when_it_goes_on(
+    own: PostgresServer, opens: Opens
+) -> None:
+    store, fresh = opens(with_schema(own.url())), opens(own.url())
+    lease = take(store)
+    own.pause()
+    try:
+        with ThreadPoolExecutor(len(VERBS) + 1) as crowd:
+            begun = time.monotonic()
+            asked = [crowd.submit(verb(store, name, lease)) for name in VERBS]
+            asked.append(crowd.submit(fresh.ping))  # one that has no connection yet
+            errors = [each.exception(60) for each in asked]
+            took = time.monotonic() - begun
+    finally:
+        own.resume()
+    assert {type(error) for error in errors} == {StoreUnreachable}, errors
+    assert took < SOON
+    assert known(store).state is State.IN_PROGRESS
+    assert store.renew([lease]) == []
+
+
+def test_a_server_that_was_killed_or_restarted_serves_again_without_a_new_store(
+    own: PostgresServer, opens: Opens
+) -> None:
+    store = opens(with_schema(own.url()))
+    lease = take(store)
+    own.restart()
+    assert store.renew([lease]) == []
+    own.kill()
+    for name in VERBS:
+        with pytest.raises(StoreUnreachable):
+            verb(store, name, lease)()
+    own.start()
+    store.settle(lease, DONE, ttl=60)
+    assert known(store).payload == DONE.payload
+
+
+def test_a_network_that_swallows_everything_is_unreachable_soon(postgres_url: str, opens: Opens) -> None:
+    facts = psycopg.conninfo.conninfo_to_dict(postgres_url.split("?")[0])
+    with Proxy(int(facts["port"] or 5432)) as proxy:
+        store = opens(postgres_url.replace(f":{facts['port']}/", f":{proxy.port}/"))
+        lease = take(store)
+        proxy.drop()
+        begun = time.monotonic()
+        with pytest.raises(StoreUnreachable, match="no answer within 2 s"):
+            store.renew([lease])
+        assert time.monotonic() - begun < SOON
+        proxy.heal()
+        assert store.renew([lease]) == []
+
+
+def test_a_port_where_nobody_listens_is_unreachable(opens: Opens) -> None:
+    store = opens(f"postgresql://postgres@127.0.0.1:{free_port()}/postgres")
+    for name in VERBS:
+        with pytest.raises(StoreUnreachable):
+            verb(store, name)()
+
+
+def test_a_server_that_does_not_let_us_in_has_refused_and_no_message_has_the_password(
+    own: PostgresServer, opens: Opens
+) -> None:
+    with psycopg.connect(own.url(), autocommit=True) as connection:
+        connection.execute("create role teller login password 'right'; create role poor login")
+    (own.data / "pg_hba.conf").write_text(
+        "host all teller 127.0.0.1/32 scram-sha-256\nhost postgres postgres 127.0.0.1/32 trust\n"
+        "host nowhere all 127.0.0.1/32 trust\nhost all poor 127.0.0.1/32 trust\n"
+    )
+    with_schema(own.url())
+    own.restart()
+    at = f"127.0.0.1:{own.port}"
+    refused = {
+        "wrong password": f"postgresql://teller:s3cret@{at}/postgres",
+        "no password": f"postgresql://teller@{at}/postgres",
+        "no such database": f"postgresql://postgres@{at}/nowhere",
+        "no such user": f"postgresql://nobody@{at}/nowhere",
+        "not in pg_hba.conf": f"postgresql://postgres@{at}/template1",
+        "no rights": f"postgresql://poor@{at}/postgres",
+    }
+    for what, url in refused.items():
+        with pytest.raises(StoreRefused, match="Check the user, the password") as caught:
+            opens(url).acquire(claim())
+        assert "s3cret" not in f"{what} {caught.value!r} {caught.value.__cause__!r}"
+    take(opens(f"postgresql://postgres@{at}/postgres"))
+
+
+def test_the_rights_that_the_documentation_names_suffice(own: PostgresServer, opens: Opens) -> None:
+    owner = opens(with_schema(f"{own.url()}?schema=idem"))
+    with psycopg.connect(own.url(), autocommit=True) as connection:
+        connection.execute(
+            "create role worker login; grant usage on schema idem to worker;"
+            "grant select, insert, update, delete on idem.idempotency to worker;"
+            "grant select on idem.idempotency_meta to worker; grant usage on idem.idempotency_fences to worker"
+        )
+    store = opens(f"{own.url(user='worker')}?schema=idem")
+    for name in VERBS:
+        verb(store, name, take(store, name))()
+    store.purge()
+    with psycopg.connect(own.url(user="worker")) as connection:
+        store.settle_within(take(store, "within"), DONE, ttl=60, using=connection)
+    assert known(owner, "within").state is State.COMPLETED
+    with pytest.raises(StoreRefused):
+        opens(f"{own.url(user='worker')}?schema=idem&table=more").apply_schema()
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_server_whose_transactions_are_stricter_by_default_serves_a_crowd(
+    own_postgres: Callable[..., PostgresServer], opens: Opens, level: str
+) -> None:
+    server = own_postgres(default_transaction_isolation=level)
+    store = opens(with_schema(server.url()))
+    with ThreadPoolExecutor(16) as crowd:
+        for number in range(5):
+            claims = [claim(f"key-{number}", task_id=f"t{each}") for each in range(32)]
+            answers = list(crowd.map(store.acquire, claims))
+            (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
+            assert {a.record.owner for a in answers if isinstance(a, Refusal)} == {lease.owner}
+    store.settle(lease, DONE, ttl=60)
+    assert known(store, lease.key).payload == DONE.payload
+    with pytest.raises(StoreRefused):  # an error within the longer form leaves nothing behind on the connection
+        store._run("select no_such_function(%s)", (1,))
+    assert known(store, lease.key).payload == DONE.payload
+
+
+def test_a_deadlock_or_serialization_failure_that_does_not_end_is_an_error(store: PostgresStore) -> None:
+    with pytest.raises(StoreUnreachable, match="SerializationFailure"):
+        store._run("do $$ begin raise sqlstate '40001'; end $$", ())
+    store.ping()
+
+
+def test_a_standby_is_unreachable(own_postgres: Callable[..., PostgresServer], opens: Opens) -> None:
+    server = own_postgres()
+    store = opens(with_schema(server.url()))
+    store.close()
+    server._end(2)
+    (server.data / "standby.signal").touch()
+    server.start()
+    for name in ("ping", "acquire", "settle"):
+        with pytest.raises(StoreUnreachable):
+            verb(store, name)()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql://u:p@h/d?table=Orders", "table= .* got 'Orders'"),
+        ("postgresql://u:p@h/d?table=x%22;drop", "table="),
+        ("postgresql://u:p@h/d?schema=" + "s" * 41, "schema="),
+        ("postgresql://u:p@h/d?schema=", "schema="),
+        ("postgresql://u:p@h/d?connections=0", "at least 1"),
+        ("postgresql://u:p@h/d?connections=many", "whole number"),
+        ("postgresql://u:p@h/d?tabel=x", "schema, table and connections"),
+        ("postgresql://h/d?tabel=x", "tabel"),
+        ("postgresql://u:pa/ss@h:x/d", "%2F"),
+        ("postgresql://u:p@h/d?x", "PostgreSQL URL like"),
+    ],
+)
+def test_a_wrong_url_is_said_when_the_store_is_made(url: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        open_store(url)
+    assert "pa/ss" not in str(caught.value)
+
+
+def test_the_options_of_libpq_are_handed_on(postgres_url: str, opens: Opens) -> None:
+    store = opens(f"{postgres_url}&application_name=my%20worker&connect_timeout=5")
+    assert run(store, "select current_setting('application_name')") == [("my worker",)]
+
+
+def test_what_a_database_cannot_keep_is_refused(store: PostgresStore) -> None:
+    with pytest.raises(StoreRefused, match="no NUL character"):
+        store.acquire(claim(task_id="a\0b"))
+    with pytest.raises(StoreError):
+        store.acquire(claim(os.urandom(5000).hex()))
+    assert store.get(KEY) is None

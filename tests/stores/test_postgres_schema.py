@@ -1,0 +1,245 @@
+"""PostgreSQL: the table and its functions, how they are made, upgraded and found missing; reading and purging."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_idempotent.errors import RecordUnreadable, StoreRefused, StoreUnreachable
+from celery_idempotent.records import Lease, State
+from celery_idempotent.stores import postgres_schema
+from celery_idempotent.stores.postgres import PostgresStore
+from celery_idempotent.stores.postgres_rows import original, stored
+from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
+from tests.stores.postgres import run
+
+Opens = Callable[..., PostgresStore]
+
+
+@pytest.fixture
+def opens(fresh_postgres: Callable[[], str]) -> Iterator[Opens]:
+    """A function that opens a store in a schema of this test's, with nothing in it."""
+    url, stores = fresh_postgres(), []
+
+    def open_one(options: str = "") -> PostgresStore:
+        stores.append(PostgresStore.from_url(url + options))
+        return stores[-1]
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(opens: Opens) -> PostgresStore:
+    store = opens()
+    store.apply_schema()
+    return store
+
+
+def names(store: PostgresStore) -> set[str]:
+    rows = run(
+        store,
+        "select c.relname from pg_class c where c.relnamespace = %s::regnamespace "
+        "union all select p.proname from pg_proc p where p.pronamespace = %s::regnamespace",
+        store._place.schema,
+        store._place.schema,
+    )
+    return {str(name) for (name,) in rows}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_where_there_is_no_table_the_error_names_the_command_that_makes_it(opens: Opens, name: str) -> None:
+    with pytest.raises(StoreRefused, match="celery-idempotent schema --apply"):
+        verb(opens(), name)()
+
+
+def test_the_schema_is_shown_before_and_nothing_is_pending_after(opens: Opens) -> None:
+    store = opens("&table=orders_seen")
+    pending = store.pending_schema()
+    assert 'create table if not exists "' in pending
+    assert '."orders_seen"' in pending
+    assert "{" not in pending.replace("'{}'", "")
+    store.apply_schema()
+    assert store.pending_schema() == ""
+    made = names(store)
+    assert all(name.startswith("orders_seen") for name in made), made
+    store.apply_schema()
+    assert names(store) == made
+    take(store)
+
+
+def test_what_is_pending_may_be_run_by_hand(opens: Opens) -> None:
+    store = opens()
+    with psycopg.connect(store._place.conninfo) as connection:
+        connection.execute(store.pending_schema().encode())
+    assert store.pending_schema() == ""
+    take(store)
+
+
+def test_many_may_apply_the_schema_at_once(opens: Opens) -> None:
+    stores = [opens() for _ in range(8)]
+    with ThreadPoolExecutor(len(stores)) as crowd:
+        list(crowd.map(PostgresStore.apply_schema, stores))
+    assert run(stores[0], "select version from {meta}") == [(postgres_schema.VERSION,)]
+    take(stores[0])
+
+
+def test_two_tables_of_one_database_know_nothing_of_each_other(opens: Opens) -> None:
+    one, two = opens(), opens("&table=order")  # a reserved word is a name like any other
+    for store in (one, two):
+        store.apply_schema()
+        take(store)
+    assert one.delete(KEY)
+    assert known(two).state is State.IN_PROGRESS
+
+
+def test_workers_of_the_old_version_go_on_while_and_after_the_schema_is_upgraded(
+    opens: Opens, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = take(store)
+    monkeypatch.setattr(postgres_schema, "VERSION", 2)
+    monkeypatch.setattr("celery_idempotent.stores.postgres.VERSION", 2)
+    newer = opens()
+    with pytest.raises(StoreRefused, match="schema --apply"):
+        newer.acquire(claim())
+    assert newer.pending_schema()
+    newer.apply_schema()
+    assert newer.pending_schema() == ""
+    assert store.renew([lease]) == []
+    take(store, "old")
+    assert known(newer, "old").owner == known(store, "old").owner
+    newer.settle(lease, DONE, ttl=60)
+    assert known(store).payload == DONE.payload
+
+
+def test_a_newer_schema_is_left_alone(store: PostgresStore) -> None:
+    run(store, "update {meta} set version = 99 returning 1")
+    assert store.pending_schema() == ""
+    store.apply_schema()
+    assert run(store, "select version from {meta}") == [(99,)]
+
+
+def test_a_schema_is_not_made_while_the_table_is_in_somebodys_hands_for_long(
+    opens: Opens, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that waits for an open transaction would have every delivery wait behind it."""
+    run(store, "update {meta} set version = 0 returning 1")
+    monkeypatch.setattr(
+        store._schema, "statements", lambda: store._schema.render("set lock_timeout = '50ms'; lock table {table}")
+    )
+    with psycopg.connect(store._place.conninfo) as connection:
+        store.settle_within(take(store), DONE, ttl=60, using=connection)
+        with pytest.raises(StoreUnreachable, match="open transaction"):
+            store.apply_schema()
+
+
+def test_a_record_of_an_unknown_state_is_unreadable(store: PostgresStore) -> None:
+    take(store)
+    run(store, "update {table} set state = 'pondered' returning 1")
+    with pytest.raises(RecordUnreadable, match="pondered"):
+        store.get(KEY)
+
+
+@pytest.mark.parametrize("key", ["a\\b", "\\0", "\0", "\\\0\\\\0", "\0" * 3, "a\\"])
+def test_a_key_with_what_postgresql_cannot_keep_is_kept_all_the_same(store: PostgresStore, key: str) -> None:
+    assert original(stored(key)) == key
+    assert "\0" not in stored(key)
+    take(store, key)
+    assert known(store, key).key == key
+    assert [record.key for record in store.scan(prefix=key[:1])] == [key]
+    assert list(store.scan(prefix="\0a")) == []
+
+
+@pytest.mark.parametrize("prefix", ["\ud7ff", "\U0010ffff", "a\U0010ffff", "z"])
+def test_a_scan_ends_where_the_prefix_does(store: PostgresStore, prefix: str) -> None:
+    for key in (prefix, f"{prefix}1", f"{prefix}\U0010ffff", "b", "\ue000"):
+        take(store, key)
+    assert {record.key for record in store.scan(prefix=prefix)} == {prefix, f"{prefix}1", f"{prefix}\U0010ffff"}
+
+
+def test_a_scan_reads_by_the_index_of_live_leases(store: PostgresStore) -> None:
+    query = f"explain {store._page} and state = 'in_progress' order by key limit 500".replace("%s", "''")
+    run(store, "insert into {table} (key, state, fence, expires) select 'k' || n, 'completed', n, 9e18::bigint "
+        "from generate_series(1, 20000) n returning 1")  # fmt: skip
+    take(store)
+    with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+        connection.execute(store._schema.render("analyze {table}").encode())
+    plan = "\n".join(str(row[0]) for row in run(store, query))
+    assert "idempotency_live" in plan
+
+
+def test_purging_is_done_in_short_batches_beside_deliveries_that_go_on(store: PostgresStore) -> None:
+    expired = 3000
+    run(
+        store,
+        "insert into {table} (key, state, fence, expires) select 'old-' || n, 'completed', n, n "
+        "from generate_series(1, %s) n returning 1",
+        expired,
+    )
+    settled = threading.Event()
+
+    def deliver() -> int:
+        done = 0
+        while not settled.is_set() or not done:
+            store.settle(take(store, f"new-{done}"), DONE, ttl=600)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(3) as crowd:
+        delivering = crowd.submit(deliver)
+        purging = [crowd.submit(store.purge) for _ in range(2)]
+        purged = sum(each.result(60) for each in purging)
+        settled.set()
+        done = delivering.result(60)
+    assert purged + store.purge() == expired
+    assert len(list(store.scan(prefix="new-"))) == done
+    assert store.purge() == 0
+
+
+@pytest.mark.parametrize(("limit", "gone"), [(0, 0), (1, 1), (700, 700), (None, 1200), (5000, 1200)])
+def test_a_purge_removes_no_more_than_it_may(store: PostgresStore, limit: int | None, gone: int) -> None:
+    run(store, "insert into {table} (key, state, fence, expires) select n, 'released', n, n "
+        "from generate_series(1, 1200) n returning 1")  # fmt: skip
+    assert store.purge(limit) == gone
+
+
+def test_a_claim_waits_for_the_purge_that_has_its_expired_record(store: PostgresStore) -> None:
+    """It is no conflict: nobody holds it."""
+    take(store)
+    age(store, KEY, 10_000)
+    held, go_on = threading.Event(), threading.Event()
+
+    def purge() -> None:
+        with psycopg.connect(store._place.conninfo) as connection:
+            connection.execute(store._schema.render("select {purge}(10)").encode())
+            held.set()
+            go_on.wait(30)
+
+    with ThreadPoolExecutor(2) as crowd:
+        purging = crowd.submit(purge)
+        assert held.wait(30)
+        asked = crowd.submit(store.acquire, claim())
+        waiting: list[Any] = []
+        while not waiting and not asked.done():
+            waiting = run(store, "select 1 from pg_stat_activity where wait_event_type = 'Lock'")
+        go_on.set()
+        purging.result(30)
+        answer = asked.result(30)
+    assert isinstance(answer, Lease)
+    assert not answer.taken_over
+
+
+def test_the_fences_come_from_a_sequence_that_no_clock_sets_back(store: PostgresStore) -> None:
+    first = take(store)
+    store.delete(KEY)
+    run(store, "update {table} set fence = fence - 1000 returning 1")
+    assert take(store).fence > first.fence
+    run(store, "update {table} set fence = fence + 1000000, expires = 1 returning 1")
+    ahead = run(store, "select fence from {table}")[0][0]
+    assert take(store).fence == int(str(ahead)) + 1

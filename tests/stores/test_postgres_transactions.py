@@ -1,0 +1,417 @@
+"""PostgreSQL: what is settled within the task's own transaction counts with it or not at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.rows import dict_row
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused, StoreUnreachable
+from celery_idempotent.records import Lease, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores.postgres import PostgresStore
+from tests.postgres import PostgresServer
+from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.stores.postgres import run, with_schema
+from tests.waiting import wait_until
+
+TTL = 600.0
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore.from_url(postgres_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def database(postgres_url: str) -> str:
+    """The URL of the database without what is the store's."""
+    return re.sub(r"[?&]schema=\w+", "", postgres_url)
+
+
+@pytest.fixture
+def business(database: str, postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of the task's own, with a table `orders`."""
+    schema = re.search(r"schema=(\w+)", postgres_url)
+    assert schema is not None
+    with psycopg.connect(database) as connection:
+        connection.execute(f"set search_path = {schema[1]}; create table orders (id text)".encode())
+        connection.commit()
+        yield connection
+        connection.rollback()
+
+
+def effects(store: PostgresStore) -> int:
+    rows = run(store, "select count(*) from {schema}.orders")
+    return int(str(rows[0][0]))
+
+
+def order(connection: psycopg.Connection[Any]) -> None:
+    connection.execute("insert into orders values ('ORD-1')")
+
+
+def test_the_record_and_the_effect_are_committed_together(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store, fingerprint="f", task_id="a")
+    order(business)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    assert (known(store).state, effects(store)) == (State.IN_PROGRESS, 0)
+    business.commit()
+    record = known(store)
+    assert (record.state, record.payload, record.fence) == (State.COMPLETED, DONE.payload, lease.fence)
+    assert (record.owner, record.task_id, record.fingerprint) == ("", "a", "f")
+    assert TTL - 30 < record.retention <= TTL
+    assert effects(store) == 1
+
+
+def test_a_rollback_leaves_the_lease_as_it_was(store: PostgresStore, business: psycopg.Connection[Any]) -> None:
+    lease = take(store)
+    order(business)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    business.rollback()
+    assert (known(store).state, known(store).owner, effects(store)) == (State.IN_PROGRESS, lease.owner, 0)
+    assert store.renew([lease]) == []
+    store.settle(lease, DONE, ttl=TTL)
+
+
+def test_a_connection_without_autocommit_begins_its_transaction_with_the_settling(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    store.settle_within(take(store), DONE, ttl=TTL, using=business)
+    assert known(store).state is State.IN_PROGRESS
+    business.commit()
+    assert known(store).state is State.COMPLETED
+
+
+def test_a_connection_in_autocommit_mode_settles_within_a_transaction_block(
+    store: PostgresStore, database: str
+) -> None:
+    lease = take(store)
+    with psycopg.connect(database, autocommit=True, row_factory=dict_row) as connection:
+        with connection.transaction():
+            store.settle_within(lease, DONE, ttl=TTL, using=connection)
+            assert known(store).state is State.IN_PROGRESS
+        assert known(store).state is State.COMPLETED
+
+
+def test_autocommit_is_refused_and_the_error_says_why(store: PostgresStore, database: str) -> None:
+    lease = take(store)
+    with (
+        psycopg.connect(database, autocommit=True) as connection,
+        pytest.raises(ConfigurationError, match="autocommit mode"),
+    ):
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    with pytest.raises(ConfigurationError, match="closed"):
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    assert known(store).state is State.IN_PROGRESS
+
+
+def test_a_transaction_that_has_failed_is_refused(store: PostgresStore, business: psycopg.Connection[Any]) -> None:
+    lease = take(store)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        business.execute("select 1 / 0")
+    with pytest.raises(ConfigurationError, match="roll it back"):
+        store.settle_within(lease, DONE, ttl=TTL, using=business)
+
+
+@pytest.mark.parametrize("using", [None, 5, object()], ids=repr)
+def test_what_is_no_connection_is_refused(store: PostgresStore, using: object) -> None:
+    with pytest.raises(ConfigurationError, match="expected using= to be a connection"):
+        store.settle_within(take(store), DONE, ttl=TTL, using=using)
+
+
+def test_a_holder_that_was_taken_over_writes_nothing_and_its_transaction_lives(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    zombie = take(store)
+    order(business)
+    age(store, KEY, 61)
+    lease = take(store, redelivered=True)
+    with pytest.raises(LeaseLost):
+        store.settle_within(zombie, DONE, ttl=TTL, using=business)
+    assert business.execute("select 1").fetchone() == (1,)
+    business.rollback()
+    assert (known(store).owner, effects(store)) == (lease.owner, 0)
+
+
+@pytest.mark.parametrize("end", ["settled", "released", "forgotten and taken"])
+def test_a_holder_whose_record_went_on_without_it_writes_nothing(
+    store: PostgresStore, business: psycopg.Connection[Any], end: str
+) -> None:
+    zombie = take(store)
+    if end == "settled":
+        age(store, KEY, 61)
+        store.settle(take(store, redelivered=True), DONE, ttl=TTL)
+    elif end == "released":
+        assert store.release(zombie, Release(Reason.SHUTDOWN))
+    else:
+        store.delete(KEY)
+        take(store)
+    before = known(store)
+    with pytest.raises(LeaseLost):
+        store.settle_within(zombie, DONE, ttl=TTL, using=business)
+    business.commit()
+    assert (known(store).state, known(store).fence) == (before.state, before.fence)
+
+
+def test_a_holder_whose_lease_ran_out_settles_if_nobody_took_it_over(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store)
+    age(store, KEY, 61)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    answer = store.acquire(claim(redelivered=True))  # whoever would take it over meets the open transaction
+    assert isinstance(answer, Refusal)
+    assert answer.verdict is Verdict.CONFLICT
+    business.commit()
+    assert known(store).state is State.COMPLETED
+
+
+def test_an_outcome_whose_record_the_store_lost_is_settled_all_the_same(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store, fingerprint="f")
+    store.delete(KEY)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    business.commit()
+    assert (known(store).state, known(store).fence, known(store).fingerprint) == (State.COMPLETED, lease.fence, "f")
+
+
+def test_settling_twice_within_a_transaction_is_settling(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    business.commit()
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    store.settle(lease, DONE, ttl=TTL)
+
+
+def test_claims_do_not_wait_for_a_transaction_that_settles_and_renewals_count_as_held(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease, other = take(store), take(store, "another")
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    with ThreadPoolExecutor(8) as crowd:  # each would wait for the 1.5 s of lock_timeout, and then fail
+        asked = [crowd.submit(store.acquire, claim(task_id=f"t{number}")) for number in range(40)]
+        answers = [each.result(30) for each in asked]
+    assert {(a.verdict, a.record.owner) for a in answers if isinstance(a, Refusal)} == {(Verdict.CONFLICT, lease.owner)}
+    assert not any(isinstance(answer, Lease) for answer in answers)
+    age(store, "another", 30)
+    assert store.renew([lease, other]) == []
+    assert known(store, "another").remaining > 40  # the one that is free was renewed
+    business.rollback()
+    assert store.renew([lease]) == []
+
+
+def test_while_a_transaction_settles_a_release_lets_the_lease_run_out_and_a_settle_is_told_to_wait(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    assert store.release(lease, Release(Reason.CRASHED))
+    with pytest.raises(StoreUnreachable, match="open transaction"):
+        store.settle(lease, DONE, ttl=TTL)
+    with pytest.raises(StoreUnreachable, match="open transaction"):
+        store.delete(KEY)
+    business.rollback()
+    assert known(store).state is State.IN_PROGRESS
+    assert store.release(lease, Release(Reason.CRASHED))
+    assert known(store).state is State.RELEASED
+
+
+def test_a_release_waits_a_moment_for_the_rollback_of_a_holder_that_just_died(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(store.release, lease, Release(Reason.CRASHED))
+        wait_until(lambda: asked.running(), message="the release to begin")
+        business.rollback()
+        assert asked.result(30)
+    assert wait_until(lambda: known(store).state is State.RELEASED, message="the lease to be released")
+
+
+def test_another_database_is_an_error_and_not_a_weaker_promise(
+    own_postgres: Callable[..., PostgresServer],
+) -> None:
+    server = own_postgres(log_statement="all", autovacuum="off")
+    store = PostgresStore.from_url(with_schema(server.url()))
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("create database bare")
+        connection.execute("create database twin")
+        with_schema(server.url("twin"))
+        for name in ("bare", "twin"):
+            lease = take(store)
+            with (
+                psycopg.connect(server.url(name)) as elsewhere,
+                pytest.raises(ConfigurationError, match=f"got the database '{name}'"),
+            ):
+                store.settle_within(lease, DONE, ttl=TTL, using=elsewhere)
+            assert known(store).state is State.IN_PROGRESS
+            store.delete(KEY)
+    store.close()
+
+
+def test_settling_is_one_statement_more_than_the_bare_transaction_and_no_commit_more(
+    own_postgres: Callable[..., PostgresServer],
+) -> None:
+    server = own_postgres(log_statement="all", autovacuum="off")
+    store = PostgresStore.from_url(with_schema(server.url()))
+    engine = sqlalchemy.create_engine(
+        server.url().replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool
+    )
+    insert = "insert into orders values ('ORD-1')"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("create table orders (id text)")
+    engine.connect().close()  # its first connection asks this and that
+    bare, mapped = take(store, "bare"), take(store, "mapped")
+    store._find_home()  # each process learns it with its first settling
+    store.close()  # so that what it did is counted before
+
+    def on_psycopg(*, settles: bool) -> None:
+        with psycopg.connect(server.url()) as task:
+            task.execute(insert.encode())
+            if settles:
+                store.settle_within(bare, DONE, ttl=TTL, using=task)
+
+    def on_sqlalchemy(*, settles: bool) -> None:
+        with Session(engine) as session, session.begin():
+            session.execute(sqlalchemy.text(insert))
+            if settles:
+                store.settle_within(mapped, DONE, ttl=TTL, using=session)
+
+    for work in (on_psycopg, on_sqlalchemy):
+        commits, statements = cost(server, partial(work, settles=False))
+        assert cost(server, partial(work, settles=True)) == (commits, statements + 1)
+    assert (known(store, "bare").state, known(store, "mapped").state) == (State.COMPLETED, State.COMPLETED)
+    store.close()
+    engine.dispose()
+
+
+def cost(server: PostgresServer, work: Callable[[], None]) -> tuple[int, int]:
+    """Return how many commits and how many statements a server sees of this work."""
+    commits, statements = committed(server), logged(server)
+    work()
+    return committed(server) - commits, logged(server) - statements
+
+
+def logged(server: PostgresServer) -> int:
+    """Return how many statements were logged, without those of `committed`."""
+    lines = re.findall(r"LOG: +(?:statement|execute).*", server.logs())
+    return sum("pg_stat" not in line for line in lines)
+
+
+def committed(server: PostgresServer) -> int:
+    """Return how many transactions a database has seen committed, once nobody is connected who has not told yet."""
+    query = "select xact_commit from pg_stat_database where datname = 'postgres' and numbackends = 0"
+    with psycopg.connect(server.url("template1"), autocommit=True) as connection:
+        row = wait_until(lambda: connection.execute(query.encode()).fetchone(), 30)
+    return int(row[0])
+
+
+def test_a_sqlalchemy_connection_and_session_are_taken(store: PostgresStore, database: str) -> None:
+    plain = database.replace("postgresql://", "postgresql+psycopg://")
+    engine, autocommit = sqlalchemy.create_engine(plain), sqlalchemy.create_engine(plain, isolation_level="AUTOCOMMIT")
+    lease = take(store)
+    with autocommit.begin() as connection, pytest.raises(ConfigurationError, match="autocommit mode"):
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        connection.begin(),
+        pytest.raises(ConfigurationError, match="AUTOCOMMIT"),
+    ):
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    with engine.connect() as connection:
+        with pytest.raises(ConfigurationError, match="has begun none"):
+            store.settle_within(lease, DONE, ttl=TTL, using=connection)
+        with connection.begin() as transaction:
+            store.settle_within(lease, DONE, ttl=TTL, using=connection)
+            transaction.rollback()
+    assert known(store).state is State.IN_PROGRESS
+    with Session(engine) as session, session.begin():
+        store.settle_within(lease, DONE, ttl=TTL, using=session)
+        assert known(store).state is State.IN_PROGRESS
+    assert known(store).state is State.COMPLETED
+    engine.dispose()
+    autocommit.dispose()
+
+
+def test_the_alias_of_a_django_database_is_taken_within_atomic(store: PostgresStore, database: str) -> None:
+    django_settings = pytest.importorskip("django.conf").settings
+    from django.db import connections, transaction
+
+    facts = psycopg.conninfo.conninfo_to_dict(database)
+    options = {"NAME": facts["dbname"], "USER": facts.get("user", ""), "PASSWORD": facts.get("password", "")}
+    options |= {
+        "HOST": facts.get("host", ""),
+        "PORT": str(facts.get("port", "")),
+        "ENGINE": "django.db.backends.postgresql",
+    }
+    if not django_settings.configured:
+        django_settings.configure(DATABASES={"default": options})
+    connections.settings["orders"] = connections.configure_settings({"default": {}, "orders": options})["orders"]
+    lease = take(store)
+    try:
+        with pytest.raises(ConfigurationError, match="atomic"):
+            store.settle_within(lease, DONE, ttl=TTL, using="orders")
+        with transaction.atomic(using="orders"):
+            store.settle_within(lease, DONE, ttl=TTL, using="orders")
+            transaction.set_rollback(True, using="orders")
+        assert known(store).state is State.IN_PROGRESS
+        with transaction.atomic(using="orders"):
+            store.settle_within(lease, DONE, ttl=TTL, using="orders")
+        assert known(store).state is State.COMPLETED
+    finally:
+        connections["orders"].close()
+        del connections["orders"]
+        del connections.settings["orders"]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_under_a_stricter_level_a_record_that_changed_meanwhile_is_the_drivers_error(
+    store: PostgresStore, business: psycopg.Connection[Any], level: str
+) -> None:
+    """As with every row of the task's own: the transaction is to be run again."""
+    lease = take(store)
+    business.execute(f"set transaction isolation level {level}".encode())
+    business.execute("select count(*) from orders")
+    store.renew([lease])
+    with pytest.raises(psycopg.errors.SerializationFailure):
+        store.settle_within(lease, DONE, ttl=TTL, using=business)
+    business.rollback()
+    business.execute(f"set transaction isolation level {level}".encode())
+    order(business)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    assert store.renew([lease]) == []
+    business.commit()
+    assert (known(store).state, effects(store)) == (State.COMPLETED, 1)
+
+
+def test_a_user_who_may_not_write_the_table_is_told_so(
+    own_postgres: Callable[..., PostgresServer],
+) -> None:
+    server = own_postgres()
+    store = PostgresStore.from_url(with_schema(server.url()))
+    lease = take(store)
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("create role stranger login")
+    with (
+        psycopg.connect(server.url(user="stranger")) as connection,
+        pytest.raises(StoreRefused, match="rights on the table"),
+    ):
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    store.close()
