@@ -170,9 +170,7 @@ class PostgresServer:
     def _end(self, number: int) -> None:
         assert self._process is not None
         family = self._family() if self.running else []
-        for process in family:
-            if process.is_running():
-                process.send_signal(signal.SIGCONT)
+        self._signal(family, signal.SIGCONT)
         if self.running:
             self._process.send_signal(number)
             try:
@@ -181,22 +179,20 @@ class PostgresServer:
                 pass
         processes.end(self._process)
         self._process = None
-        for process in psutil.wait_procs(family, timeout=STOP_SECONDS)[1]:
-            process.kill()
+        self._signal(psutil.wait_procs(family, timeout=STOP_SECONDS)[1], signal.SIGKILL)
 
     def pause(self) -> None:
         """Stop every process of the server in its tracks: connections stay open, and nothing answers."""
         family = self._family()
-        for process in family:
-            process.suspend()
+        self._signal(family, signal.SIGSTOP)
         wait_until(
-            lambda: all(process.status() == psutil.STATUS_STOPPED for process in family), message="postgres to stop"
+            lambda: all(process.status() == psutil.STATUS_STOPPED for process in family if process.is_running()),
+            message="postgres to stop",
         )
 
     def resume(self) -> None:
         """Let a paused server go on."""
-        for process in reversed(self._family()):
-            process.resume()
+        self._signal(self._family(), signal.SIGCONT)
 
     @property
     def data(self) -> Path:
@@ -206,6 +202,14 @@ class PostgresServer:
     def _family(self) -> list[psutil.Process]:
         server = psutil.Process(self.pid)
         return [server, *server.children(recursive=True)]
+
+    @staticmethod
+    def _signal(family: list[psutil.Process], number: int) -> None:
+        for process in family:
+            try:
+                process.send_signal(number)
+            except psutil.NoSuchProcess:  # processes of the server come and go
+                pass
 
     def _log_path(self) -> Path:
         return Path(self._directory.name if self._directory else os.devnull) / "log"
