@@ -245,6 +245,38 @@ def test_a_release_waits_a_moment_for_the_rollback_of_a_holder_that_just_died(
     assert wait_until(lambda: known(store).state is State.RELEASED, message="the lease to be released")
 
 
+def test_a_holder_that_was_taken_over_does_not_wait_for_the_transaction_of_the_next(
+    store: PostgresStore, business: psycopg.Connection[Any], database: str
+) -> None:
+    zombie = take(store)
+    age(store, KEY, 61)
+    lease = take(store, redelivered=True)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    with psycopg.connect(database) as late:
+        with pytest.raises(LeaseLost):  # and not the error of a lock_timeout, which would break the transaction
+            store.settle_within(zombie, DONE, ttl=TTL, using=late)
+        assert late.execute("select 1").fetchone() == (1,)
+    business.commit()
+    assert known(store).state is State.COMPLETED
+
+
+def test_a_renewal_that_meets_a_claim_waits_for_it_and_renews(store: PostgresStore, database: str) -> None:
+    """What a claim has locked for a moment is not what an open transaction holds: to skip it would be a lie."""
+    lease = take(store)
+    age(store, KEY, 50)
+    queue = store._schema.render("select {queue}").replace("c_key", "%s")
+    with psycopg.connect(database) as claiming, ThreadPoolExecutor(1) as thread:
+        claiming.execute(queue.encode(), (KEY,))
+        claiming.execute(store._schema.render("select from {table} where key = %s for update").encode(), (KEY,))
+        asked = thread.submit(store.renew, [lease])
+        waits = "select 1 from pg_stat_activity where wait_event = 'advisory' and query like %s"
+        table = f"%{store._place.schema}%"
+        wait_until(lambda: run(store, waits, table) or asked.done(), message="the renewal to wait")
+        claiming.commit()
+        assert asked.result(30) == []
+    assert known(store).remaining > 40
+
+
 def test_another_database_is_an_error_and_not_a_weaker_promise(
     own_postgres: Callable[..., PostgresServer],
 ) -> None:
