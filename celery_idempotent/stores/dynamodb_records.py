@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..errors import StoreUnreachable
-from ..records import Claim, Lease, State
+from ..records import Claim, Lease, State, new_owner
 from . import rules
 from .dynamodb_client import Overtaken, Table
 from .dynamodb_clock import Clock
@@ -53,7 +55,7 @@ class Records:
         Raises:
             Overtaken: somebody else has written since.
         """
-        self.table.put(item_of(key, new), unchanged(old))
+        self.table.put(item_of(key, replace(new, version=new_owner())), unchanged(old))
 
     def contended(self, key: str) -> StoreUnreachable:
         """Return the error for a record that others kept changing."""

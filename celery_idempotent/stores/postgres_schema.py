@@ -38,6 +38,9 @@ class Schema:
             "meta": f'{schema}."{name}_meta"',
             "now": NOW,
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
+            # Held by a transaction that settles the key, until it ends; and whether nobody holds it.
+            "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",
+            "unsettled": f"pg_try_advisory_xact_lock_shared(hashtextextended(c_key, {seed} + 1))",
             **{word: f'{schema}."{name}_{word}_{VERSION}"' for word in FUNCTIONS},
         }
         self._seed = seed

@@ -235,10 +235,10 @@ def record(place: Place, seed: int, threads: ThreadPoolExecutor, *, chance: floa
     return history
 
 
-def check(history: dict[str, list[Operation]], seed: int) -> str:
+def check(history: dict[str, list[Operation]], seed: int, *, fences_fall: bool = False) -> str:
     """Return for people what cannot have happened in any order; "" if all can."""
     for key, operations in history.items():
-        order, longest = linearization(key, operations)
+        order, longest = linearization(key, operations, fences_fall=fences_fall)
         if order is None:
             return explanation(operations, longest, lambda: f"of {key} (seed {seed})")  # noqa: B023 - called at once
     return ""

@@ -41,8 +41,7 @@ class Kind:
         rounds: How often each race is run.
         through: Makes a URL lead to another port of this machine, so that a fault proxy comes between; None where there
             is no server. `lead` does it for every URL that says ``127.0.0.1:port``.
-        beyond_rules: Why what concurrent clients see of it need not be what one at a time would see, if so; its
-            histories are not checked then.
+        fences_fall: Whether a fence may be lower than those before the record was deleted, as the store's guide says.
         examples: How many runs of the state machine compare it with the memory store.
     """
 
@@ -56,7 +55,7 @@ class Kind:
     rounds: int = 20
     examples: int = 300
     through: Callable[[str, int], str] | None = None
-    beyond_rules: str = ""
+    fences_fall: bool = False
 
 
 ADDRESS = re.compile(r"127\.0\.0\.1(?::|%3A)(\d+)")
@@ -230,7 +229,7 @@ KINDS: dict[str, Kind] = {
         rounds=3,
         examples=45,
         through=lead,
-        beyond_rules="its fences may fall when a record is deleted; a lease beside a crash loop is to be looked into",
+        fences_fall=True,
     ),
     "cached": Kind("cached_url", CachedStore, age_cached, age_cached_fence, empty_cached, through=lead),
 }

@@ -97,11 +97,19 @@ def short(value: Any) -> Any:
 
 @dataclass
 class Machine:
-    """The sequential store of one key; `floor` is the highest fence that anybody heard of."""
+    """The sequential store of one key.
+
+    Arguments:
+        key: The key.
+        row: What is remembered of it.
+        floor: The highest fence that anybody heard of.
+        fences_fall: Whether a fence may be lower than those before the record was deleted.
+    """
 
     key: str
     row: rules.Row | None = None
     floor: int = 0
+    fences_fall: bool = False
 
     def do(self, operation: Operation) -> Any:
         """Do it, and return what a store would have answered."""
@@ -145,6 +153,8 @@ class Machine:
 
     def delete(self, operation: Operation) -> Any:
         known, self.row = self.row is not None, None
+        if self.fences_fall:
+            self.floor = 0
         return known
 
     def age(self, operation: Operation) -> Any:
@@ -184,7 +194,7 @@ class Machine:
         if row is not None:
             marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "announced": set(row.announced)}
             row = replace(row, **marks)
-        return Machine(self.key, row, self.floor)
+        return Machine(self.key, row, self.floor, self.fences_fall)
 
     def form(self) -> Hashable:
         """Return what makes two machines the same."""
@@ -256,8 +266,15 @@ class Search:
             yield place, after
 
 
-def linearization(key: str, history: Iterable[Operation]) -> tuple[list[Operation] | None, list[Operation]]:
+def linearization(
+    key: str, history: Iterable[Operation], *, fences_fall: bool = False
+) -> tuple[list[Operation] | None, list[Operation]]:
     """Return an order in which all this could have happened to one key, or None; and the longest that was found.
+
+    Arguments:
+        key: The key.
+        history: What was asked and answered.
+        fences_fall: Whether the store says that a fence may be lower than those before the record was deleted.
 
     Raises:
         Undecided: too much was not heard of.
@@ -269,7 +286,7 @@ def linearization(key: str, history: Iterable[Operation]) -> tuple[list[Operatio
         operations += [echo] * one.echoes
     operations.sort(key=lambda one: (one.ended, one.began))
     search = Search(operations)
-    return search.run(Machine(key)), search.longest
+    return search.run(Machine(key, fences_fall=fences_fall)), search.longest
 
 
 def explanation(history: Iterable[Operation], longest: list[Operation], note: Callable[[], str] = str) -> str:

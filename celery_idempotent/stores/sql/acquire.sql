@@ -1,5 +1,5 @@
--- Take the lease on a key, or say why not (rules.acquire in Python). Claims of one key queue for a moment; a row that is
--- locked all the same is in the hands of an open transaction that settles it, and is not waited for: conflict.
+-- Take the lease on a key, or say why not (rules.acquire in Python). Claims of one key queue for a moment, and wait for a
+-- renewal or a purge that has the row. An open transaction that settles it is not waited for: conflict.
 create or replace function {acquire}(c_key text, c_owner text, c_task text, c_attempt bigint, c_copy integer,
   c_token text, c_again boolean, c_sender text, c_print text, c_most bigint, c_lease bigint, c_keep bigint,
   c_holder text, out verdict text, out clock bigint, out took_over boolean, out r {table})
@@ -17,8 +17,9 @@ begin loop
     and r.fingerprint <> c_print then verdict := 'key_reused'; end if;
   if verdict is not null then return; end if; -- what is settled stays so: no lock was needed
   if not queued then perform {queue}; queued := true; continue; end if;
-  if not known and gone then perform from {table} t where t.key = c_key for update; continue; end if; -- a purge has it
-  if not known and r.key is not null then verdict := 'conflict'; return; end if;
+  if not known and r.key is not null then
+    if gone or {unsettled} then perform from {table} t where t.key = c_key for update; continue; end if;
+    verdict := 'conflict'; return; end if;
   old := coalesce(r.fence, 0);
   if gone then delete from {table} t where t.key = c_key; r := null; known := false; running := null; end if;
   if running and r.owner = c_owner then -- our first reply was lost, perhaps long ago, and we count the lease from now
