@@ -11,7 +11,8 @@ from pathlib import Path
 import psycopg
 import redis
 
-from celery_idempotent.stores.postgres_urls import TABLE
+from celery_idempotent.stores.postgres_urls import TABLE as POSTGRES
+from celery_idempotent.stores.sqlite_urls import TABLE as SQLITE
 from tests.celery.business import Business
 
 __all__ = ["bytes_each", "expire", "fill"]
@@ -26,13 +27,13 @@ for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do
 end
 """
 _COPY_POSTGRES = f"""
-INSERT INTO {TABLE} SELECT r.* FROM {TABLE} t, generate_series(%s::int, %s::int) i,
+INSERT INTO {POSTGRES} SELECT r.* FROM {POSTGRES} t, generate_series(%s::int, %s::int) i,
 LATERAL jsonb_populate_record(t, jsonb_build_object('key', left(t.key, -9) || '-' || lpad(i::text, 8, '0'))) r
 WHERE t.key = %s
 """
 _COPY_SQLITE = f"""
 WITH RECURSIVE numbers(i) AS (SELECT ? UNION ALL SELECT i + 1 FROM numbers WHERE i < ?)
-INSERT INTO {TABLE} SELECT substr(key, 1, length(key) - 9) || printf('-%08d', i), {{columns}} FROM {TABLE}, numbers
+INSERT INTO {SQLITE} SELECT substr(key, 1, length(key) - 9) || printf('-%08d', i), {{columns}} FROM {SQLITE}, numbers
 WHERE key = ?
 """
 
@@ -50,7 +51,7 @@ def fill(url: str, model: str, records: int) -> None:
             end = min(start + BATCH, records) - 1
             if isinstance(database, sqlite3.Connection):
                 columns = ", ".join(
-                    name for _, name, *_ in database.execute(f"PRAGMA table_info({TABLE})").fetchall()[1:]
+                    name for _, name, *_ in database.execute(f"PRAGMA table_info({SQLITE})").fetchall()[1:]
                 )
                 database.execute(_COPY_SQLITE.format(columns=columns), (start, end, model))
             else:
@@ -61,9 +62,9 @@ def fill(url: str, model: str, records: int) -> None:
 
 def expire(url: str, key_like: str) -> int:
     """Make the SQL store at ``url`` believe that the records with such keys have expired; return how many."""
-    mark = "?" if url.startswith("sqlite:") else "%s"
+    table, mark = (SQLITE, "?") if url.startswith("sqlite:") else (POSTGRES, "%s")
     with _database(url) as database:
-        count = database.execute(f"UPDATE {TABLE} SET expires = 1 WHERE key LIKE {mark}", (key_like,)).rowcount
+        count = database.execute(f"UPDATE {table} SET expires = 1 WHERE key LIKE {mark}", (key_like,)).rowcount
         database.commit()
     _settle_down(url)
     return int(count)
@@ -75,7 +76,7 @@ def bytes_each(url: str, records: int) -> float:
         if isinstance(database, sqlite3.Connection):
             path = Path(Business(url).url.partition("://")[2].removeprefix("/"))
             return path.stat().st_size / records
-        [size] = database.execute("SELECT pg_total_relation_size(%s)", (TABLE,)).fetchone()
+        [size] = database.execute("SELECT pg_total_relation_size(%s)", (POSTGRES,)).fetchone()
         return float(size / records)
 
 
@@ -92,6 +93,6 @@ def _settle_down(url: str) -> None:
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         else:
             database.autocommit = True
-            database.execute(f"VACUUM ANALYZE {TABLE}")
+            database.execute(f"VACUUM ANALYZE {POSTGRES}")
             database.execute("CHECKPOINT")
     time.sleep(1)

@@ -7,15 +7,29 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_idempotent.stores import open_store
 from tests.conftest import missing
 from tests.servers import RedisServer, ServerMissing, redis_binary
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only")
 
-from benchmarks import commands, duplicates, latency, memory, publishing, renewals, scale, throughput
+from benchmarks import (
+    commands,
+    duplicates,
+    latency,
+    memory,
+    publishing,
+    purging,
+    recovery,
+    renewals,
+    scale,
+    table,
+    throughput,
+)
 from benchmarks.__main__ import main
 from benchmarks.figure import Figure, as_dicts, as_table
 from benchmarks.parts import PARTS, chosen
+from benchmarks.places import NAMES, places
 from benchmarks.sampling import Sample, interleave, ratio
 from benchmarks.subject import Subject
 
@@ -65,12 +79,36 @@ def test_a_tick_renews_all_leases(subject: Subject) -> None:
     assert 0 <= figures["share of a core, 20 leases"] < 100
 
 
-def test_a_filled_store_holds_what_it_was_filled_with(server: RedisServer, subject: Subject) -> None:
-    with Subject(server, db=1) as other:
-        (figure,) = scale.measure(subject, other, sizes=(3, 30), blocks=2, calls=2)
-        assert figure.value > 0
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", scale.REACH)
+def test_a_filled_store_holds_what_it_was_filled_with(kind: str) -> None:
+    with places((kind,)) as few, places((kind,)) as many:
+        figures = scale.measure(kind, few[kind], many[kind], sizes=(3, 30), blocks=2, calls=2)
+        assert all(figure.value > 0 for figure in figures)
+        store = open_store(many[kind])
         runs = 6 + 1  # of the blocks, the first that warms up among them, and the model
-        assert other.client.dbsize() == 30 + runs
+        assert len(list(store.scan())) == 30 + runs
+        store.close()
+
+
+@pytest.mark.thorough
+def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> None:
+    with places() as urls:
+        figures = by_name(table.measure(urls, blocks=1, calls=2))
+        assert {name.partition(",")[0] for name in figures} == set(NAMES)
+        for kind in NAMES[1:]:
+            (figure,) = recovery.measure(kind, urls[kind], rounds=1)
+            assert recovery.LEASE * 0.9 < figure.value < 30
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_a_purge_beside_others_removes_what_has_expired(kind: str) -> None:
+    with places((kind,)) as urls:
+        purging.measure(kind, urls[kind], records=300)
+        store = open_store(urls[kind])
+        assert not [record for record in store.scan() if record.retention < 3600]
+        store.close()
 
 
 def test_publishing_asks_nothing_of_the_store_and_leaves_nothing_behind(server: RedisServer, subject: Subject) -> None:

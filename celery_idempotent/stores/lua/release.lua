@@ -18,5 +18,5 @@ if reason == 'retry' then
 elseif reason ~= 'crashed' and reason ~= 'shutdown' and reason ~= 'requeued' then
   redis.call('HDEL', KEYS[1], attempt)
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[5] + ARGV[3])
+redis.call('PEXPIRE', KEYS[1], reason == 'retry' and ARGV[5] + ARGV[3] or ARGV[5])
 return 1

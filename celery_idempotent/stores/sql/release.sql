@@ -15,7 +15,7 @@ begin
     when r.state = 'released' then 'freed' end; -- our first reply was lost
   if answer is not null then return; end if;
   answer := 'freed';
-  update {table} t set state = 'released', reason = c_reason, holder = '', expires = clock + c_keep + c_wait,
+  update {table} t set state = 'released', reason = c_reason, holder = '', expires = clock + c_keep + case when c_reason = 'retry' then c_wait else 0 end,
     crashes = case when c_reason = 'crashed' then t.crashes + 1
       when c_reason in ('shutdown', 'revoked') then t.crashes else 0 end,
     not_before = case when c_reason = 'retry' then clock + c_wait else t.not_before end,
