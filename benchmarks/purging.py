@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from celery_idempotent.stores import open_store
+from celery_idempotent.stores.sqlite import SqliteStore
 
 from .figure import Figure
 from .filling import expire, fill
@@ -29,6 +30,8 @@ def measure(kind: str, url: str, *, records: int) -> list[Figure]:
         model = purging.first_run(purging.claim()).key
         fill(url, model, records)
         expired = expire(url, f"{model[:-9]}-%")
+        if isinstance(serving.store, SqliteStore):
+            serving.store.purge_every = 0  # others shall purge
         for _ in range(50):
             serving.guarded()
         alone = sorted(timed(serving.guarded) for _ in range(500))
@@ -36,7 +39,7 @@ def measure(kind: str, url: str, *, records: int) -> list[Figure]:
         thread = threading.Thread(target=lambda: removed.append(purging.store.purge()))
         seconds: list[float] = []
         took = timed(lambda: _while(thread, lambda: seconds.append(timed(serving.guarded))))
-    assert sum(removed) >= expired * 0.9, (removed, expired)  # tasks purge in passing, too
+    assert sum(removed) >= expired * 0.9, (removed, expired)
     seconds.sort()
     p99, worst = seconds[int(0.99 * (len(seconds) - 1))], seconds[-1]
     note = f"{len(seconds)} first runs beside it; alone p99 {alone[-6] * 1e3:.1f}, worst {alone[-1] * 1e3:.1f} ms"

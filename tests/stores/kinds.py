@@ -216,9 +216,7 @@ KINDS: dict[str, Kind] = {
     ),
     "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis, everywhere=True, through=lead),
     "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite, everywhere=True),
-    "postgres": Kind(
-        "postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres, examples=60, through=lead
-    ),
+    "postgres": Kind("postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres, through=lead),
     "cluster": Kind("cluster_url", ClusterStore, age_cluster, age_cluster_fence, empty_cluster),
     "dynamodb": Kind(
         "dynamodb_url",

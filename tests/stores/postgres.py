@@ -82,7 +82,9 @@ def age_postgres(store: PostgresStore, key: str, seconds: float) -> None:
 
 
 def age_postgres_fence(store: PostgresStore, key: str, seconds: float) -> None:
-    run(store, "update {table} set since = since - %s where key = %s returning 1", round(seconds * SECOND), stored(key))
+    # The others have the time of the lease in its fence, and are aged by it: there the holder's fence is another then.
+    aged = "update {table} set since = since - %s, fence = fence - 1 where key = %s returning 1"
+    run(store, aged, round(seconds * SECOND), stored(key))
 
 
 def empty_postgres(store: PostgresStore) -> None:

@@ -28,10 +28,8 @@ begin
     answer := 'settled'; return;
   end if;
   -- The server lost its data, and nobody has claimed the key since.
-  insert into {table} as t (key, state, fence, task_id, fingerprint, payload, ended, expires)
-    values (c_key, c_state, c_fence, c_task, c_print, c_payload, clock, clock + c_ttl)
-    on conflict (key) do update set (state, fence, owner, task_id, holder, fingerprint, payload, ended, expires, waiting,
-      attempts, announced) = (excluded.state, excluded.fence, '', excluded.task_id, '', excluded.fingerprint,
-      excluded.payload, excluded.ended, excluded.expires, '{}', '{}', '{}') where t.expires <= clock;
+  delete from {table} t where t.key = c_key and t.expires <= clock;
+  insert into {table} (key, state, fence, task_id, fingerprint, payload, ended, expires)
+    values (c_key, c_state, c_fence, c_task, c_print, c_payload, clock, clock + c_ttl) on conflict (key) do nothing;
   answer := case when found then 'settled' when c_home is null then 'busy' else 'lost' end;
 end $$;
