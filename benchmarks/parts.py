@@ -20,6 +20,7 @@ from . import (
     scale,
     table,
     throughput,
+    within,
 )
 from .figure import Figure
 from .places import NAMES, places
@@ -92,6 +93,13 @@ def _purging(quick: bool) -> list[Figure]:
         return list(chain.from_iterable(purging.measure(kind, urls[kind], records=records) for kind in kinds))
 
 
+def _within(quick: bool) -> list[Figure]:
+    kinds = ("postgres", "sqlite")
+    with places(kinds) as urls:
+        parts = [within.measure(kind, urls[kind], blocks=20 if quick else 150, calls=10) for kind in kinds]
+    return list(chain.from_iterable(parts))
+
+
 def _duplicates(quick: bool) -> list[Figure]:
     with RedisServer() as server:
         return duplicates.measure(server, messages=100 if quick else 1000)
@@ -117,6 +125,7 @@ PARTS: dict[str, Part] = {
     "stores": _stores,
     "recovery": _recovery,
     "purging": _purging,
+    "within": _within,
     "duplicates": _duplicates,
     "rivals": _rivals,
 }

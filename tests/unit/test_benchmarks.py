@@ -25,6 +25,7 @@ from benchmarks import (
     scale,
     table,
     throughput,
+    within,
 )
 from benchmarks.__main__ import main
 from benchmarks.figure import Figure, as_dicts, as_table
@@ -99,6 +100,14 @@ def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> N
         for kind in NAMES[1:]:
             (figure,) = recovery.measure(kind, urls[kind], rounds=1)
             assert recovery.LEASE * 0.9 < figure.value < 30
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
+def test_a_settle_is_timed_within_a_transaction_and_after_it(kind: str) -> None:
+    with places((kind,)) as urls:
+        figures = within.measure(kind, urls[kind], blocks=2, calls=2)
+        assert all(figure.value > 0 for figure in figures)
 
 
 @pytest.mark.thorough
