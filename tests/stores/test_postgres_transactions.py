@@ -125,7 +125,7 @@ def test_a_transaction_that_has_failed_is_refused(store: PostgresStore, business
         store.settle_within(lease, DONE, ttl=TTL, using=business)
 
 
-@pytest.mark.parametrize("using", [None, 5, object()], ids=repr)
+@pytest.mark.parametrize("using", [None, 5, object()], ids=["None", "a number", "an object"])
 def test_what_is_no_connection_is_refused(store: PostgresStore, using: object) -> None:
     with pytest.raises(ConfigurationError, match="expected using= to be a connection"):
         store.settle_within(take(store), DONE, ttl=TTL, using=using)
