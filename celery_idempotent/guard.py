@@ -143,18 +143,20 @@ class Guard:
         return Outcome(State.COMPLETED, payload)
 
     def _returned(self, delivery: Delivery, holding: Holding, value: object) -> Answer:
-        outcome = None if holding.within else self._completed(delivery, holding.lease, value)
-        self.heartbeat.forget(holding)  # not before: a large result may take longer to write than the lease lasts
         if holding.within is not None:
+            self.heartbeat.forget(holding)
             answer = self._settled_within(delivery, holding, holding.within[0])
-        elif outcome and recording.settle(delivery, holding, outcome, ttl=self.policy.result_ttl):
-            answer = Ran(value)
         else:
-            answer = None
+            answer = Ran(value) if uninterrupted(lambda: self._recorded(delivery, holding, value)) else None
         if answer is None:
             delivery.event(events.LeaseMissed, ending=State.COMPLETED.value)
             answer = self._duplicate(delivery)
         return answer
+
+    def _recorded(self, delivery: Delivery, holding: Holding, value: object) -> bool:
+        outcome = self._completed(delivery, holding.lease, value)
+        self.heartbeat.forget(holding)  # not before: a large result may take longer to write than the lease lasts
+        return recording.settle(delivery, holding, outcome, ttl=self.policy.result_ttl)
 
     def _settled_within(self, delivery: Delivery, holding: Holding, result: object) -> Answer | None:
         found = recording.committed(delivery, holding)
@@ -174,7 +176,8 @@ class Guard:
             return Ran(within[0])
         ending = _ending(delivery, error)
         if isinstance(ending, Outcome):
-            ours = recording.settle(delivery, holding, ending, ttl=self._ttl(ending))
+            ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
+            ours = recording.settle(delivery, holding, ending, ttl=ttl)
         else:
             ours = recording.release(delivery, holding, ending)
         # Who raises LeaseLost may be acked for it: somebody must be left to answer, also where the store said nothing.
@@ -186,9 +189,6 @@ class Guard:
         if isinstance(ending, Release) and ending.reason is Reason.RETRY:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
         return self._duplicate(delivery)
-
-    def _ttl(self, outcome: Outcome) -> float:
-        return self.policy.result_ttl if outcome.state is State.COMPLETED else self.policy.failure_ttl
 
     def _duplicate(self, delivery: Delivery) -> Answer:
         """Answer a run that lost its lease: with what is settled, or by standing aside until something is."""

@@ -990,6 +990,27 @@ def test_an_interrupted_settle_is_asked_again_and_the_run_ends_as_it_was_about_t
     assert bench.clock.slept == []
 
 
+@pytest.mark.parametrize("interruption", [SoftTimeLimit("now"), KeyboardInterrupt()])
+def test_an_interruption_while_the_result_is_written_down_leaves_no_effect_unrecorded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
+) -> None:
+    """A result may be a large file, which takes longer to write than a store call."""
+    encode, interruptions = bench.codec.encode_value, [interruption]
+
+    def interrupted(*args: Any, **options: Any) -> bytes:
+        if interruptions:
+            raise interruptions.pop()
+        return encode(*args, **options)
+
+    monkeypatch.setattr(bench.codec, "encode_value", interrupted)
+    if isinstance(interruption, Exception):
+        assert bench.deliver() == Ran(42)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            bench.deliver()
+    assert bench.record.state is State.COMPLETED
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupted_release_is_asked_again_and_the_users_exception_comes_out(bench: Bench, when: str) -> None:
     def interrupt() -> None:
