@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_idempotent.stores.postgres import PostgresStore
+from celery_idempotent.stores.sqlite import SqliteStore
 from tests import processes
 from tests.cluster import Cluster
 from tests.proxy import Proxy
@@ -45,6 +47,13 @@ def missing(error: ServerMissing, *, optional: str = "") -> pytest.fail.Exceptio
     promised = not optional or optional in os.environ.get("CI_PROMISES", "").split()
     outcome = pytest.fail if os.environ.get("CI") == "true" and promised else pytest.skip
     return outcome.Exception(str(error))
+
+
+@pytest.fixture(autouse=True)
+def nothing_purged_in_passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that have expired are there until a test purges them; a test of purging in passing asks for it."""
+    monkeypatch.setattr(SqliteStore, "purge_every", 0)
+    monkeypatch.setattr(PostgresStore, "purge_every", 0)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ clock. The functions are made with the table, by ``celery-idempotent schema --ap
 
 from __future__ import annotations
 
+import logging
+import random
 import time
 from collections.abc import Iterator, Sequence
 from time import monotonic
@@ -13,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from ..errors import LeaseLost, StoreUnreachable
+from ..errors import LeaseLost, StoreError, StoreUnreachable
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
 from .base import Store
 from .postgres_connections import Connections
@@ -25,8 +27,12 @@ from .postgres_urls import Place
 
 __all__ = ["PostgresStore"]
 
+logger = logging.getLogger("celery_idempotent.stores")
+
 #: Leases that one statement renews, records that one statement reads or purges.
 RENEWED, READ, PURGED = 1000, 500, 500
+#: Records that are removed in passing, at most.
+TIDIED = 50
 #: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
 BUSY, LOOK_EVERY = 1.0, 0.02
 #: Seconds a statement of the schema may take.
@@ -44,6 +50,9 @@ class PostgresStore(Store):
     Arguments:
         place: Where the records are.
     """
+
+    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
+    purge_every = 25
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -79,6 +88,8 @@ class PostgresStore(Store):
         ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
         record = record_of(row, now)
         if verdict == "lease":
+            if random.random() * self.purge_every < bool(self.purge_every):
+                self._tidy()
             return Lease(claim, record.fence, taken_over=took_over, crashes=record.crashes)
         return Refusal(Verdict(verdict), record)
 
@@ -161,6 +172,12 @@ class PostgresStore(Store):
             if gone < most:
                 break
         return purged
+
+    def _tidy(self) -> None:
+        try:
+            self.purge(TIDIED)
+        except StoreError as error:  # the lease is granted, and others will tidy up
+            logger.debug("Expired records were not removed: %s", error)
 
     def pending_schema(self) -> str:
         return self._schema.statements() if self._version() < VERSION else ""

@@ -21,6 +21,8 @@ from celery_idempotent.stores.rules import SECOND
 from tests.dynamodb import DynamoServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
+
 
 @contextmanager
 def requests(store: DynamoDBStore) -> Iterator[Counter[str]]:

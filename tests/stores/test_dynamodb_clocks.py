@@ -15,6 +15,8 @@ from celery_idempotent.stores.dynamodb_clock import Clock
 from celery_idempotent.stores.rules import SECOND
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
+
 Machine = Callable[..., DynamoDBStore]
 TEN_MINUTES = 600
 wrong = pytest.mark.parametrize("by", [TEN_MINUTES, -TEN_MINUTES], ids=["ahead", "behind"])

@@ -23,6 +23,8 @@ from tests.proxy import Proxy
 from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
+
 TOKEN = "AQoDYXdzEJr-session-token"
 
 

@@ -16,6 +16,8 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
 from tests.stores.benches import DONE, KEY, age, known, take
 
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
+
 
 class Orders:
     """A business table beside the records."""

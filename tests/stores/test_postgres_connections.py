@@ -147,6 +147,8 @@ from gevent import monkey; monkey.patch_all()
 import sys, gevent
 from celery_idempotent.stores import open_store
 from celery_idempotent.records import Claim, Lease
+
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 store = open_store(sys.argv[1])
 beats = []
 def beat():

@@ -243,3 +243,25 @@ def test_the_fences_come_from_a_sequence_that_no_clock_sets_back(store: Postgres
     run(store, "update {table} set fence = fence + 1000000, expires = 1 returning 1")
     ahead = run(store, "select fence from {table}")[0][0]
     assert take(store).fence == int(str(ahead)) + 1
+
+
+def test_the_store_removes_by_itself_what_has_expired(store: PostgresStore) -> None:
+    for number in range(10):
+        store.settle(take(store, f"old-{number}"), DONE, ttl=60)
+        age(store, f"old-{number}", 61)
+    take(store, "first")
+    assert run(store, "select count(*) from {table}") == [(11,)]
+    store.purge_every = 1
+    take(store, "second")
+    assert run(store, "select count(*) from {table}") == [(2,)]
+
+
+def test_a_lease_is_granted_although_nothing_can_be_removed(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(limit: int | None = None) -> int:
+        raise StoreUnreachable("just now")
+
+    monkeypatch.setattr(store, "purge", fails)
+    store.purge_every = 1
+    assert isinstance(store.acquire(claim()), Lease)

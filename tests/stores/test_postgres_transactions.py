@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.stores.postgres import PostgresStore
+from celery_idempotent.stores.postgres_rows import stored
 from tests.postgres import PostgresServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 from tests.stores.postgres import run, with_schema
@@ -447,3 +448,20 @@ def test_a_user_who_may_not_write_the_table_is_told_so(
     ):
         store.settle_within(lease, DONE, ttl=TTL, using=connection)
     store.close()
+
+
+def test_a_claim_waits_for_a_renewal_and_is_answered_by_the_rules(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    """Whoever has the row and settles nothing has it for a moment; to say conflict would hide that a copy is late."""
+    take(store)
+    assert isinstance(store.acquire(claim(task_id="b", copy=2, token="x")), Refusal)
+    with ThreadPoolExecutor(1) as thread:
+        business.execute("select 1 from idempotency where key = %s for update", (stored(KEY),))
+        answer = thread.submit(store.acquire, claim(task_id="b", copy=1, token="y"))
+        waits = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+        wait_until(lambda: run(store, waits, "%acquire%"), message="the claim to wait")
+        business.rollback()
+        refusal = answer.result(30)
+    assert isinstance(refusal, Refusal)
+    assert refusal.verdict is Verdict.SUPERSEDED

@@ -17,9 +17,8 @@ begin loop
     and r.fingerprint <> c_print then verdict := 'key_reused'; end if;
   if verdict is not null then return; end if; -- what is settled stays so: no lock was needed
   if not queued then perform {queue}; queued := true; continue; end if;
-  if not known and r.key is not null then
-    if gone or {unsettled} then perform from {table} t where t.key = c_key for update; continue; end if;
-    verdict := 'conflict'; return; end if;
+  if not known and not gone and not {unsettled} then verdict := 'conflict'; return; end if;
+  if not known and r.key is not null then perform from {table} t where t.key = c_key for update; continue; end if;
   old := coalesce(r.fence, 0);
   if gone then delete from {table} t where t.key = c_key; r := null; known := false; running := null; end if;
   if running and r.owner = c_owner then -- our first reply was lost, perhaps long ago, and we count the lease from now

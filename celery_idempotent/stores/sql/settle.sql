@@ -11,7 +11,7 @@ begin
   elsif c_home <> {home}() then
     answer := 'elsewhere'; return;
   else
-    perform {settling};
+    perform {settling} from {table} t where t.key = c_key and t.owner = c_owner;
     select * into r from {table} t where t.key = c_key and (t.owner = c_owner or t.expires <= {now}) for update;
   end if;
   if not found then
