@@ -13,7 +13,7 @@ from urllib.parse import quote
 from celery_idempotent.stores import open_store
 from tests.cluster import Cluster
 from tests.dynamodb import DynamoServer, credentials
-from tests.postgres import fresh_schema, start_postgres
+from tests.postgres import PostgresServer, fresh_schema
 from tests.servers import RedisServer
 
 __all__ = ["NAMES", "places"]
@@ -38,7 +38,7 @@ def _redis(stack: ExitStack) -> str:
 
 
 def _postgres(stack: ExitStack) -> str:
-    server = start_postgres()
+    server = PostgresServer(fsync="on").start()  # as a database is run whose commits count
     stack.callback(server.stop)
     return stack.enter_context(fresh_schema(server.url()))
 

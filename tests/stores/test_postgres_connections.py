@@ -25,6 +25,8 @@ from tests.servers import free_port
 from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
 from tests.stores.postgres import run, with_schema
 
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
+
 Opens = Callable[[str], PostgresStore]
 #: Of a call that must not take longer than its timeouts of 2 s each, on a machine that is busy with other things.
 SOON = 15.0
@@ -147,8 +149,6 @@ from gevent import monkey; monkey.patch_all()
 import sys, gevent
 from celery_idempotent.stores import open_store
 from celery_idempotent.records import Claim, Lease
-
-pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 store = open_store(sys.argv[1])
 beats = []
 def beat():
