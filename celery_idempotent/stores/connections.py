@@ -42,6 +42,8 @@ class Connections:
         #: false for a Cluster client, whose keys live on different nodes
         self.one_node = hasattr(client, "connection_pool") and hasattr(client, "client")
         self._most = min(MOST, getattr(getattr(client, "connection_pool", None), "max_connections", MOST))
+        if self.one_node:
+            _let_in_again(client.connection_pool)
         self._reset()
 
     def _reset(self) -> None:
@@ -76,7 +78,7 @@ class Connections:
     def _lend(self, use: Callable[[Any, Any], Any], what: Any) -> Any:
         """Return what `use` makes of a connection and this, on a connection that nobody else is using."""
         if self._pid != os.getpid():  # what came through a fork is our parent's
-            _unlock(self._client.connection_pool)  # first: what is forgotten goes back there
+            _after_fork(self._client.connection_pool)  # first: what is forgotten goes back there
             self._reset()
         idle = self._idle
         try:
@@ -138,15 +140,33 @@ class Connections:
         self._client.close()
 
 
-def _unlock(pool: Any) -> None:
-    """Give a pool of redis-py a lock of this process.
+def _pools(pool: Any) -> list[Any]:
+    sentinels = getattr(getattr(pool, "sentinel_manager", None), "sentinels", ())
+    return [pool, *(sentinel.connection_pool for sentinel in sentinels)]
+
+
+def _let_in_again(pool: Any) -> None:
+    """Give a pool of redis-py a lock that a thread which has it may take once more.
+
+    The collector may run while a thread is within the pool, and find a client there, whose end is to give its
+    connection back to the same pool. With redis-py 5.0.0, whose lock is a plain one, that thread then waits for itself,
+    and all others for it.
+    """
+    for each in _pools(pool):
+        if not hasattr(getattr(each, "_lock", None), "_is_owned"):  # which an RLock has
+            each._lock = threading.RLock()
+
+
+def _after_fork(pool: Any) -> None:
+    """Give a pool of redis-py locks of this process.
 
     It makes one itself after a fork, but waits for the old one before: for ever, if a thread that our parent had and we
     have not was just opening a connection.
     """
-    pool._lock = threading.RLock()
-    for sentinel in getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()):
-        sentinel.connection_pool._lock = threading.RLock()
+    for each in _pools(pool):
+        each._lock = threading.RLock()
+        getattr(each, "_checkpid", lambda: None)()  # so that it makes its own now, and not later in place of ours
+    _let_in_again(pool)
 
 
 def _one(connection: Any, command: Sequence[Any]) -> Any:

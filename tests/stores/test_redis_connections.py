@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_idempotent.stores.connections import _after_fork
 from celery_idempotent.stores.redis import RedisStore
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -259,3 +260,25 @@ def test_a_connection_whose_opening_was_interrupted_starts_anew(
         finally:
             proxy.heal()
             store.close()
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_client_that_is_collected_while_its_thread_is_within_the_pool_stops_nobody(
+    redis_store: RedisStore, *, forked: bool
+) -> None:
+    """The collector runs when it likes, and a client's end is to give its connection back to the pool."""
+    pool = redis_store._client.connection_pool
+    if forked:
+        pool.pid = 0
+        _after_fork(pool)
+    forgotten = [redis_store._client.client()]
+
+    def collected() -> None:
+        with pool._lock:
+            forgotten.clear()
+
+    thread = threading.Thread(target=collected, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    redis_store.ping()
