@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -276,6 +277,7 @@ def test_a_client_that_is_collected_while_its_thread_is_within_the_pool_stops_no
     def collected() -> None:
         with pool._lock:
             forgotten.clear()
+            gc.collect()
 
     thread = threading.Thread(target=collected, daemon=True)
     thread.start()
