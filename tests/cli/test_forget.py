@@ -220,7 +220,8 @@ def test_ctrl_c_at_the_question_ends_with_130_and_forgets_nothing(redis_url: str
             assert piece, said
             said += piece
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=30)
+        process.wait(timeout=30)  # and its standard input stays open: nobody there is another answer
+        rest = process.stderr.read()
     assert process.returncode == Exit.INTERRUPTED
     assert b"Traceback" not in rest
     assert len(keys(redis_store)) == 4
