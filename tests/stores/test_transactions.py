@@ -1,0 +1,124 @@
+"""What a task has of its own transaction leads to the driver's connection, or to an error that says what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.stores.transactions import driver_connection
+from tests.stores.django_databases import django_database
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sqlalchemy.Engine]:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", poolclass=NullPool)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[str]:
+    """The alias of a Django database."""
+    with django_database("shop", "sqlite3", NAME=str(tmp_path / "shop.db")):
+        yield "shop"
+
+
+def found(using: Any) -> Any:
+    return driver_connection(using, sqlite3.Connection)
+
+
+def test_a_connection_of_the_driver_is_itself(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert found(connection) is connection
+
+
+def test_a_connection_of_sqlalchemy_leads_to_the_drivers(engine: sqlalchemy.Engine) -> None:
+    with engine.begin() as connection:
+        assert found(connection) is connection.connection.driver_connection
+    with engine.connect() as connection, pytest.raises(ConfigurationError, match=r"with engine\.begin\(\)"):
+        found(connection)
+
+
+def test_a_session_leads_to_the_connection_of_its_transaction(engine: sqlalchemy.Engine) -> None:
+    with Session(engine) as session:
+        assert found(session) is session.connection().connection.driver_connection
+
+
+def test_a_scoped_session_stands_for_the_session_of_its_thread(engine: sqlalchemy.Engine) -> None:
+    sessions = scoped_session(sessionmaker(engine))
+    assert found(sessions) is sessions.connection().connection.driver_connection
+    sessions.remove()
+
+
+def test_what_commits_by_itself_is_refused(engine: sqlalchemy.Engine) -> None:
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        pytest.raises(ConfigurationError, match="AUTOCOMMIT"),
+    ):
+        found(connection)
+
+
+@pytest.mark.parametrize("using", [None, 5])
+def test_what_is_no_connection_is_named(using: object) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"over sqlite3 as the store is, got builtins\.{type(using).__name__}\."
+    ):
+        found(using)
+
+
+def test_an_engine_is_no_connection(engine: sqlalchemy.Engine) -> None:
+    with pytest.raises(ConfigurationError, match=r"got sqlalchemy\.engine\.base\.Engine\."):
+        found(engine)
+
+
+def test_another_driver_is_named_with_what_led_to_it(engine: sqlalchemy.Engine) -> None:
+    class Other:
+        """A driver's connection."""
+
+    with (
+        engine.begin() as connection,
+        pytest.raises(ConfigurationError, match=r"got sqlalchemy\.\S+ over sqlite3\.Connection\."),
+    ):
+        driver_connection(connection, Other)
+
+
+def test_a_django_database_is_taken_within_atomic_alone(shop: str) -> None:
+    from django.db import connections, transaction
+
+    with pytest.raises(ConfigurationError, match=r"no transaction\.atomic\(using='shop'\)"):
+        found(shop)
+    with transaction.atomic(using=shop):
+        assert found(shop) is connections[shop].connection
+
+
+def test_an_alias_that_django_does_not_know_is_answered_with_those_it_knows(shop: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"using='shopp' to be one of the Django databases .*shop"):
+        found("shopp")
+
+
+def test_a_name_means_nothing_without_django(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "django.core.exceptions", None)
+    with pytest.raises(ConfigurationError, match="Django is not installed"):
+        found("default")
+
+
+def test_a_django_that_is_not_set_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.core.exceptions import ImproperlyConfigured
+
+    class Bare(dict[str, object]):
+        def __missing__(self, alias: str) -> object:
+            raise ImproperlyConfigured("DATABASES is not set")
+
+    monkeypatch.setattr("django.db.connections", Bare())
+    with pytest.raises(ConfigurationError, match="Django is not set up: DATABASES is not set"):
+        found("default")
