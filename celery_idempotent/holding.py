@@ -104,7 +104,7 @@ class Holding:
         Arguments:
             result: What the task returns, to this caller and to every duplicate.
             using: A connection of the store's driver, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a
-                Django database.
+                Django database; on DynamoDB the list of items that you will pass to ``TransactWriteItems``.
 
         Raises:
             LeaseLost: somebody else may run the operation now, or has; nothing was written. Let it roll your
