@@ -10,8 +10,10 @@ from tests.servers import RedisServer
 from . import (
     commands,
     duplicates,
+    hooks,
     latency,
     memory,
+    noting,
     publishing,
     purging,
     recovery,
@@ -41,6 +43,11 @@ def _latency(quick: bool) -> list[Figure]:
         return latency.measure(subject, blocks=100 if quick else 600, calls=10)
 
 
+def _hooks(quick: bool) -> list[Figure]:
+    with RedisServer() as server, Subject(server) as subject:
+        return hooks.measure(subject, blocks=100 if quick else 600, calls=10)
+
+
 def _throughput(quick: bool) -> list[Figure]:
     blocks, messages = (4, 300) if quick else (10, 1000)
     with RedisServer() as server:
@@ -64,6 +71,11 @@ def _memory(quick: bool) -> list[Figure]:
 def _heartbeat(quick: bool) -> list[Figure]:
     with RedisServer() as server, Subject(server) as subject:
         return renewals.measure(subject, leases=1000, ticks=10 if quick else 50)
+
+
+def _history(quick: bool) -> list[Figure]:
+    with RedisServer() as server, Subject(server) as subject:
+        return noting.measure(subject, blocks=60 if quick else 400, calls=10, replays=200 if quick else 1000)
 
 
 def _scale(quick: bool) -> list[Figure]:
@@ -117,10 +129,12 @@ def _rivals(quick: bool) -> list[Figure]:
 PARTS: dict[str, Part] = {
     "commands": _commands,
     "latency": _latency,
+    "hooks": _hooks,
     "throughput": _throughput,
     "publishing": _publishing,
     "memory": _memory,
     "heartbeat": _heartbeat,
+    "history": _history,
     "scale": _scale,
     "stores": _stores,
     "recovery": _recovery,

@@ -44,13 +44,14 @@ class StoreSubject:
     def __exit__(self, *error: object) -> None:
         self.store.close()
 
-    def claim(self, key: str | None = None) -> Claim:
-        """Return what a delivery whose key is its task id asks for; a new one, if no key is given."""
+    def claim(self, key: str | None = None, task_id: str = "") -> Claim:
+        """Return what a delivery asks for, on a new key if none is given; without a task id, the key is the task id."""
         return Claim(
             key or f"idem:shop.charge:{uuid.uuid4()}",
             new_owner(),
             lease_ttl=60.0,
             keep_ttl=24 * HOUR,
+            task_id=task_id,
             holder="worker-7.example.org:4711",
         )
 
@@ -61,9 +62,9 @@ class StoreSubject:
         self.store.settle(lease, OUTCOME, ttl=24 * HOUR)
         return claim
 
-    def guarded(self, key: str | None = None) -> Answer:
+    def guarded(self, key: str | None = None, task_id: str = "") -> Answer:
         """Have the guard answer a delivery whose body does nothing."""
-        delivery = Delivery(self.claim(key), _body, _ending, task="shop.charge", task_id="id")
+        delivery = Delivery(self.claim(key, task_id), _body, _ending, task="shop.charge", task_id="id")
         return self.guard.run(delivery)
 
 

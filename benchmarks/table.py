@@ -16,7 +16,7 @@ __all__ = ["measure"]
 
 
 def measure(urls: Mapping[str, str], *, blocks: int, calls: int) -> list[Figure]:
-    """Have a guard answer first runs and replays on each store, in turns; the body does nothing.
+    """Have a guard answer first runs and replays to other messages on each store, in turns; the body does nothing.
 
     Arguments:
         urls: By name, the URL of an empty place.
@@ -27,9 +27,9 @@ def measure(urls: Mapping[str, str], *, blocks: int, calls: int) -> list[Figure]
         subjects = {name: stack.enter_context(StoreSubject(open_store(url))) for name, url in urls.items()}
         arms: dict[str, Callable[[], object]] = {}
         for name, subject in subjects.items():
-            done = subject.first_run(subject.claim()).key
-            arms[f"{name}, first run"] = subject.guarded
-            arms[f"{name}, replay"] = partial(subject.guarded, done)
+            done = subject.first_run(subject.claim(task_id="first")).key
+            arms[f"{name}, first run"] = partial(subject.guarded, task_id="first")
+            arms[f"{name}, replay"] = partial(subject.guarded, done, task_id="second")
         samples = interleave(arms, blocks=blocks, calls=calls)
     figures = []
     for name, sample in samples.items():

@@ -1,4 +1,4 @@
-"""Celery tasks that take effect once per operation.
+"""Tasks, jobs and functions that take effect once per operation.
 
 The public names; each is imported when it is first used, so that those who need no Celery import none.
 """
@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .calling import idempotent
     from .celery.task import IdempotentTask
+    from .current import current_lease
     from .errors import (
         ConfigurationError,
         Conflict,
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnreachable,
     )
-    from .events import Event, add_hook, remove_hook
+    from .events import Event
+    from .hooks import add_hook, remove_hook
     from .policy import Policy
     from .stores import Store, open_store
 
@@ -46,6 +49,8 @@ __all__ = [
     "StoreError",
     "StoreUnreachable",
     "add_hook",
+    "current_lease",
+    "idempotent",
     "open_store",
     "remove_hook",
 ]
@@ -56,8 +61,10 @@ _HOMES = {
     "Store": "stores",
     "open_store": "stores",
     "Event": "events",
-    "add_hook": "events",
-    "remove_hook": "events",
+    "add_hook": "hooks",
+    "current_lease": "current",
+    "idempotent": "calling",
+    "remove_hook": "hooks",
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeAlias
 
-from .errors import LeaseLost
-from .events import Event, emit
+from .errors import LeaseLost, StoreError
+from .events import Event
 from .holding import Holding
+from .hooks import count, emit, is_heard
 from .records import Claim, Lease, Outcome, Record, Release
 from .references import Origin
 
@@ -40,10 +42,14 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds."""
+    """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds.
+
+    Somebody does it, perhaps as ``holder_task_id``; or ``error`` says why the store could not tell.
+    """
 
     remaining: float
     holder_task_id: str | None = None
+    error: StoreError | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,16 @@ class Delivery:
         task_id: The message's id, for events.
         wants_result: Whether somebody reads the value: a caller, a callback, a chain, a chord.
         patience: Longest time in seconds that the delivery may be held before the body runs.
+        must_wait: Tells whether to spend it waiting for whoever holds the key, since nobody would deliver this again;
+            asked when it meets somebody.
         stopping: Tells whether this process is about to stop, so that nobody should wait.
         lost_error: Which `LeaseLost` the body's holding raises.
         max_lease: Seconds after which its lease is not renewed any more, or None.
         published: Whether the framework will keep the value under ``task_id``, where others can read it.
+        tell: What hears of this delivery's events; `events.emit`, or what calls it.
+        noted: Kinds of events that it wants even where no hook does.
+        came: Monotonic time at which the delivery came.
+        alone: Whether no other delivery has its task id, so that any may be told that the operation kills its holders.
     """
 
     claim: Claim
@@ -80,15 +92,28 @@ class Delivery:
     task_id: str = ""
     wants_result: bool = True
     patience: float = float("inf")
+    must_wait: Callable[[], bool] = lambda: False
     stopping: Callable[[], bool] = lambda: False
     lost_error: type[LeaseLost] = LeaseLost
     max_lease: float | None = None
     published: bool = False
+    tell: Callable[[Event], None] = emit
+    noted: Container[type[Event]] = ()
+    came: float = field(default_factory=lambda: monotonic())  # looked up anew, for tests
+    alone: bool = False
+
+    @property
+    def waited(self) -> float:
+        """Seconds since it came."""
+        return monotonic() - self.came
 
     def origin(self, lease: Lease) -> Origin:
         """Return which run the value is of that the body returns under this lease."""
         return Origin(lease.key, lease.fence, self.task_id, self.published)
 
     def event(self, kind: type[Event], **data: Any) -> None:
-        """Emit an event about this delivery."""
-        emit(kind(self.claim.key, self.task, self.task_id, **data))
+        """Tell of an event about this delivery; one that nobody is to hear is counted, and not made."""
+        if kind in self.noted or is_heard(kind):
+            self.tell(kind(self.claim.key, self.task, self.task_id, holder=self.claim.holder, **data))
+        else:
+            count(kind)

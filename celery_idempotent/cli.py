@@ -15,7 +15,7 @@ __all__ = ["cli", "main"]
 
 @click.group(
     cls=Commands,
-    modules=("demo", "forget", "purge", "schema", "show"),
+    modules=("demo", "doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(package_name="celery-idempotent", prog_name="celery-idempotent")

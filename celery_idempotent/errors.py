@@ -62,6 +62,9 @@ class KeyReused(IdempotencyError):
 class Conflict(IdempotencyError):
     """Raised when a duplicate meets a live lease and may neither be deferred nor wait."""
 
+    #: seconds until that lease runs out unless it is renewed; 0 where it is not known
+    remaining: float = 0.0
+
 
 class Superseded(IdempotencyError):
     """Raised when a later copy or attempt of the same message has arrived before this one."""

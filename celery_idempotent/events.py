@@ -1,14 +1,15 @@
-"""What happened, as data; what to do about it, as hooks.
+"""What happened, as data: every decision about a delivery is one frozen `Event`.
 
-Every decision of the guard is one frozen `Event`, handed to every hook of the process. A hook that raises is logged and
-never hurts the task. Events carry keys and ids, never argument values.
+A run that was told to begin (`Acquired`, `TakenOver`) is told to end exactly once: by `Completed`, `Failed`,
+`Released`, `ReleaseFailed`, `LeaseMissed` or `SettleFailed`. Of a process that was killed nobody tells it, unless the
+worker that lost it could release its lease; then that tells `Released`.
+
+Events carry keys and ids, never argument values. `celery_idempotent.hooks` says who hears of them.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
 __all__ = [
     "Acquired",
@@ -18,9 +19,9 @@ __all__ = [
     "Deferred",
     "Event",
     "Failed",
-    "Hook",
     "LeaseMissed",
     "RanUnprotected",
+    "ReleaseFailed",
     "Released",
     "Replayed",
     "Reused",
@@ -29,77 +30,132 @@ __all__ = [
     "StoreRecovered",
     "Superseding",
     "TakenOver",
-    "add_hook",
-    "emit",
-    "log",
-    "remove_hook",
 ]
-
-logger = logging.getLogger("celery_idempotent")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all events; ``task`` is the task's name, ``task_id`` the delivery it speaks of."""
+    """Base of all events.
+
+    Arguments:
+        key: The operation; empty where the event is about a whole store.
+        task: The task's name.
+        task_id: The message's id.
+        holder: Host and process that tell it.
+    """
 
     key: str
     task: str = ""
     task_id: str = ""
+    holder: str = field(default="", compare=False, kw_only=True)
+
+
+def _seconds() -> float:
+    """Return a field for a duration that was measured: two events that differ in it alone say the same."""
+    value: float = field(default=0.0, compare=False, kw_only=True)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
 class Acquired(Event):
-    """A first run begins."""
+    """A run begins.
+
+    Arguments:
+        fence: The fencing token of its lease.
+        retries, copy: Which retry and which copy of the message this is; 0 for what its producer sent.
+        redelivered: Whether the broker says that it delivered the message before.
+        asked: Seconds that the store took to grant the lease.
+        waited: Seconds since the delivery came, those included.
+    """
 
     fence: int = 0
+    retries: int = 0
+    copy: int = 0
+    redelivered: bool = False
+    asked: float = _seconds()
+    waited: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver(Acquired):
-    """A run begins because the lease of the one before ran out."""
+    """A run begins because the lease of the one before ran out; ``crashes`` holders in a row have died."""
 
     crashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """The result was settled."""
+    """The result was settled; the body ran for ``ran`` seconds, and to settle took ``took``."""
 
     fence: int = 0
+    ran: float = _seconds()
+    took: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """A failure was settled as final."""
+    """A failure was settled as final; ``error`` is the exception's type."""
 
     error: str = ""
+    fence: int = 0
+    ran: float = _seconds()
+    took: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The lease was given back, so that the next delivery may run."""
+    """The lease was given back, so that the next delivery may run; ``reason`` is a ``records.Reason``."""
 
     reason: str = ""
+    fence: int = 0
+    ran: float = _seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseFailed(Event):
+    """A run ended unsettled, for ``reason``, and the store could not be told: its lease has to run out."""
+
+    reason: str = ""
+    error: str = ""
+    fence: int = 0
+    ran: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed(Event):
-    """A duplicate was answered with the settled outcome."""
+    """A duplicate was answered with the settled outcome.
+
+    Arguments:
+        age: Seconds since it was settled.
+        original: The task id whose run settled it; empty where that is this task id.
+        state: ``completed`` or ``failed``.
+        waited: Seconds since the delivery came.
+    """
 
     age: float = 0.0
+    original: str = ""
+    state: str = ""
+    waited: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Conflicted(Event):
-    """A duplicate met a live lease, or a retry that is due later."""
+    """A duplicate met a live lease, or a retry that is due later.
 
-    holder: str = ""
+    Arguments:
+        held_by: Host and process of the holder.
+        held_for: The holder's task id; empty where that is this task id.
+        remaining: Seconds that its lease still runs unless it is renewed, or until the retry is due.
+    """
+
+    held_by: str = ""
+    held_for: str = ""
     remaining: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred(Event):
-    """A duplicate was published again, to be tried in ``delay`` seconds."""
+    """A duplicate was published again as copy number ``copy``, to be tried in ``delay`` seconds."""
 
     delay: float = 0.0
     copy: int = 0
@@ -112,7 +168,9 @@ class Superseding(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reused(Event):
-    """A key came with other arguments."""
+    """A key came with other arguments; ``original`` is the task id that used it first."""
+
+    original: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +185,8 @@ class LeaseMissed(Event):
     """A holder learned that its lease was taken over; ``ending`` is what it was about to record."""
 
     ending: str = ""
+    fence: int = 0
+    ran: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +194,8 @@ class SettleFailed(Event):
     """The effect happened, and the store could not be told in time."""
 
     error: str = ""
+    fence: int = 0
+    ran: float = _seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,59 +210,11 @@ class StoreFailed(Event):
     """A store that served before does not any more."""
 
     error: str = ""
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecovered(Event):
     """The store serves again."""
 
-
-Hook = Callable[[Event], None]
-
-_LEVELS: dict[type[Event], int] = {
-    Acquired: logging.DEBUG,
-    Completed: logging.DEBUG,
-    TakenOver: logging.WARNING,
-    CrashLooped: logging.ERROR,
-    Reused: logging.ERROR,
-    SettleFailed: logging.ERROR,
-    LeaseMissed: logging.WARNING,
-    RanUnprotected: logging.WARNING,
-    StoreFailed: logging.ERROR,
-    StoreRecovered: logging.WARNING,
-}
-
-
-def log(event: Event) -> None:
-    """Write one structured line per event, at the level it deserves; the default hook."""
-    level = _LEVELS.get(type(event), logging.INFO)
-    if logger.isEnabledFor(level):
-        data = {field.name: getattr(event, field.name) for field in fields(event)}
-        text = " ".join(f"{name}={value}" for name, value in data.items() if value not in ("", 0))
-        logger.log(level, "%s %s", type(event).__name__, text, extra={"event": type(event).__name__, "data": data})
-
-
-_hooks: list[Hook] = [log]
-
-
-def add_hook(hook: Hook) -> None:
-    """Have ``hook`` called with every event of this process; it must be quick, and safe to call from any thread."""
-    _hooks.append(hook)
-
-
-def remove_hook(hook: Hook) -> None:
-    """Stop calling ``hook``.
-
-    Raises:
-        ValueError: it was not added.
-    """
-    _hooks.remove(hook)
-
-
-def emit(event: Event) -> None:
-    """Hand the event to every hook; an error of a hook is logged and goes no further."""
-    for hook in tuple(_hooks):
-        try:
-            hook(event)
-        except Exception:
-            logger.exception("The hook %r failed on %s", hook, type(event).__name__)
+    store: str = ""

@@ -6,29 +6,24 @@ an `Ending`, and the `Answer` into its own control flow; a store decides who hol
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
-from time import monotonic
 
-from . import complaints, events, recording
-from .answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
-from .errors import LeaseLost, RecordUnreadable, StoreError
+from . import complaints, hooks, recording, telling
+from .answers import Answer, Delivery, Dropped, Ending, Ran
+from .beginning import Beginning
+from .errors import LeaseLost
 from .heartbeat import Heartbeat
 from .holding import Holding
-from .pauses import Pauses, uninterrupted
+from .pauses import sleep, uninterrupted
 from .policy import Policy
-from .recording import STORE_PAUSE, Commit
-from .records import Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
-from .results import Codec, Kind
+from .recording import Commit
+from .records import Lease, Outcome, Reason, Release, State
+from .replaying import duplicate
+from .results import Codec
 from .stores.base import Store
 from .stores.breaker import Breaker
 
 __all__ = ["Guard"]
-
-#: Pauses in seconds while a waiter looks whether the holder settled.
-WAIT_PAUSE = (0.05, 1.0)
-#: A record that cannot be read is looked at again after this: by then it was mended, or this worker upgraded.
-UNREADABLE_PAUSE = 60.0
 
 
 @dataclass(eq=False)
@@ -58,76 +53,58 @@ class Guard:
             StoreError: the store cannot serve, and the policy is ``on_store_error="raise"``.
             BaseException: what the body raised, or what the settled run raised.
         """
-        patience = Pauses(STORE_PAUSE, delivery.patience, delivery.stopping)
-        waiting: Pauses | None = None
-        while True:
-            since = monotonic()
-            found = self._acquire(delivery)
-            if isinstance(found, StoreError):
-                answer = self._store_failed(delivery, found, patience)
-                if answer is not None:
-                    return answer
-            elif isinstance(found, Lease):
-                holding = self._holding(delivery, found, since)
-                if not holding.doubtful:
-                    return self._hold(delivery, holding)
-                # The answer came so late that another may have the lease by now. Whoever has it is told so again.
-                if not patience.wait():
-                    recording.release(delivery, holding, Release(Reason.SHUTDOWN))
-                    return Busy(STORE_PAUSE[1])
-            elif found.verdict is not Verdict.CONFLICT:
-                return self._refused(delivery, found)
-            else:
-                if waiting is None:
-                    self._conflict(delivery, found.record)
-                    limit = min(self.policy.wait_timeout, patience.end - monotonic())
-                    waiting = Pauses(WAIT_PAUSE, limit, delivery.stopping)
-                wait = self.policy.on_conflict == "wait" and found.record.task_id != delivery.claim.task_id
-                if not (wait and waiting.wait()):
-                    return Busy(found.record.remaining, found.record.task_id)
+        found = self.begin(delivery)
+        return self._hold(delivery, found) if isinstance(found, Holding) else found
 
-    def _acquire(self, delivery: Delivery) -> Lease | Refusal | StoreError:
-        try:
-            return self.breaker.call(self.store, self.store.acquire, delivery.claim)
-        except StoreError as error:
-            return error
-        except BaseException as error:  # interrupted: the store may have granted what nobody would give back
-            release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
-            recording.release(delivery, Holding(self.store, Lease(delivery.claim, 0), monotonic()), release)
-            raise
+    def begin(self, delivery: Delivery) -> Holding | Answer:
+        """Return what the body is to run under, or the answer to a delivery whose body is not to run.
 
-    def _store_failed(self, delivery: Delivery, error: StoreError, patience: Pauses) -> Answer | None:
-        if isinstance(error, RecordUnreadable):
-            return self._unreadable(error)
-        if self.policy.on_store_error == "raise":
-            raise error
-        if self.policy.on_store_error == "run":
-            delivery.event(events.RanUnprotected, error=str(error))
-            return Ran(delivery.body(Holding(self.store, Lease(delivery.claim, 0), monotonic())))
-        return None if patience.wait() else Busy(STORE_PAUSE[1])
+        For who runs the body itself, between `hold` and `end`. What holds nothing (fence 0) has nothing to end.
+        Raises what `run` raises before the body.
+        """
+        beginning = self.beginning(delivery)
+        while isinstance(found := beginning.step(), float):
+            sleep(found)
+        return found
 
-    def _unreadable(self, error: StoreError) -> Busy:
-        if self.policy.on_store_error == "raise":
-            raise error
-        events.logger.error("%s", error)  # and stand aside, not run: it may well say that the operation is done
-        return Busy(UNREADABLE_PAUSE)
+    def beginning(self, delivery: Delivery) -> Beginning:
+        """Return the steps of `begin`, for who must not wait in between."""
+        return Beginning(self, delivery)
 
     def _hold(self, delivery: Delivery, holding: Holding) -> Answer:
+        if not holding.fence:
+            return Ran(delivery.body(holding))
         try:
             try:
-                if holding.lease.taken_over:
-                    delivery.event(events.TakenOver, fence=holding.fence, crashes=holding.lease.crashes)
-                else:
-                    delivery.event(events.Acquired, fence=holding.fence)
-                self.heartbeat.watch(holding)
+                self.hold(delivery, holding)
                 value = delivery.body(holding)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
                 return self._raised(delivery, holding, error)
             return self._returned(delivery, holding, value)
-        finally:  # however this was left, nobody may go on to renew the lease
-            self.heartbeat.forget(holding)
+        finally:
+            self._leave(delivery, holding)
 
-    def _holding(self, delivery: Delivery, lease: Lease, since: float) -> Holding:
+    def hold(self, delivery: Delivery, holding: Holding) -> None:
+        """Tell that the body begins, and have its lease renewed from now on."""
+        telling.begins(delivery, holding)
+        self.heartbeat.watch(holding)
+
+    def end(self, delivery: Delivery, holding: Holding, value: object, error: BaseException | None) -> Answer:
+        """Answer a delivery whose body returned ``value``, or raised ``error``; raises what `run` raises after it."""
+        try:
+            if error is not None:
+                return self._raised(delivery, holding, error)
+            return self._returned(delivery, holding, value)
+        finally:
+            self._leave(delivery, holding)
+
+    def _leave(self, delivery: Delivery, holding: Holding) -> None:
+        # However the body was left, nobody may go on to renew the lease, and how the run ended was told.
+        self.heartbeat.forget(holding)
+        telling.breaks_off(delivery, holding)
+
+    def holding(self, delivery: Delivery, lease: Lease, since: float) -> Holding:
+        """Return what a body holds under a lease that was asked for at ``since``."""
         return Holding(
             self.store,
             lease,
@@ -145,13 +122,11 @@ class Guard:
     def _returned(self, delivery: Delivery, holding: Holding, value: object) -> Answer:
         if holding.within is not None:
             self.heartbeat.forget(holding)
-            answer = self._settled_within(delivery, holding, holding.within[0])
+            (result,) = holding.within
+            answer = uninterrupted(lambda: self._settled_within(delivery, holding, result))
         else:
             answer = Ran(value) if uninterrupted(lambda: self._recorded(delivery, holding, value)) else None
-        if answer is None:
-            delivery.event(events.LeaseMissed, ending=State.COMPLETED.value)
-            answer = self._duplicate(delivery)
-        return answer
+        return duplicate(delivery, self.store, self.policy, self.codec) if answer is None else answer
 
     def _recorded(self, delivery: Delivery, holding: Holding, value: object) -> bool:
         outcome = self._completed(delivery, holding.lease, value)
@@ -163,82 +138,36 @@ class Guard:
         if found is Commit.LOST:
             return None
         if found is Commit.NO:
-            recording.release(delivery, holding, Release(Reason.FAILED))
-            raise complaints.not_committed(holding.key)
+            error = complaints.not_committed(holding.key)
+            recording.release(delivery, holding, Release(Reason.FAILED), error)
+            raise error
         return Ran(result)
 
     def _raised(self, delivery: Delivery, holding: Holding, error: BaseException) -> Answer:
         self.heartbeat.forget(holding)
-        within = holding.within
-        if within and isinstance(error, Exception) and recording.committed(delivery, holding) is Commit.YES:
-            # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
-            events.logger.error("%s was committed, and its body raised after that", holding.key, exc_info=error)
-            return Ran(within[0])
         ending = _ending(delivery, error)
-        if isinstance(ending, Outcome):
-            ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
-            ours = recording.settle(delivery, holding, ending, ttl=ttl)
-        else:
-            ours = recording.release(delivery, holding, ending)
+        ours = uninterrupted(lambda: self._ended(delivery, holding, ending, error))
+        if isinstance(ours, Ran):
+            return ours
         # Who raises LeaseLost may be acked for it: somebody must be left to answer, also where the store said nothing.
         if ours and not isinstance(error, LeaseLost):
             raise error
-        delivery.event(events.LeaseMissed, ending="".join(traceback.format_exception_only(error)).strip())
         if not isinstance(error, Exception):  # the process is to end, whoever holds the lease
             raise error
         if isinstance(ending, Release) and ending.reason is Reason.RETRY:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
-        return self._duplicate(delivery)
+        return duplicate(delivery, self.store, self.policy, self.codec)
 
-    def _duplicate(self, delivery: Delivery) -> Answer:
-        """Answer a run that lost its lease: with what is settled, or by standing aside until something is."""
-        try:
-            record = uninterrupted(lambda: self.store.get(delivery.claim.key))
-        except Exception as error:  # noqa: BLE001 - the store cannot tell, and will be asked again
-            events.logger.warning("What became of %s cannot be told yet: %s", delivery.claim.key, error)
-            record = None
-        if record is not None and record.state in (State.COMPLETED, State.FAILED):
-            return self._replay(delivery, record)
-        return Busy(record.remaining, record.task_id) if record else Busy(STORE_PAUSE[1])
-
-    def _conflict(self, delivery: Delivery, record: Record) -> None:
-        delivery.event(events.Conflicted, holder=record.holder, remaining=record.remaining)
-        if self.policy.on_conflict == "raise" and record.task_id != delivery.claim.task_id:
-            raise complaints.being_done(record)
-
-    def _refused(self, delivery: Delivery, refusal: Refusal) -> Answer:
-        record = refusal.record
-        match refusal.verdict:
-            case Verdict.COMPLETED | Verdict.FAILED:
-                return self._replay(delivery, record)
-            case Verdict.SUPERSEDED:
-                delivery.event(events.Superseding)
-                return Dropped()
-            case Verdict.KEY_REUSED:
-                delivery.event(events.Reused)
-                raise complaints.key_reused(record)
-            case _:
-                delivery.event(events.CrashLooped, crashes=record.crashes)
-                raise complaints.crash_loop(record)
-
-    def _replay(self, delivery: Delivery, record: Record) -> Answer:
-        completed = record.state is State.COMPLETED
-        if completed and self.policy.on_duplicate == "raise" and record.task_id != delivery.claim.task_id:
-            raise complaints.done_before(record)
-        try:
-            payload = self.codec.decode(record.payload, age=record.age)
-        except StoreError as error:
-            return self._unreadable(error)
-        delivery.event(events.Replayed, age=record.age)
-        if not completed:
-            raise self.codec.rebuild_exception(payload, self.policy.remember_failures)
-        if payload.kind is Kind.VALUE:
-            return Replayed(payload.data, record)
-        if payload.kind is Kind.IGNORED:
-            return Ignored(payload.reason, record)
-        if delivery.wants_result:
-            raise complaints.not_kept(record, payload.reason)
-        return Replayed(None, record)
+    def _ended(self, delivery: Delivery, holding: Holding, ending: Ending, error: BaseException) -> Ran | bool:
+        within = holding.within if isinstance(error, Exception) else None
+        if within and recording.committed(delivery, holding, error) is Commit.YES:
+            # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
+            hooks.logger.error("%s was committed, and its body raised after that", holding.key, exc_info=error)
+            return Ran(within[0])
+        if isinstance(ending, Release):
+            return recording.release(delivery, holding, ending, error)
+        ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
+        return recording.settle(delivery, holding, ending, ttl=ttl, error=error)
 
 
 def _ending(delivery: Delivery, error: BaseException) -> Ending:
@@ -246,5 +175,5 @@ def _ending(delivery: Delivery, error: BaseException) -> Ending:
     try:
         return uninterrupted(lambda: delivery.ending(error))
     except Exception:  # noqa: BLE001 - the adapter's own
-        events.logger.exception("%s: what this error means cannot be told: %r", delivery.claim.key, type(error))
+        hooks.logger.exception("%s: what this error means cannot be told: %r", delivery.claim.key, type(error))
         return Release(Reason.FAILED)

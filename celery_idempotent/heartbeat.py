@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from time import monotonic
 
 from .holding import RENEWALS_PER_TTL, Holding
@@ -27,13 +28,19 @@ class Heartbeat:
 
     The thread is started by the first holding and again after a fork. It sleeps in steps of a third of the shortest ttl
     it has seen, so that a task shorter than that costs it nothing, not even a wake-up.
+
+    Arguments:
+        renewed: Called after each round in which leases were due (default: nothing is).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, renewed: Callable[[], object] = lambda: None) -> None:
+        self.renewed = renewed
         self._reset()
 
     def _reset(self) -> None:
-        self._wake = threading.Condition()
+        # Taken by itself: a time limit that rings within the condition's own methods would leave it locked.
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
         self._holdings: dict[int, Holding] = {}
         self._thread: threading.Thread | None = None
         self._step = float("inf")
@@ -44,7 +51,7 @@ class Heartbeat:
         if self._pid != os.getpid():  # our thread stayed behind in the parent
             self._reset()
         step = holding.lease.claim.lease_ttl / RENEWALS_PER_TTL
-        with self._wake:
+        with self._lock:
             self._holdings[id(holding)] = holding
             if self._thread is None or not self._thread.is_alive():
                 self._step = step
@@ -70,7 +77,7 @@ class Heartbeat:
             except Exception:  # whatever it was, the leases of this process need their thread
                 logger.exception("A heartbeat failed; the next one is due in %s s", RETRY_PAUSE)
                 pause = RETRY_PAUSE
-            with self._wake:
+            with self._lock:
                 self._wake.wait(min(pause, self._step))
 
     def beat(self, now: float) -> float:
@@ -81,6 +88,8 @@ class Heartbeat:
                 due[holding.store, holding.store.part(holding.key)].append(holding)
         for (store, _), holdings in due.items():
             self._renew(store, holdings)
+        if due:
+            self.renewed()
         after = monotonic()
         waiting = [h.due for h in self.holdings() if max(h.due, after) < h.until and not h.lost]
         return max(0.001, min(waiting, default=float("inf")) - after)
@@ -97,6 +106,8 @@ class Heartbeat:
         for holding in holdings:
             if (holding.lease.key, holding.lease.owner) not in lost:
                 holding.trust(since)
+            elif holding.within is not None:  # its own transaction was committed, most likely; the guard will look
+                self.forget(holding)
             elif id(holding) in self._holdings:  # not forgotten meanwhile, when it was settled by its own work
                 holding.lost = True
                 logger.warning("The lease on %s (fence %d) is lost: it was taken over", holding.key, holding.fence)

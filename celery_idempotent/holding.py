@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from .errors import LeaseLost, StoreUnreachable
-from .records import Lease, Outcome, State
+from .records import Lease, Outcome, Record, State
 from .stores.base import Store
 
 __all__ = ["Holding"]
@@ -37,7 +37,22 @@ class Holding:
         result_ttl: Seconds that a result which `settle` recorded is kept.
     """
 
-    __slots__ = ("deadline", "due", "encode", "lease", "lost", "lost_error", "result_ttl", "store", "until", "within")
+    __slots__ = (
+        "asked",
+        "began",
+        "deadline",
+        "due",
+        "encode",
+        "lease",
+        "lost",
+        "lost_error",
+        "open",
+        "renewals",
+        "result_ttl",
+        "store",
+        "until",
+        "within",
+    )
 
     def __init__(
         self,
@@ -50,16 +65,28 @@ class Holding:
         encode: Callable[[object], Outcome] | None = None,
         result_ttl: float = 0.0,
     ) -> None:
+        self.began = monotonic()
+        #: seconds that the store took to grant it
+        self.asked = self.began - since
         self.store = store
         self.lease = lease
         self.lost = False
+        #: whether it was told that a run began under it, and not yet how that ended
+        self.open = False
         self.lost_error = lost_error
         self.encode = encode
         self.result_ttl = result_ttl
         #: what `settle` wrote within the task's own transaction, in a tuple; None if nothing
         self.within: tuple[Any] | None = None
         self.until = since + max_lease if max_lease is not None else float("inf")
+        #: how often the store has granted it anew
+        self.renewals = -1  # the first grant is none
         self.trust(since)
+
+    @property
+    def ran(self) -> float:
+        """Seconds since the lease was granted."""
+        return monotonic() - self.began
 
     @property
     def doubtful(self) -> bool:
@@ -81,6 +108,7 @@ class Holding:
         ttl = self.lease.claim.lease_ttl
         self.deadline = since + ttl * (1 - MARGIN)
         self.due = since + ttl / RENEWALS_PER_TTL
+        self.renewals += 1
 
     def check(self) -> None:
         """Return if the lease is ours; ask the store where that is in doubt.
@@ -134,16 +162,21 @@ class Holding:
 
     def _ask(self) -> None:
         since = monotonic()
-        if since < self.until:
-            if self.store.renew([self.lease]):
-                self.lost = True
-            else:
+        if since < self.until:  # else to ask must not prolong what was to end
+            if not self.store.renew([self.lease]):
                 self.trust(since)
-        else:  # to ask must not prolong what was to end, and the answer holds for now alone
-            record = self.store.get(self.key)
-            # A record that is gone is nobody else's.
-            if record and (record.state is not State.IN_PROGRESS or record.owner != self.lease.owner):
+                return
+            if self.within is None:
                 self.lost = True
+                return
+        record = self.store.get(self.key)
+        # A record that is gone is nobody else's. What the answer says holds for now alone.
+        self.lost = record is not None and not self._ours(record)
+
+    def _ours(self, record: Record) -> bool:
+        if self.within is not None and record.state is State.COMPLETED:
+            return record.fence == self.fence  # the transaction in which we settled was committed
+        return record.state is State.IN_PROGRESS and record.owner == self.lease.owner
 
     def derived_key(self, name: str) -> str:
         """Return a key for another system (a payment gateway, say), the same on every run of this operation.

@@ -10,11 +10,16 @@ from time import monotonic
 from typing import TypeVar
 
 from .errors import IdempotencyError
-from .events import logger
+from .hooks import logger
 
-__all__ = ["Pauses", "uninterrupted"]
+__all__ = ["Pauses", "sleep", "uninterrupted"]
 
 T = TypeVar("T")
+
+
+def sleep(seconds: float) -> None:
+    """Sleep for so many seconds; every pause does it here."""
+    time.sleep(seconds)  # looked up anew, for tests
 
 
 class Pauses:
@@ -31,13 +36,21 @@ class Pauses:
         self.end = monotonic() + limit
         self.stopping = stopping
 
-    def wait(self) -> bool:
-        """Sleep for the next pause and return true; return false at once if there is no time left."""
+    def next(self) -> float | None:
+        """Return the seconds of the next pause, for who sleeps elsewhere; None if there is no time left."""
         left = self.end - monotonic()
         if left <= 0 or self.stopping():
-            return False
-        time.sleep(min(left, self.pause * random.uniform(0.5, 1.0)))
+            return None
+        pause = min(left, self.pause * random.uniform(0.5, 1.0))
         self.pause = min(self.longest, self.pause * 2)
+        return pause
+
+    def wait(self) -> bool:
+        """Sleep for the next pause and return true; return false at once if there is no time left."""
+        pause = self.next()
+        if pause is None:
+            return False
+        sleep(pause)
         return True
 
 

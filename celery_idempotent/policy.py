@@ -56,6 +56,7 @@ class Policy:
     on_store_error: OnStoreError = "wait"  #: what a delivery does while the store does not answer
     max_lease: float | None = None  #: stop renewing after this long; None: the task's hard time limit + 60 s
     fingerprint: bool | tuple[str, ...] = True  #: compare the arguments of an explicit key; or names to leave out
+    history: bool = True  #: note what happens to a key, for ``explain``; False spares the store those writes
     allow_early_ack: bool = False  #: allow ``acks_late=False``, with which a killed worker loses the task
     _given: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -83,6 +84,7 @@ class Policy:
             on_store_error: OnStoreError = "wait",
             max_lease: Duration | None = None,
             fingerprint: bool | Collection[str] = True,
+            history: bool = True,
             allow_early_ack: bool = False,
         ) -> None: ...
     else:
@@ -234,5 +236,6 @@ _CHECKS: dict[str, Callable[[object, str], object]] = {
     "on_store_error": _one_of(get_args(OnStoreError)),
     "max_lease": lambda value, option: None if value is None else parse_duration(value, option),
     "fingerprint": _fingerprint,
+    "history": _flag,
     "allow_early_ack": _flag,
 }

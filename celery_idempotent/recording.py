@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from enum import Enum
 from time import monotonic
+from typing import Any
 
-from . import events
+from . import events, hooks, telling
 from .answers import Delivery
 from .errors import LeaseLost
 from .holding import Holding
@@ -32,59 +33,75 @@ class Commit(Enum):
     LOST = "another delivery has the key"
 
 
-def settle(delivery: Delivery, holding: Holding, outcome: Outcome, *, ttl: float) -> bool:
-    """Settle, and tell whether the lease was still ours, as far as anybody knows."""
-    pauses = _patience(holding)
+def settle(
+    delivery: Delivery, holding: Holding, outcome: Outcome, *, ttl: float, error: BaseException | None = None
+) -> bool:
+    """Settle what the body returned or raised, and tell whether the lease was still ours, as far as anybody knows."""
+    pauses, ran, since = _patience(holding), holding.ran, monotonic()
     while True:
         try:
             uninterrupted(lambda: holding.store.settle(holding.lease, outcome, ttl=ttl))
         except LeaseLost:
-            return False
-        except Exception as error:  # noqa: BLE001 - the store's own, or a second interruption
+            return _lost(delivery, holding, error)
+        except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
             if uninterrupted(pauses.wait):
                 continue
+            if holding.lost:
+                return _lost(delivery, holding, error)
             # The effect has happened: to run again for want of a record is the one thing we are here to prevent.
-            delivery.event(events.SettleFailed, error=str(error))
-            return not holding.lost
+            telling.ends(delivery, holding, events.SettleFailed, error=str(failure), ran=ran)
+            return True
+        data: dict[str, Any] = {"ran": ran, "took": monotonic() - since}
         if outcome.state is State.COMPLETED:
-            delivery.event(events.Completed, fence=holding.fence)
+            telling.ends(delivery, holding, events.Completed, **data)
         else:
-            delivery.event(events.Failed)
+            telling.ends(delivery, holding, events.Failed, error=type(error).__qualname__, **data)
         return True
 
 
-def release(delivery: Delivery, holding: Holding, release: Release) -> bool:
-    """Release, and tell whether the lease was still ours, as far as anybody knows."""
+def release(delivery: Delivery, holding: Holding, release: Release, error: BaseException | None = None) -> bool:
+    """Release after ``error``, and tell whether the lease was still ours, as far as anybody knows."""
+    reason, ran = release.reason.value, holding.ran
     try:
         ours: bool = uninterrupted(lambda: holding.store.release(holding.lease, release))
-    except Exception as error:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
-        events.logger.error("The lease on %s could not be released: %s", holding.key, error)
-        return not holding.lost
-    if ours:
-        delivery.event(events.Released, reason=release.reason.value)
-    return ours
+    except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
+        if holding.lost:
+            return _lost(delivery, holding, error)
+        if not holding.open:  # no run began under it, so that no event tells this
+            hooks.logger.error("The lease on %s could not be released: %s", holding.key, failure)
+        telling.ends(delivery, holding, events.ReleaseFailed, reason=reason, error=str(failure), ran=ran)
+        return True
+    if not ours:
+        return _lost(delivery, holding, error)
+    telling.ends(delivery, holding, events.Released, reason=reason, ran=ran)
+    return True
 
 
-def committed(delivery: Delivery, holding: Holding) -> Commit | None:
+def committed(delivery: Delivery, holding: Holding, error: BaseException | None = None) -> Commit | None:
     """Look whether the transaction in which the body settled was committed; None if the store cannot tell."""
-    pauses = _patience(holding)
+    pauses, ran, since = _patience(holding), holding.ran, monotonic()
     while True:
         try:
             record = uninterrupted(lambda: holding.store.get(holding.key))
-        except Exception as error:  # noqa: BLE001 - the store's own, or a second interruption
+        except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
             if uninterrupted(pauses.wait):
                 continue
-            delivery.event(events.SettleFailed, error=str(error))
+            telling.ends(delivery, holding, events.SettleFailed, error=str(failure), ran=ran)
             return None
         if record is None:
             return Commit.NO
-        if record.fence != holding.fence:
-            return Commit.LOST
-        if record.state is State.COMPLETED:
-            delivery.event(events.Completed, fence=holding.fence)
+        if record.fence == holding.fence and record.state is State.COMPLETED:
+            telling.ends(delivery, holding, events.Completed, ran=ran, took=monotonic() - since)
             return Commit.YES
-        ours = record.state is State.IN_PROGRESS and record.owner == holding.lease.owner
-        return Commit.NO if ours else Commit.LOST
+        if record.state is State.IN_PROGRESS and record.owner == holding.lease.owner:
+            return Commit.NO
+        _lost(delivery, holding, error)
+        return Commit.LOST
+
+
+def _lost(delivery: Delivery, holding: Holding, error: BaseException | None) -> bool:
+    telling.loses(delivery, holding, error)
+    return False
 
 
 def _patience(holding: Holding) -> Pauses:

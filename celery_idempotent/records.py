@@ -180,7 +180,10 @@ class Record:
 
     ``remaining`` is how many seconds the lease still runs (IN_PROGRESS) or a retry is still to be waited for
     (RELEASED), by the store's clock at the moment of the answer; ``age`` the seconds since the record was settled;
-    ``retention`` those that it is kept from now on if nobody touches it, or 0 where the store does not tell.
+    ``held_for`` those since the lease was taken (IN_PROGRESS), or 0 where the store does not tell; ``retention`` those
+    that it is kept from now on if nobody touches it, or 0 where the store does not tell. ``waiting`` is how many tasks
+    have met the operation while it was being done, or waited for its retry, and have not run since; ``Store.get`` and
+    ``Store.scan`` tell it, for people.
     """
 
     key: str
@@ -195,7 +198,9 @@ class Record:
     payload: bytes = b""
     remaining: float = 0.0
     age: float = 0.0
+    held_for: float = field(default=0.0, compare=False)
     retention: float = field(default=0.0, compare=False)
+    waiting: int = field(default=0, compare=False)
     announced: frozenset[str] = frozenset()
 
 

@@ -99,10 +99,7 @@ class Codec:
         if not store_result:
             return _UNAVAILABLE + b"store_result is off"
         try:
-            head, body = self._pack(value)
-            fits = len(body) <= self._max
-            if fits or (self._annex and origin):
-                self._read_back(head, body)
+            head, body, fits = _twice(self._written, value, bool(self._annex and origin))
         except Exception as exc:  # noqa: BLE001 - whatever the serializer raises, the operation is done
             return _unavailable(f"the result cannot be serialized as {self._serializer}: {failures.shown(exc)}")
         return head + body if fits else self._elsewhere(head + body, len(body), origin)
@@ -176,12 +173,20 @@ class Codec:
         got = payload.reason or f"a payload of kind {payload.kind}"
         return PreviouslyFailed(f"Expected the exception of what failed for good, got {got}: look into the first log")
 
+    def _written(self, value: object, elsewhere: bool) -> tuple[bytes, bytes, bool]:
+        """Return a value as it is kept, and whether its record has room for it; raise what a reader would meet."""
+        head, body = self._pack(value)
+        fits = len(body) <= self._max
+        if fits or elsewhere:
+            self._read_back(head, body)
+        return head, body, fits
+
     def _elsewhere(self, content: bytes, size: int, origin: Origin | None) -> bytes:
         why = f"the result has {size} bytes, result_max_bytes is {self._max}"
         if self._annex is None or origin is None:
             return _unavailable(why)
         try:
-            return _REFERENCE + self._annex.keep(content, origin).encode()
+            return _REFERENCE + bytes(_twice(self._annex.keep, content, origin).encode())
         except Unkept as exc:
             return _unavailable(f"{why}{', and ' * bool(str(exc))}{exc}")
         except Exception as exc:  # noqa: BLE001 - an annex may raise anything, the operation is done
@@ -229,6 +234,16 @@ class Codec:
         if plus and content_type in self._accept:
             body = compressions.decompress(body, unquote(compression), self._largest)
         return _loads(body, content_type, "utf-8", accept=self._accept)
+
+
+def _twice(call: Callable[..., Any], *args: object) -> Any:
+    """Call, and once more if that failed: a soft time limit ends it wherever it is, and comes once."""
+    try:
+        return call(*args)
+    except (OSError, Unkept):  # which no signal raises, and a place that is down would keep us waiting twice
+        raise
+    except Exception:  # noqa: BLE001 - what the value itself is at fault for is raised again
+        return call(*args)
 
 
 def _unavailable(reason: str) -> bytes:

@@ -22,7 +22,10 @@ nitpicky = True
 # What Celery, redis-py and the standard library call their own has no page here to point to.
 nitpick_ignore_regex = [
     ("py:.*", r"(celery|kombu|redis|inspect|datetime|collections|typing|types|pytest)\..*"),
-    ("py:.*", r"(Task|Ignore|Reject|Any|Signature|timedelta|Iterator|Sequence|Collection|Callable|Mapping)"),
+    (
+        "py:.*",
+        r"(Task|Ignore|Reject|Worker|SpawnWorker|Any|Signature|timedelta|Iterator|Sequence|Collection|Callable|Mapping)",
+    ),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -49,7 +52,10 @@ html_theme_options = {"footer_icons": [], "source_view_link": ""}
 
 #: A name in single backquotes. Docstrings call the library's things by their last name.
 NAMED = re.compile(r"(?<![`:\w])`([A-Za-z_.]+)`(?![`_])")
-HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {"Holding": "celery_idempotent.holding"}
+HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {
+    "Holding": "celery_idempotent.holding",
+    "Policy": "celery_idempotent",
+}
 #: Modules and classes that the reference has no entry for.
 INNER = {"celery_idempotent.stores.rules", "results.Codec"}
 

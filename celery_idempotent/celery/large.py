@@ -10,16 +10,15 @@ from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from ..binding import BACKEND
 from ..errors import StoreUnreachable
 from ..files import FileAnnex
 from ..payloads import Kind, Payload
 from ..references import TASK, Annex, Origin, Unkept
 from . import fanout
 
-__all__ = ["BACKEND", "TaskAnnex", "is_published"]
+__all__ = ["TaskAnnex", "is_published"]
 
-#: The option's word for the result backend.
-BACKEND = "backend"
 #: Seconds in which a run that has settled surely hands its result to the backend, if it lives.
 HANDOVER = 60.0
 

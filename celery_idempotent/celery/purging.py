@@ -9,7 +9,7 @@ from celery.app.task import Task
 from celery.schedules import BaseSchedule
 
 from ..errors import StoreError
-from ..events import logger
+from ..hooks import logger
 from ..stores import purging
 
 __all__ = ["LIMIT", "PURGE", "register", "schedule_purge"]

@@ -8,7 +8,7 @@ asked about.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,10 +16,10 @@ from weakref import WeakKeyDictionary
 from celery import bootsteps
 from celery.worker import state as worker_state
 
+from .. import deputy
 from ..errors import IdempotencyError
-from ..events import logger
 from ..holding import RENEWALS_PER_TTL
-from ..records import Lease, State
+from ..hooks import logger
 from .request import IdempotentRequest
 from .visibility import copied
 
@@ -84,12 +84,7 @@ def _pause(request: IdempotentRequest) -> float:
 
 def _renew(request: IdempotentRequest) -> None:
     try:
-        claim, store = request.claim(), request.task._binding.guard.store
-        record = store.get(claim.key)
-        # A delivery that waits for its turn holds nothing, and to renew would bring a record back that is gone.
-        if record is not None and record.state is State.IN_PROGRESS and record.owner == claim.owner:
-            known = replace(claim, holder=record.holder, task_id=record.task_id, fingerprint=record.fingerprint)
-            store.renew([Lease(known, record.fence)])
+        deputy.renew(request.task._binding.guard.store, request.claim())
     except (IdempotencyError, TypeError) as error:
         logger.warning("%s[%s]: its lease was not renewed for it: %s", request.name, request.id, error)
 

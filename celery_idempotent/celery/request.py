@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from time import monotonic, sleep
@@ -14,10 +13,13 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 
+from .. import deputy
+from ..binding import current_holder
 from ..errors import IdempotencyError
-from ..events import logger
-from ..records import Claim, Lease, Reason, Release, new_owner
-from . import notices, worker
+from ..events import Released
+from ..hooks import logger
+from ..records import Claim, Reason, new_owner
+from . import news, notices, rows, worker
 from .identity import DELIVERY, KEY, DeliveryState
 
 __all__ = ["IdempotentRequest", "request_class"]
@@ -86,6 +88,7 @@ class IdempotentRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release the lease of a child that is gone, then do as Celery does."""
+        news.drain()  # of a deferral, after which Celery sends no event
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -98,6 +101,12 @@ class IdempotentRequest(Request):
                 exc_info = _lost(error)  # Celery before 5.7 acks it, and cannot store it
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's own name
+        """Do as Celery does, after what the child has told of this task."""
+        if type != "task-started":
+            news.drain()
+        super().send_event(type, **fields)
+
     def claim(self) -> Claim:
         """Return what this delivery asks the store for, as far as it takes to speak for its child.
 
@@ -107,8 +116,8 @@ class IdempotentRequest(Request):
         """
         binding = self.task._binding
         identity = DeliveryState.of(self._context).identity
-        arguments = binding.arguments(identity, self._args, self._kwargs)
-        key = binding.key(identity, self.id, arguments, self._context.headers)
+        arguments = binding.arguments(identity.key, self._args, self._kwargs)
+        key = binding.key(identity.key, self.id, arguments, self._context.headers)
         return Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
 
     def max_lease(self) -> float | None:
@@ -138,7 +147,11 @@ class IdempotentRequest(Request):
 
     def _release(self, reason: Reason) -> None:
         try:
-            self.task._binding.guard.store.release(Lease(self.claim(), 0), Release(reason))
+            claim, binding = self.claim(), self.task._binding
+            record = deputy.release(binding.guard.store, claim, reason)
+            if record is not None:
+                told = reason.value, record.fence
+                binding.tell(Released(claim.key, self.name, self.id, *told, holder=current_holder()))
         except (IdempotencyError, TypeError) as error:
             logger.warning(
                 "%s[%s]: the lost child's lease was not released and runs out by itself: %s", self.name, self.id, error
@@ -177,12 +190,8 @@ def _lost(error: BaseException) -> ExceptionInfo:
 def _is_gone(pid: int) -> bool:
     """Wait until a process of that id is gone, and tell whether it is."""
     end = monotonic() + KILL_TIMEOUT
-    while monotonic() < end:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # the id already names somebody else's process
-            return True
+    while rows.lives(pid):
+        if monotonic() >= end:
+            return False
         sleep(0.02)
-    return False
+    return True

@@ -1,43 +1,111 @@
-"""What we hear from Celery: messages about to be published, tasks that have set off what follows them."""
+"""Celery signals for the library's events: one for each kind, sent in the process that tells the event.
+
+``sender`` is the task, or None for the two about a store. Every receiver gets ``event`` (the event itself),
+``key`` and ``task_id``; like every receiver of Celery's it takes ``**kwargs``, and one that raises is logged and hurts
+nobody. A signal without receivers costs nothing.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery import signals
+from celery import current_app
+from celery.utils.dispatch import Signal
 
-from ..errors import StoreError
-from ..events import logger
-from .identity import KEY, STATE, DeliveryState
+from .. import events, hooks
+from ..events import Event
+from ..names import NAMES
 
-__all__ = ["connect"]
+__all__ = [
+    "EventSignal",
+    "store_failed",
+    "store_recovered",
+    "task_acquired",
+    "task_completed",
+    "task_conflicted",
+    "task_crash_looped",
+    "task_deferred",
+    "task_failed",
+    "task_key_reused",
+    "task_lease_lost",
+    "task_ran_unprotected",
+    "task_release_failed",
+    "task_released",
+    "task_replayed",
+    "task_settle_failed",
+    "task_superseded",
+    "task_taken_over",
+]
+
+_signals: dict[type[Event], EventSignal] = {}
+#: The kinds whose signals have receivers.
+_received: set[type[Event]] = set()
 
 
-def connect() -> None:
-    """Listen; to ask twice is the same as once."""
-    signals.before_task_publish.connect(move_key_into_headers, dispatch_uid="celery_idempotent.key", weak=False)
-    # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
-    # with state SUCCESS also where Celery failed to publish them.
-    signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
+class EventSignal(Signal):
+    """A Celery signal that is sent with each event of one kind.
+
+    Arguments:
+        kind: The class of the events.
+    """
+
+    def __init__(self, kind: type[Event]) -> None:
+        prefix = "" if NAMES[kind].startswith("store_") else "task_"
+        super().__init__(name=f"{prefix}{NAMES[kind]}", providing_args={"event", "key", "task_id"})
+        self.kind = kind
+        _signals[kind] = self
+
+    def connect(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect a receiver, directly or as a decorator, as with any of Celery's signals."""
+        _received.add(self.kind)
+        return super().connect(*args, **kwargs)
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> Any:
+        """Disconnect a receiver."""
+        found = super().disconnect(*args, **kwargs)
+        if not self.receivers:
+            _received.discard(self.kind)
+        return found
 
 
-def move_key_into_headers(headers: Any = None, properties: Any = None, **_: Any) -> None:
-    """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options."""
-    if properties and KEY in properties:
-        key = properties.pop(KEY)
-        if key is not None:
-            headers[KEY] = key
+def _send(event: Event) -> None:
+    sender: Any = current_app.tasks.get(event.task) if event.task else None
+    _signals[type(event)].send(sender=sender, event=event, key=event.key, task_id=event.task_id)
 
 
-def mark_announced(sender: Any = None, **_: Any) -> None:
-    """Remember that Celery has dispatched the callbacks and the chain of a task that succeeded."""
-    request = sender.request_stack.top
-    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
-    if delivery is None or not delivery.fans_out or not delivery.key:
-        return
-    try:
-        sender._binding.guard.store.announce(delivery.key, request.id)
-    except StoreError as error:
-        logger.warning(
-            "%s[%s] has dispatched its callbacks, and the store could not be told: %s", sender.name, request.id, error
-        )
+#: A run begins (`Acquired`).
+task_acquired = EventSignal(events.Acquired)
+#: A run begins because the lease of the one before ran out (`TakenOver`).
+task_taken_over = EventSignal(events.TakenOver)
+#: The result was settled (`Completed`).
+task_completed = EventSignal(events.Completed)
+#: A failure was settled as final (`Failed`).
+task_failed = EventSignal(events.Failed)
+#: The lease was given back, so that the next delivery may run (`Released`).
+task_released = EventSignal(events.Released)
+#: A duplicate was answered with the settled outcome (`Replayed`).
+task_replayed = EventSignal(events.Replayed)
+#: A duplicate met a live lease, or a retry that is due later (`Conflicted`).
+task_conflicted = EventSignal(events.Conflicted)
+#: A duplicate was published again, to be tried later (`Deferred`).
+task_deferred = EventSignal(events.Deferred)
+#: A copy was dropped because a later one has taken its place (`Superseding`).
+task_superseded = EventSignal(events.Superseding)
+#: A key came with other arguments (`Reused`).
+task_key_reused = EventSignal(events.Reused)
+#: An operation was refused because its holders keep dying (`CrashLooped`).
+task_crash_looped = EventSignal(events.CrashLooped)
+#: A holder learned that its lease was taken over (`LeaseMissed`).
+task_lease_lost = EventSignal(events.LeaseMissed)
+#: The effect happened, and the store could not be told in time (`SettleFailed`).
+task_settle_failed = EventSignal(events.SettleFailed)
+#: A run ended unsettled, and its lease could not be given back (`ReleaseFailed`).
+task_release_failed = EventSignal(events.ReleaseFailed)
+#: A run begins without a lease, because the policy says so (`RanUnprotected`).
+task_ran_unprotected = EventSignal(events.RanUnprotected)
+#: A store that served before does not any more (`StoreFailed`).
+store_failed = EventSignal(events.StoreFailed)
+#: The store serves again (`StoreRecovered`).
+store_recovered = EventSignal(events.StoreRecovered)
+
+hooks.add_hook(_send, _received)

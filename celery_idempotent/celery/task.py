@@ -11,18 +11,19 @@ from celery.canvas import _chain
 from celery.exceptions import Reject
 
 from ..errors import ConfigurationError, StoreError
-from ..events import logger
 from ..holding import Holding
+from ..hooks import logger
 from ..policy import Policy
-from . import brokers, fanout, groups, signals, worker
-from .binding import Binding
+from . import brokers, fanout, groups, inspection, listening, worker
+from .binding import TaskBinding
 from .delivery import MessageDelivery, is_outage, put_back
 from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
 
 __all__ = ["IdempotentTask"]
 
-signals.connect()  # not when a task is bound: app.send_task() may publish before that
+listening.connect()  # not when a task is bound: app.send_task() may publish before that
 groups.refuse_keys()
+inspection.register()
 
 
 class IdempotentTask(Task):
@@ -56,7 +57,7 @@ class IdempotentTask(Task):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
-                _check_declaration(cls, Binding(task).policy)
+                _check_declaration(cls, TaskBinding(task).policy)
             worker.install(app)
         return bound
 
@@ -83,8 +84,8 @@ class IdempotentTask(Task):
         return None if state is None else state.holding
 
     @functools.cached_property
-    def _binding(self) -> Binding:
-        return Binding(self)
+    def _binding(self) -> TaskBinding:
+        return TaskBinding(self)
 
     def apply_async(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..stores import Store, hide_password
@@ -24,24 +25,37 @@ def used_stores(app: Any) -> list[UsedStore]:
         ConfigurationError: a task is declared wrongly, or there is no store.
     """
     own = app.conf.get("idempotency_store")
-    namespaces: dict[object, set[str]] = {own: set()} if own else {}
+    wanted: dict[object, _Use] = {own: _Use(own)} if own else {}
     for task in sorted(idempotent_tasks(app), key=lambda task: task.name):
         binding = task._binding
-        namespaces.setdefault(binding.policy.store or own, set()).add(binding.namespace)
-    if not namespaces:
-        namespaces[own] = set()
-    found: dict[Store, tuple[object, set[str]]] = {}
-    for wanted, names in namespaces.items():
-        _, known = found.setdefault(store_of(app, wanted), (wanted, set()))
-        known |= names or {default_namespace(app, None)}
+        use = wanted.setdefault(binding.policy.store or own, _Use(binding.policy.store or own))
+        use.namespaces.add(binding.namespace)
+        use.lease_ttls[task.name] = float(binding.policy.lease_ttl)
+    if not wanted:
+        wanted[own] = _Use(own)
+    found: dict[Store, _Use] = {}
+    for name, use in wanted.items():
+        known = found.setdefault(store_of(app, name), _Use(name))
+        known.namespaces |= use.namespaces or {default_namespace(app, None)}
+        known.lease_ttls.update(use.lease_ttls)
     return _named(found)
 
 
-def _named(found: dict[Store, tuple[object, set[str]]]) -> list[UsedStore]:
+@dataclass(slots=True)
+class _Use:
+    """What the tasks of an app want of one store, and how they name it."""
+
+    wanted: object
+    namespaces: set[str] = field(default_factory=set)
+    lease_ttls: dict[str, float] = field(default_factory=dict)
+
+
+def _named(found: dict[Store, _Use]) -> list[UsedStore]:
     """Give each store a name of its own."""
     stores: list[UsedStore] = []
-    for store, (wanted, namespaces) in found.items():
-        name = hide_password(wanted) if isinstance(wanted, str) else type(store).__name__
+    for store, use in found.items():
+        name = hide_password(use.wanted) if isinstance(use.wanted, str) else type(store).__name__
         same = sum(used.name.partition(" (")[0] == name for used in stores)
-        stores.append(UsedStore(f"{name} ({same + 1})" if same else name, store, tuple(sorted(namespaces))))
+        name = f"{name} ({same + 1})" if same else name
+        stores.append(UsedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls))
     return stores

@@ -22,7 +22,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from ..errors import ConfigurationError
-from ..events import logger
+from ..hooks import logger
 from .identity import PLAIN
 
 __all__ = ["Held", "VisibilityStep", "copied"]

@@ -8,10 +8,11 @@ from typing import Any
 from celery import bootsteps, signals
 
 from ..errors import ConfigurationError, StoreUnreachable
-from ..events import logger
+from ..hooks import logger
 from ..stores.memory import MemoryStore
-from . import notices, purging
+from . import notices, observing, purging
 from .identity import PLAIN
+from .observing import ObservingStep
 from .visibility import VisibilityStep
 
 __all__ = ["IdempotencyStep", "install", "is_stopping"]
@@ -33,7 +34,7 @@ def install(app: Any) -> None:
     from .renewal import RenewalStep
 
     app.steps["worker"].update({IdempotencyStep, RenewalStep})
-    app.steps["consumer"].add(VisibilityStep)
+    app.steps["consumer"].update({VisibilityStep, ObservingStep})
 
 
 class IdempotencyStep(bootsteps.Step):
@@ -57,6 +58,7 @@ class IdempotencyStep(bootsteps.Step):
         purging.register(worker.app)
         _stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
         notices.prepare()
+        observing.prepare(children=enforces_limits)
         signals.worker_shutting_down.connect(_announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
         for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
             if isinstance(store, MemoryStore) and enforces_limits:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..records import State
+from .asking import confirmed
 from .exits import Exit
 from .serving import StoreCommand, Stores, stores_of
 from .show import unknown
@@ -80,14 +81,8 @@ class Wish:
             click.echo(text)
 
     def confirmed(self, question: str) -> bool:
-        """Ask, unless nobody wants to be asked; where nobody is there to answer, that is no."""
-        try:
-            return self.yes or click.confirm(question, err=True)
-        except click.Abort as abort:
-            if isinstance(abort.__context__, EOFError):
-                click.echo("\nNobody answered; --yes forgets without asking.", err=True)
-                return False
-            raise
+        """Ask, unless nobody wants to be asked."""
+        return confirmed(question, yes=self.yes, verb="forgets")
 
 
 @dataclass
@@ -102,12 +97,16 @@ class Report:
 def _forget_key(stores: Stores, key: str, wish: Wish, report: Report) -> None:
     from ..stores.forgetting import is_held
 
-    found = [(used, record) for used, record in stores.each(lambda used: used.store.get(key)) if record is not None]
-    if not found:
+    answers = list(stores.each(lambda used: used.store.get(key)))
+    if not any(record for _, record in answers):
         if not stores.status:
             unknown(stores, key)
         report.missing.append(key)
-    for used, record in found:
+    for used, record in answers:
+        if record is None:
+            if not wish.dry_run:
+                used.store.delete(key)  # a cache may remember what the store behind it does not any more
+            continue
         asked = is_held(record) and not (wish.force or wish.dry_run)
         if asked and not wish.confirmed(f"{_holder(record)} {key} and may be running it. Forget it all the same?"):
             report.left += 1

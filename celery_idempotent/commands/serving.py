@@ -14,10 +14,12 @@ from .group import CommandFailed
 if TYPE_CHECKING:
     from ..stores.used import UsedStore
 
-__all__ = ["STORES", "StoreCommand", "Stores", "from_url", "stores_of"]
+__all__ = ["CHECKUP", "STORES", "StoreCommand", "Stores", "from_url", "stores_of"]
 
 #: Where a command line says what its stores are, in the meta of click's context: a function without arguments.
 STORES = "celery_idempotent.stores"
+#: Where it says what looks at its app, if it has one: a function without arguments.
+CHECKUP = "celery_idempotent.checkup"
 _URL = "celery_idempotent.url"
 VARIABLE = "CELERY_IDEMPOTENT_STORE"
 

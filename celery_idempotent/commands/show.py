@@ -10,11 +10,12 @@ import click
 
 from .exits import Exit
 from .serving import StoreCommand, Stores, stores_of
+from .tables import show_facts
 
 if TYPE_CHECKING:
     from ..records import Record
 
-__all__ = ["command", "unknown"]
+__all__ = ["command", "facts_of_record", "unknown"]
 
 
 @click.command("show", cls=StoreCommand)
@@ -29,10 +30,13 @@ def command(ctx: click.Context, key: str, as_json: bool) -> None:
         if record is None:
             continue
         shown += 1
-        facts = {name: value for name, value in _facts(record).items() if value not in ("", 0, [], None)}
+        facts = facts_of_record(record)
         if not stores.one:
             facts = {"store": used.name, **facts}
-        click.echo(json.dumps(facts) if as_json else _table(facts))
+        if as_json:
+            click.echo(json.dumps(facts))
+        else:
+            show_facts(facts)
     if not shown and not stores.status:
         unknown(stores, key)
     ctx.exit(stores.status)
@@ -47,20 +51,15 @@ def unknown(stores: Stores, key: str) -> None:
     stores.status = stores.status or Exit.NO
 
 
-def _table(facts: dict[str, Any]) -> str:
-    width = max(map(len, facts))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts.items())
-
-
-def _facts(record: Record) -> dict[str, Any]:
-    """Return a record as words and numbers; of the result, how large it is and how it begins."""
+def facts_of_record(record: Record) -> dict[str, Any]:
+    """Return a record as words and numbers, without what is empty; of the result, its size and its beginning."""
     facts = asdict(record)
     payload = facts.pop("payload")
     text = payload[:60].decode(errors="backslashreplace")
-    return {
-        **facts,
+    facts |= {
         "state": str(record.state),
         "announced": sorted(record.announced),
         "payload_bytes": len(payload),
         "payload": text + ("..." if len(payload) > len(text) else ""),
     }
+    return {name: value for name, value in facts.items() if value not in ("", 0, [], None)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
 
@@ -15,7 +16,9 @@ EVERY = 0.2
 
 
 class Tally:
-    """Count what is done, and show it on standard error while somebody watches.
+    """Count what is done, and show it with the time on standard error while somebody watches.
+
+    A thread shows it: a store may look through much and find nothing.
 
     Arguments:
         done: What was done, as in "removed".
@@ -24,24 +27,30 @@ class Tally:
     def __init__(self, done: str) -> None:
         self.count = 0
         self._done = done
-        self._watched = sys.stderr.isatty()
-        self._shown = monotonic()
+        self._over = Event()
+        self._thread = Thread(target=self._show, daemon=True) if sys.stderr.isatty() else None
 
     def add(self, number: int) -> None:
         """Count so many more."""
         self.count += number
-        if self._watched and monotonic() - self._shown >= EVERY:
-            self._shown = monotonic()
-            click.echo(f"\r{self}", nl=False, err=True)
 
     def __str__(self) -> str:
         return f"{self.count:,} {self._done}"
 
+    def _show(self) -> None:
+        since = monotonic()
+        while not self._over.wait(EVERY):
+            click.echo(f"\r{self}, {monotonic() - since:.0f} s", nl=False, err=True)
+
     def __enter__(self) -> Tally:
+        if self._thread is not None:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        if self._watched:
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join()
             click.echo("\r\033[K", nl=False, err=True)
-        if kind is not None:  # interrupted, or the store went away: what is done is done
+        if kind is not None and self.count:  # interrupted, or the store went away: what is done is done
             click.echo(f"{self} before it ended", err=True)

@@ -14,7 +14,7 @@ from redis import connection
 from ..errors import ConfigurationError
 from . import hide_password
 
-__all__ = ["Addresses"]
+__all__ = ["Addresses", "as_redis"]
 
 PARSE: Any = connection.parse_url  # which has no types
 
@@ -127,3 +127,9 @@ def _error(url: str, example: str, why: str) -> ConfigurationError:
         f"Expected a URL like {example}, got {hide_password(url)!r}. {why[:1].upper()}{why[1:].rstrip('.?')}"
         f"{'?' if why.endswith('?') else '.'} Write special characters of a password as %2F, %40 and so on."
     )
+
+
+def as_redis(url: str) -> str:
+    """Return a URL of one server, Valkey or Redis, as redis-py takes it."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme.lower().replace('valkey', 'redis')}{separator}{rest}"

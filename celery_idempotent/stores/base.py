@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
 
 __all__ = ["Store"]
@@ -31,6 +32,9 @@ class Store(ABC):
     `RecordUnreadable` if what it holds under the key is no record of ours. What each verb decides is in
     `celery_idempotent.stores.rules`, in Python; a store that decides on its server is held against it by the tests.
     """
+
+    #: Whether the store keeps what is noted; those that do override `note` and `history`.
+    keeps_history = False
 
     @abstractmethod
     def acquire(self, claim: Claim) -> Lease | Refusal:
@@ -91,11 +95,25 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Forget a key whatever its state, and tell whether there was anything to forget; for operators."""
+        """Forget a key whatever its state, and tell whether there was a record to forget; for operators.
+
+        Its history is forgotten too.
+        """
 
     @abstractmethod
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         """Iterate over the records whose key begins with ``prefix``, in no order, without blocking the store."""
+
+    def note(self, notes: Sequence[Note]) -> None:  # noqa: B027 - a store need not keep them
+        """Add to the histories of keys what happened to them: each keeps its newest ``notes.MOST``, oldest first.
+
+        No promise hangs on it. It touches no record, need not be atomic, and may write a note twice if its reply was
+        lost. A history is kept for as long as its newest note is to be kept; `scan` never shows it.
+        """
+
+    def history(self, key: str) -> Sequence[Noted]:
+        """Return what was noted of a key, oldest first; its record may be there or not."""
+        return ()
 
     def purge(self, limit: int | None = None) -> int:
         """Remove what has expired and return how much; 0 where the server expires by itself.
@@ -113,6 +131,16 @@ class Store(ABC):
 
     def apply_schema(self) -> None:  # noqa: B027 - most stores need none
         """Create what the store needs on its server, or upgrade it; safe to repeat, also at the same time."""
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        """Return what the server tells of the room that the records take, asked cheaply; empty if it tells nothing.
+
+        The names say the unit, as in ``memory_bytes``; which there are is the store's to say.
+
+        Arguments:
+            sample: Some of the store's keys, for a server that can measure single records.
+        """
+        return {}
 
     @abstractmethod
     def ping(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..errors import RecordUnreadable, StoreError, StoreUnreachable
-from ..events import StoreFailed, StoreRecovered, emit
+from ..events import StoreFailed, StoreRecovered
+from ..hooks import emit
 from .base import Store
 
 __all__ = ["Breaker"]
@@ -44,7 +45,7 @@ class Breaker:
                 known = store in self._open
                 self._open[store] = (monotonic() + PROBE_EVERY, str(error))
             if not known:
-                emit(StoreFailed("", error=str(error)))
+                emit(StoreFailed("", error=str(error), store=type(store).__name__))
             raise
         self._serves(store)
         return answer
@@ -61,4 +62,4 @@ class Breaker:
 
     def _serves(self, store: Store) -> None:
         if self._open and self._open.pop(store, None) is not None:
-            emit(StoreRecovered(""))
+            emit(StoreRecovered("", store=type(store).__name__))

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, RecordUnreadable, StoreError, StoreUnreachable
+from ..notes import Note, Noted
 from ..policy import parse_duration
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
 from . import open_store
@@ -53,6 +54,7 @@ class CachedStore(Store):
         if not isinstance(cache, RedisStore):
             raise ConfigurationError(f"Expected the cache to be a RedisStore, got a {type(cache).__name__}.")
         self.durable = durable
+        self.keeps_history = durable.keeps_history
         self._outcomes = Outcomes(cache, max_age=parse_duration(max_age, "max_age"))
         self._failing = self._told_damage = False
         self._spared_until = 0.0
@@ -126,11 +128,20 @@ class CachedStore(Store):
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         return self.durable.renew(leases)
 
+    def part(self, key: str) -> str:
+        return self.durable.part(key)
+
     def release(self, lease: Lease, release: Release) -> bool:
         return self.durable.release(lease, release)
 
     def get(self, key: str) -> Record | None:
         return self.durable.get(key)
+
+    def note(self, notes: Sequence[Note]) -> None:
+        self.durable.note(notes)
+
+    def history(self, key: str) -> Sequence[Noted]:
+        return self.durable.history(key)
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         return self.durable.scan(prefix=prefix, state=state)
@@ -143,6 +154,9 @@ class CachedStore(Store):
 
     def apply_schema(self) -> None:
         self.durable.apply_schema()
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return self.durable.room(sample)
 
     def ping(self) -> None:
         self.durable.ping()

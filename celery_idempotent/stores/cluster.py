@@ -107,6 +107,15 @@ class ClusterStore(RedisStore):
             lost += [lease] * len(reply)
         return lost
 
+    def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        replies: list[Any] = []
+        for list_key, *args in calls:  # a round trip for each: nobody waits for them
+            try:
+                replies.append(self._call("note", (list_key,), args))
+            except StoreError as error:  # nor do the keys of other nodes wait for one that is down
+                replies.append(error)
+        return replies
+
     def ping(self) -> None:
         for node in self._places():
             self._at(node.execute, "PING")

@@ -10,14 +10,16 @@ every task, and redis-py gives out no more than a hundred connections.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
+from redis.connection import HiredisRespSerializer
 from redis.exceptions import RedisError, ResponseError
 
 __all__ = ["Connections"]
@@ -27,6 +29,22 @@ MOST = 32
 PATIENCE = 2.0
 #: Seconds between two looks whether one was given back.
 LOOK_EVERY = 0.002
+
+
+class Packer(HiredisRespSerializer):
+    """Spell commands by hiredis, and their numbers before.
+
+    hiredis (3.5 and before) spells a number by a function that looks for signals, and crashes the process if a handler
+    raises there, as that of the soft time limit does.
+    """
+
+    def pack(self, *command: Any) -> Any:
+        spelled: list[Any] = [str(part) if type(part) in (int, float) else part for part in command]
+        return super().pack(*spelled)
+
+
+#: None for redis-py's own, which spells by itself where there is no hiredis.
+PACKER = Packer() if hasattr(sys.modules.get("hiredis"), "pack_command") else None
 
 
 class Connections:
@@ -44,6 +62,8 @@ class Connections:
         self._most = min(MOST, getattr(getattr(client, "connection_pool", None), "max_connections", MOST))
         if self.one_node:
             _let_in_again(client.connection_pool)
+            for each in _pools(client.connection_pool):
+                each.connection_kwargs.setdefault("command_packer", PACKER)
         self._reset()
 
     def _reset(self) -> None:
@@ -91,6 +111,8 @@ class Connections:
             return use(connection, what)
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
+            if not isinstance(error, (RedisError, OSError)):
+                _start_anew(_pools(self._client.connection_pool)[1:])  # a sentinel may have been asked, see `_connect`
             if isinstance(error, self._closed):
                 idle.clear()  # the server has closed them too; back in redis-py's pool they are looked at before use
             raise
@@ -129,8 +151,7 @@ class Connections:
             # redis-py puts back into its pool what was interrupted while it said hello, and gives it out again: half
             # made, so that every later opening fails on it, or with a reply on its way that would be taken for the one
             # to our first command. Closed, it starts anew.
-            with suppress(TypeError):  # redis-py 5 can close only all connections of a BlockingConnectionPool
-                self._client.connection_pool.disconnect(inuse_connections=False)
+            _start_anew(_pools(self._client.connection_pool))
             raise
 
     def close(self) -> None:
@@ -143,6 +164,13 @@ class Connections:
 def _pools(pool: Any) -> list[Any]:
     sentinels = getattr(getattr(pool, "sentinel_manager", None), "sentinels", ())
     return [pool, *(sentinel.connection_pool for sentinel in sentinels)]
+
+
+def _start_anew(pools: Iterable[Any]) -> None:
+    """Close the connections of pools that nobody is using."""
+    for pool in pools:
+        with suppress(TypeError):  # redis-py 5 can close only all connections of a BlockingConnectionPool
+            pool.disconnect(inuse_connections=False)
 
 
 def _let_in_again(pool: Any) -> None:

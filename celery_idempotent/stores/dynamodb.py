@@ -11,21 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError
+from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
 from . import dynamodb_schema, rules
 from .base import Store
 from .dynamodb_client import Overtaken
 from .dynamodb_expressions import Condition, Update
-from .dynamodb_items import Item, Kept, fitting, item_of, mark_of, named, number, text
-from .dynamodb_records import ROUNDS, Records, changes, held, living, renewed, unchanged
+from .dynamodb_history import Histories
+from .dynamodb_items import Item, Kept, fitting, item_of, named, number, text
+from .dynamodb_records import ROUNDS, Records, changes, held, living, marked, renewed, unchanged
 from .dynamodb_refusals import code
 from .dynamodb_urls import Place
 from .rules import SECOND
 
 __all__ = ["DynamoDBStore"]
-
-#: Tasks whose waiting copies are told apart, per key; each is a few dozen bytes of the item.
-MOST_WAITING = 1000
 
 
 class DynamoDBStore(Store):
@@ -40,9 +39,12 @@ class DynamoDBStore(Store):
         place: Which table, and where.
     """
 
+    keeps_history = True
+
     def __init__(self, place: Place) -> None:
         self._records = Records(place)
         self._table = self._records.table
+        self._histories = Histories(self._table)
         self._last_fence = 0
 
     @classmethod
@@ -81,30 +83,8 @@ class DynamoDBStore(Store):
         elif kept is not None and answer.verdict is Verdict.CRASH_LOOP:
             self._records.put(claim.key, replace(kept, row=granted), kept)
         elif kept is not None and answer.verdict is Verdict.CONFLICT:
-            self._mark(claim, kept, mark)
+            marked(self._records, claim, kept, mark)
         return answer
-
-    def _mark(self, claim: Claim, kept: Kept, before: tuple[int, int, str] | None) -> None:
-        """Write down which copy of a waiting message came last, and since when this machine has seen the lease.
-
-        Each waiting task has a line of its own, and each machine: a crowd does not keep one another from writing.
-        """
-        row, machine, update = kept.row, self._records.clock.machine, Update()
-        mark = row.waiting[claim.task_id]
-        if mark != before and (before is not None or len(row.waiting) <= MOST_WAITING):
-            place = ("waiting", named(claim.task_id))
-            update.set(mark_of(mark), *place)
-            if before is None:
-                update.absent(*place)
-            else:
-                update.given(mark_of(before), *place)
-        if row.state is State.IN_PROGRESS and machine not in kept.watch:
-            update.set(number(self._records.clock.ticks()), "watch", machine)
-        if not update.empty:
-            # A lease that was renewed meanwhile would be watched from before its renewal.
-            update.given(text(kept.beat), "beat")
-            update.given(text(row.state.value), "state")
-            self._table.update(claim.key, update)
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
@@ -213,7 +193,14 @@ class DynamoDBStore(Store):
         row = living(self._records.kept(item), now)
         return None if row is None else rules.view(key, row, now)
 
+    def note(self, notes: Sequence[Note]) -> None:
+        self._histories.note(notes, self._records.now())
+
+    def history(self, key: str) -> list[Noted]:
+        return self._histories.tell(key, self._records.now())
+
     def delete(self, key: str) -> bool:
+        self._histories.forget(key)
         item = self._table.ask("delete_item", Key={"key": text(key)}, ReturnValues="ALL_OLD").get("Attributes")
         try:
             return living(self._records.kept(item), self._records.now()) is not None
@@ -234,6 +221,10 @@ class DynamoDBStore(Store):
 
     def apply_schema(self) -> None:
         dynamodb_schema.apply(self._table)
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        told = self._table.ask("describe_table").get("Table", {})
+        return {"counted_records": int(told.get("ItemCount", 0)), "counted_bytes": int(told.get("TableSizeBytes", 0))}
 
     def ping(self) -> None:
         self._table.read("celery_idempotent:ping")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedErro
 from .dynamodb_clock import Clock
 from .dynamodb_expressions import Condition, Update
 from .dynamodb_items import Item, text
-from .dynamodb_refusals import translated
+from .dynamodb_refusals import interruption, translated
 from .dynamodb_urls import Place
 
 __all__ = ["Overtaken", "Table"]
@@ -88,9 +89,26 @@ class Table:
         )
         session = Session(profile=place.profile or None)
         session.register_component("data_loader", _models())
-        return session.create_client(
+        client = session.create_client(
             "dynamodb", region_name=place.region or None, endpoint_url=place.endpoint_url or None, config=config
         )
+        client.meta.events.register("response-received.dynamodb", self._check)
+        return client
+
+    def _check(self, response_dict: Any = None, **_: object) -> None:
+        """Take no reply that was cut off for a whole one: botocore reads an empty body as "there is no item".
+
+        Raises:
+            ConnectionClosedError: the connection ended within the reply.
+        """
+        if response_dict is None:  # nothing came
+            return
+        try:  # its length need not be said; but no part of an object is one
+            whole = isinstance(json.loads(response_dict["body"]), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            raise ConnectionClosedError(endpoint_url=self.place.endpoint_url or "of DynamoDB")
 
     def ask(self, operation: str, **request: Any) -> dict[str, Any]:
         """Send a request about the table, and return the reply.
@@ -111,6 +129,9 @@ class Table:
                 # knows: each may be sent again.
                 return self._send(operation, request)
         except (ClientError, BotoCoreError, OSError) as error:
+            interrupted = interruption(error)
+            if interrupted is not None:
+                raise interrupted from None
             raise translated(error, self.place) from error
 
     def _send(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:

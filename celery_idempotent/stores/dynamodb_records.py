@@ -10,11 +10,11 @@ from . import rules
 from .dynamodb_client import Overtaken, Table
 from .dynamodb_clock import Clock
 from .dynamodb_expressions import Condition, Update
-from .dynamodb_items import Item, Kept, item_of, kept_of, number, text
+from .dynamodb_items import Item, Kept, item_of, kept_of, mark_of, named, number, text
 from .dynamodb_urls import Place
 from .rules import SECOND
 
-__all__ = ["ROUNDS", "Records", "changes", "held", "living", "renewed", "unchanged"]
+__all__ = ["ROUNDS", "Records", "changes", "held", "living", "marked", "renewed", "unchanged"]
 
 #: How often a decision is taken again because somebody else wrote in between.
 ROUNDS = 20
@@ -141,3 +141,26 @@ def _renew(records: Records, lease: Lease) -> None:
             update.remove("crashes")
             held(update, lease)
             records.table.update(lease.key, update)
+
+
+def marked(records: Records, claim: Claim, kept: Kept, before: tuple[int, int, str] | None) -> None:
+    """Write down which copy of a waiting message came last, and since when this machine has seen the lease.
+
+    Each waiting task has a line of its own, and each machine: a crowd does not keep one another from writing.
+    """
+    row, machine, update = kept.row, records.clock.machine, Update()
+    mark = row.waiting.get(claim.task_id)
+    if mark is not None and mark != before:
+        place = ("waiting", named(claim.task_id))
+        update.set(mark_of(mark), *place)
+        if before is None:
+            update.absent(*place)
+        else:
+            update.given(mark_of(before), *place)
+    if row.state is State.IN_PROGRESS and machine not in kept.watch:
+        update.set(number(records.clock.ticks()), "watch", machine)
+    if not update.empty:
+        # A lease that was renewed meanwhile would be watched from before its renewal.
+        update.given(text(kept.beat), "beat")
+        update.given(text(row.state.value), "state")
+        records.table.update(claim.key, update)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from botocore.exceptions import (
     ClientError,
+    HTTPClientError,
     NoCredentialsError,
     NoRegionError,
     PartialCredentialsError,
@@ -13,7 +14,7 @@ from botocore.exceptions import (
 
 from ..errors import StoreError, StoreRefused, StoreUnreachable
 
-__all__ = ["code", "translated"]
+__all__ = ["code", "interruption", "translated"]
 
 #: Said of the request's signature; the texts of some repeat it, with the key's id and a session's token.
 _SIGNATURE = {
@@ -31,6 +32,24 @@ _SIGNATURE = {
 }
 _RIGHTS = {"AccessDenied", "AccessDeniedException", "NotAuthorized", "OptInRequired", "SubscriptionRequiredException"}
 _NO_IDENTITY = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOError)
+
+#: Who raises what a request may fail with and botocore has no error for.
+_TRANSPORT = {"builtins", "http", "socket", "ssl", "urllib3"}
+
+
+def interruption(error: Exception) -> Exception | None:
+    """Return what a signal's handler raised in the middle of a request, as that of the soft time limit does, or None.
+
+    botocore makes an error of its own of whatever is raised there, and to wait for a store that is not down would be to
+    lose the time limit.
+
+    Arguments:
+        error: What boto3 raised.
+    """
+    raised = error.kwargs.get("error") if isinstance(error, HTTPClientError) else None
+    if not isinstance(raised, Exception) or type(raised).__module__.partition(".")[0] in _TRANSPORT:
+        return None
+    return raised
 
 
 def translated(error: Exception, place: object) -> StoreError:

@@ -80,6 +80,8 @@ def record_of(key: str, flat: Sequence[bytes], now: int) -> Record:
             payload=raw.get(b"payload", b""),
             remaining=max(0, end - now) / 1e6,
             age=max(0, now - ended) / 1e6 if ended else 0.0,
+            held_for=max(0, now - whole(raw[b"fence"])) / 1e6 if state is State.IN_PROGRESS else 0.0,
+            waiting=0 if ended else sum(name.startswith(b"waiting:") for name in raw),
             announced=frozenset(name[10:].decode() for name in raw if name.startswith(b"announced:")),
         )
     except (KeyError, ValueError) as error:

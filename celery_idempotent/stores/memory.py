@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 
 from ..errors import LeaseLost
+from ..notes import MOST, Note, Noted
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
-from . import rules
+from . import noting, rules
 from .base import Store
 
 __all__ = ["MemoryStore"]
@@ -17,8 +18,12 @@ __all__ = ["MemoryStore"]
 class MemoryStore(Store):
     """Keep the records in a dictionary; nothing outlives the process, and no other process sees it."""
 
+    keeps_history = True
+
     def __init__(self) -> None:
         self._rows: dict[str, rules.Row] = {}
+        #: by key: until when its history is kept, and its lines
+        self._histories: dict[str, tuple[int, list[noting.Line]]] = {}
         self._lock = threading.RLock()
         self._last_fence = 0
         #: seconds by which this store's clock is ahead; tests age records by moving it
@@ -94,7 +99,24 @@ class MemoryStore(Store):
         with self._lock:
             known = self._row(key, self._now()) is not None
             self._rows.pop(key, None)
+            self._histories.pop(key, None)
             return known
+
+    def note(self, notes: Sequence[Note]) -> None:
+        with self._lock:
+            now = self._now()
+            for key, mine in noting.grouped(notes).items():
+                lines = [*self._lines(key, now), *noting.lines(mine, now)]
+                self._histories[key] = (noting.expiry(mine, now), lines[-MOST:])
+
+    def history(self, key: str) -> list[Noted]:
+        with self._lock:
+            now = self._now()
+            return noting.told(self._lines(key, now), now)
+
+    def _lines(self, key: str, now: int) -> list[noting.Line]:
+        expires, lines = self._histories.get(key, (0, []))
+        return lines if expires > now else []
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         for key in [key for key in list(self._rows) if key.startswith(prefix)]:
@@ -108,6 +130,8 @@ class MemoryStore(Store):
             expired = [key for key, row in self._rows.items() if row.expires <= now][:limit]
             for key in expired:
                 del self._rows[key]
+            for key in [key for key in self._histories if not self._lines(key, now)]:
+                del self._histories[key]
             return len(expired)
 
     def ping(self) -> None:

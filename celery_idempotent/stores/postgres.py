@@ -16,11 +16,13 @@ from typing import Any
 import psycopg
 
 from ..errors import LeaseLost, StoreError, StoreUnreachable
+from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
 from .base import Store
 from .postgres_connections import Connections
 from .postgres_errors import NO_SCHEMA, translated
-from .postgres_rows import COLUMNS, claim_args, lease_args, outcome_args, record_of, release_args, stored
+from .postgres_history import Histories
+from .postgres_rows import COLUMNS, after, claim_args, lease_args, marks, outcome_args, record_of, release_args, stored
 from .postgres_schema import VERSION, Schema
 from .postgres_transactions import answer_within, caller_connection, elsewhere
 from .postgres_urls import Place
@@ -30,7 +32,7 @@ __all__ = ["PostgresStore"]
 logger = logging.getLogger("celery_idempotent.stores")
 
 #: Leases that one statement renews, records that one statement reads or purges.
-RENEWED, READ, PURGED = 1000, 500, 500
+RENEWED, READ, PURGED = 1000, 100, 500
 #: Records that are removed in passing, at most.
 TIDIED = 50
 #: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
@@ -51,6 +53,7 @@ class PostgresStore(Store):
         place: Where the records are.
     """
 
+    keeps_history = True
     #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
     purge_every = 25
 
@@ -58,18 +61,17 @@ class PostgresStore(Store):
         self._place = place
         self._connections = Connections(place)
         self._schema = schema = Schema(place)
+        self._histories = Histories(schema, self._run)
         self._home = ""  # learned when first needed: see home.sql
-        columns = ", ".join(COLUMNS)
-        record = ", ".join(f"(a.r).{name}" for name in COLUMNS)
+        record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
         render = schema.render
-        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({_marks(13)}) a")
-        self._renew = render(f"select {{renew}}({_marks(9)})")
-        self._settle = render(f"select {{settle}}({_marks(9)})")
-        self._release = render(f"select {{release}}({_marks(6)})")
-        self._get = render(f"select {{now}}, {columns} from {{table}} where key = %s and expires > {{now}}")
-        self._page = render(
-            f"select {{now}}, {columns} from {{table}} where key > %s and key >= %s and expires > {{now}}"
-        )
+        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(13)}) a")
+        self._renew = render(f"select {{renew}}({marks(9)})")
+        self._settle = render(f"select {{settle}}({marks(9)})")
+        self._release = render(f"select {{release}}({marks(6)})")
+        read = f"select {{now}}, {', '.join(COLUMNS)} from {{table}} where"
+        self._get = render(f"{read} key = %s and expires > {{now}}")
+        self._page = render(f"{read} key > %s and key >= %s")
 
     @classmethod
     def from_url(cls, url: str) -> PostgresStore:
@@ -149,19 +151,28 @@ class PostgresStore(Store):
         return record_of(rows[0][1:], rows[0][0]) if rows else None
 
     def delete(self, key: str) -> bool:
+        self._histories.forget(key)
         return bool(self._said("select {forget}(%s)", stored(key)))
+
+    def note(self, notes: Sequence[Note]) -> None:
+        self._histories.note(notes)
+
+    def history(self, key: str) -> list[Noted]:
+        return self._histories.tell(key)
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         first, last = stored(prefix), ""
         query, bounds = self._page, [first]
-        if upper := _after(first):
-            query, bounds = f"{query} and key < %s", [first, upper]
-        if state is not None:  # in the text, for the sake of the partial index
+        if end := after(first):
+            query, bounds = f"{query} and key < %s", [first, end]
+        # Others are not sought by the server: where they are few among millions, its statement would run out of time.
+        if state is State.IN_PROGRESS:  # in the text, for the sake of the partial index
             query = f"{query} and state = '{state.value}'"
         while rows := self._run(f"{query} order by key limit {READ}", (last, *bounds)):
-            last = rows[-1][1]
             for now, *row in rows:
-                yield record_of(row, now)
+                if row[COLUMNS.index("expires")] > now and state in (None, row[1]):
+                    yield record_of(row, now)
+            last = rows[-1][1]
 
     def purge(self, limit: int | None = None) -> int:
         purged = 0
@@ -171,6 +182,7 @@ class PostgresStore(Store):
             purged += gone
             if gone < most:
                 break
+        self._histories.purge_all(PURGED if limit is None else min(PURGED, limit), PURGED)
         return purged
 
     def _tidy(self) -> None:
@@ -191,6 +203,9 @@ class PostgresStore(Store):
                 connection.execute(self._schema.statements().encode())
         except psycopg.Error as error:
             raise translated(error, self._place.shown) from error
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return {"table_bytes": self._said("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
 
     def ping(self) -> None:
         if self._said("select pg_is_in_recovery() from {meta}"):
@@ -213,7 +228,7 @@ class PostgresStore(Store):
         return self._home
 
     def _held(self, answer: str, lease: Lease) -> None:
-        if answer == "lost":
+        if answer != "settled":
             raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
 
     def _unless_busy(self, statement: str, args: Sequence[Any]) -> str:
@@ -233,17 +248,3 @@ class PostgresStore(Store):
             return self._connections.run(statement, args)
         except psycopg.Error as error:
             raise translated(error, self._place.shown) from error
-
-
-def _marks(count: int) -> str:
-    return ", ".join(["%s"] * count)
-
-
-def _after(prefix: str) -> str:
-    """Return the first text after all that begin with this prefix; "" if there is none."""
-    while prefix:
-        code = ord(prefix[-1])
-        if code < 0x10FFFF:
-            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
-        prefix = prefix[:-1]
-    return ""

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, pq
 from psycopg.conninfo import conninfo_to_dict
 
 from .postgres_errors import REPEATABLE
@@ -36,6 +36,10 @@ _INHERITED: list[Any] = []
 
 class NoAnswer(psycopg.OperationalError):
     """Raised when a server did not answer in time; the connection is of no use any more."""
+
+
+#: What no other connection would change, though this one may have been closed for it: its transaction is broken.
+FINAL = (NoAnswer, errors.LockNotAvailable, errors.QueryCanceled)
 
 
 class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -111,7 +115,7 @@ class Connections:
                 if attempt == ATTEMPTS:
                     raise
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if not pooled or slot.connection is not None or isinstance(error, NoAnswer):
+                if not pooled or slot.connection is not None or isinstance(error, FINAL):
                     raise
                 self._drop_idle()  # the server has closed them too
 
@@ -138,6 +142,7 @@ class Connections:
         """
         options: dict[str, Any] = {"connect_timeout": int(TIMEOUT), "fallback_application_name": "celery_idempotent"}
         options = {name: value for name, value in options.items() if name not in conninfo_to_dict(self._place.conninfo)}
+        options["client_encoding"] = "utf8"  # with SQL_ASCII, which a database may have, psycopg gives bytes for texts
         # Nothing is prepared on the server: behind PgBouncer the next statement may reach another one.
         connection = TimedConnection.connect(self._place.conninfo, autocommit=True, prepare_threshold=None, **options)
         connection.seconds = seconds

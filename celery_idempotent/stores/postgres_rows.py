@@ -8,7 +8,19 @@ from typing import Any
 from ..errors import RecordUnreadable
 from ..records import Claim, Lease, Outcome, Record, Release, State
 
-__all__ = ["COLUMNS", "claim_args", "lease_args", "outcome_args", "record_of", "release_args", "stored"]
+__all__ = [
+    "COLUMNS",
+    "after",
+    "claim_args",
+    "lease_args",
+    "marks",
+    "outcome_args",
+    "record_of",
+    "release_args",
+    "stored",
+    "unstored",
+    "us",
+]
 
 #: What is read of a row, in this order.
 COLUMNS = (
@@ -18,6 +30,7 @@ COLUMNS = (
     "owner",
     "task_id",
     "holder",
+    "since",
     "lease_end",
     "not_before",
     "crashes",
@@ -27,6 +40,7 @@ COLUMNS = (
     "ended",
     "expires",
     "announced",
+    "waiting",  # left out of the answer to a claim, for it may be long
 )
 SECOND = 1_000_000
 
@@ -44,9 +58,24 @@ def stored(key: str) -> str:
     return key.replace("\\", r"\\").replace("\0", r"\0") if "\0" in key or "\\" in key else key
 
 
-def original(text: str) -> str:
-    """Return the key that is kept as this text."""
+def after(prefix: str) -> str:
+    """Return the first text after all that begin with this prefix; "" if there is none."""
+    while prefix:
+        code = ord(prefix[-1])
+        if code < 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if code == 0xD7FF else code + 1)
+        prefix = prefix[:-1]
+    return ""
+
+
+def unstored(text: str) -> str:
+    """Return the key, or other text, that is kept as this text."""
     return "\\".join(part.replace(r"\0", "\0") for part in text.split(r"\\")) if "\\" in text else text
+
+
+def marks(count: int) -> str:
+    """Return the places of so many arguments."""
+    return ", ".join(["%s"] * count)
 
 
 def claim_args(claim: Claim) -> tuple[Any, ...]:
@@ -104,8 +133,8 @@ def record_of(row: Sequence[Any], now: int) -> Record:
         RecordUnreadable: its state is none that this version knows.
     """
     fields = dict(zip(COLUMNS, row, strict=True))
-    fields["key"] = original(fields["key"])
-    lease_end, not_before = fields.pop("lease_end"), fields.pop("not_before")
+    fields["key"] = unstored(fields["key"])
+    since, lease_end, not_before = fields.pop("since"), fields.pop("lease_end"), fields.pop("not_before")
     ended, expires = fields.pop("ended"), fields.pop("expires")
     try:
         state = State(fields.pop("state"))
@@ -119,7 +148,9 @@ def record_of(row: Sequence[Any], now: int) -> Record:
         state=state,
         remaining=max(0, end - now) / SECOND,
         age=max(0, now - ended) / SECOND if ended else 0.0,
+        held_for=max(0, now - since) / SECOND if since and state is State.IN_PROGRESS else 0.0,
         retention=max(0, expires - now) / SECOND,
         announced=frozenset(fields.pop("announced")),
+        waiting=len(fields.pop("waiting")),
         **fields,
     )

@@ -10,12 +10,14 @@ from .postgres_urls import Place
 
 __all__ = ["VERSION", "Schema"]
 
-#: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there; the
-#: functions carry the version in their names, so that workers of two versions run side by side during an upgrade.
-VERSION = 1
-FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep")
-FUNCTIONS = ("home", "grant", "acquire", "renew", "settle", "release", "announce", "forget", "purge")
-NOW = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+#: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
+VERSION = 2
+FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
+#: The functions carry in their names the version that changed them last, so that workers of two versions run side by
+#: side during an upgrade. Version 2 brought the history, without which a worker can do: it goes on with version 1.
+FUNCTIONS = dict.fromkeys(("home", "grant", "acquire", "renew", "settle", "release", "announce", "forget", "purge"), 1)
+#: Not with the operator that somebody may have made in a schema which is searched: it would run with our rights.
+NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
 
 
 class Schema:
@@ -35,13 +37,14 @@ class Schema:
             "name": name,
             "table": f'{schema}."{name}"',
             "fences": f'{schema}."{name}_fences"',
+            "history": f'{schema}."{name}_history"',
             "meta": f'{schema}."{name}_meta"',
             "now": NOW,
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
             # Held by a transaction that settles the key, until it ends; and whether nobody holds it.
             "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",
             "unsettled": f"pg_try_advisory_xact_lock_shared(hashtextextended(c_key, {seed} + 1))",
-            **{word: f'{schema}."{name}_{word}_{VERSION}"' for word in FUNCTIONS},
+            **{word: f'{schema}."{name}_{word}_{version}"' for word, version in FUNCTIONS.items()},
         }
         self._seed = seed
 

@@ -25,9 +25,12 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
         ConfigurationError: it is no connection of psycopg 3, or in no transaction.
     """
     connection: psycopg.Connection[Any] = driver_connection(using, psycopg.Connection)
-    status = connection.info.transaction_status
     if connection.closed:
         raise no_transaction("the connection is closed")
+    if connection.autocommit and connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+        with connection.pipeline():  # which waits for what was sent: until then nobody knows whether there was a BEGIN
+            pass
+    status = connection.info.transaction_status
     if status == pq.TransactionStatus.INERROR:
         raise no_transaction("a statement before this one has failed: roll it back")
     if status == pq.TransactionStatus.IDLE and connection.autocommit:
@@ -57,7 +60,7 @@ def answer_within(
             raise
         raise refused from error
     assert row is not None
-    return str(row[0])
+    return row[0].decode() if isinstance(row[0], bytes) else str(row[0])  # bytes where the encoding is SQL_ASCII
 
 
 def elsewhere(connection: psycopg.Connection[Any], shown: str, table: str) -> ConfigurationError:

@@ -19,15 +19,19 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
+from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import hide_password
+from .addresses import as_redis
 from .base import Store
 from .connections import Connections
 from .hashes import claim_args, lease_args, ms, padded, record_of, unreadable
+from .redis_history import history_key, note_calls, noted
+from .redis_room import asked, room
 from .refusals import REFUSALS, translated
 from .replicas import OPTION, Replicas
 from .scanning import pages, records
-from .scripts import script
+from .scripts import script, together
 
 __all__ = ["RedisStore"]
 
@@ -39,12 +43,6 @@ TIMEOUT = 2.0
 BATCH = 1000
 #: Connection errors after which to ask again at once would change nothing.
 NOT_AGAIN = (*REFUSALS, redis.BusyLoadingError, MasterNotFoundError)
-
-
-def _as_redis(url: str) -> str:
-    """Return a URL as redis-py takes it."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme.lower().replace('valkey', 'redis')}{separator}{rest}"
 
 
 class RedisStore(Store):
@@ -62,6 +60,8 @@ class RedisStore(Store):
         ConfigurationError: the client decodes replies, which would break binary results; or replicas are asked for and
             it is a Cluster client.
     """
+
+    keeps_history = True
 
     def __init__(self, client: redis.Redis, *, url: str = "redis", wait_replicas: int = 0) -> None:
         pool = getattr(client, "connection_pool", None)
@@ -88,7 +88,7 @@ class RedisStore(Store):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, said = Replicas.in_url(_as_redis(url))
+        plain, said = Replicas.in_url(as_redis(url))
         asked = options.pop(OPTION, 0)
         try:
             client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
@@ -169,7 +169,20 @@ class RedisStore(Store):
         return record_of(key, fields, int(now)) if fields else None
 
     def delete(self, key: str) -> bool:
+        self._command("DEL", history_key(key))  # first: who is told of a failure will ask for both again
         return bool(self._command("DEL", key))
+
+    def note(self, notes: Sequence[Note]) -> None:
+        calls = note_calls(notes)
+        for call, reply in zip(calls, self._noted(calls), strict=True):
+            if isinstance(reply, Exception):
+                raise translated(reply, ("", "", 1, *call), self._url) from reply
+
+    def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        return together(partial(self._at, self._connections.pipeline), "note", calls) if calls else []
+
+    def history(self, key: str) -> list[Noted]:
+        return noted(key, *self._call("history", (history_key(key),), ()))
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         for place in self._places():
@@ -177,6 +190,9 @@ class RedisStore(Store):
                 for record in records(partial(self._at, place.pipeline), self.get, keys):
                     if state in (None, record.state):
                         yield record
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return room([self._at(place.pipeline, asked(sample)) for place in self._places()])
 
     def ping(self) -> None:
         self._command("PING")

@@ -30,6 +30,8 @@ def translated(error: Exception, command: Sequence[Any], url: str) -> StoreError
         command: What was sent.
         url: What to call the server; no password in it.
     """
+    if isinstance(error, StoreError):
+        return error
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, AskError) or str(error).startswith(("MOVED ", "ASK ")):
         return StoreRefused(f"The idempotency store {url} is a node of a Cluster ({what}). Name it redis+cluster://.")

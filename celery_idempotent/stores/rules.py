@@ -19,6 +19,8 @@ SECOND = 1_000_000
 #: A holder that has renewed this often is no crash loop; three renewals make one ttl.
 STEADY_RENEWALS = 10
 RENEWALS_PER_TTL = 3
+#: Tasks whose waiting copies are told apart, per key: a crowd must not make each claim read ever more.
+MOST_WAITING = 1000
 
 _KEEPS_CRASHES = {Reason.SHUTDOWN, Reason.REVOKED}
 _KEEPS_MARK = {Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED}
@@ -64,7 +66,9 @@ def view(key: str, row: Row, now: int) -> Record:
         payload=row.payload,
         remaining=max(0, end - now) / SECOND,
         age=max(0, now - row.ended) / SECOND if row.ended else 0.0,
+        held_for=max(0, now - row.fence) / SECOND if row.state is State.IN_PROGRESS else 0.0,
         retention=max(0, row.expires - now) / SECOND,
+        waiting=len(row.waiting),
         announced=frozenset(row.announced),
     )
 
@@ -109,7 +113,8 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     ended_by_publishing = row.state is State.IN_PROGRESS and bool(claim.sender) and claim.sender == row.owner
     retry_due = row.state is State.RELEASED and row.not_before > now and not mine
     if (alive and not ended_by_publishing) or retry_due:
-        row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
+        if claim.task_id in row.waiting or len(row.waiting) < MOST_WAITING:
+            row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
         return Refusal(Verdict.CONFLICT, view(key, row, now)), row
     lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing
     row.crashes += lapsed

@@ -18,11 +18,13 @@ from time import monotonic
 from typing import Any
 
 from ..errors import LeaseLost, RecordUnreadable, StoreError
+from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
 from . import rules
 from .base import Store
 from .sqlite_connections import Connections
-from .sqlite_rows import FENCE, Raw, Rows, clock, raw_of, row_of
+from .sqlite_history import Histories
+from .sqlite_rows import FENCE, Rows, alive, clock, raw_of
 from .sqlite_schema import Schema
 from .sqlite_urls import SYNCHRONOUS, TABLE, TIMEOUT, Place
 from .sqlite_within import within
@@ -42,7 +44,7 @@ class SqliteStore(Store):
 
     Arguments:
         path: The file, on a disk of this machine.
-        table: The table in it; a second one is ``<table>_meta``.
+        table: The table in it; two more are ``<table>_meta`` and ``<table>_history``.
         timeout: Seconds a verb waits for other writers before it raises `StoreUnreachable`.
         synchronous: What the commit of an outcome waits for, as SQLite's pragma of this name says it: "full" loses
             nothing that was settled when the machine loses its power, "normal" the last moments, and neither anything
@@ -52,6 +54,7 @@ class SqliteStore(Store):
         ConfigurationError: one of these is wrong.
     """
 
+    keeps_history = True
     #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to ``purge``.
     purge_every = 25
 
@@ -59,7 +62,7 @@ class SqliteStore(Store):
         self, path: str, *, table: str = TABLE, timeout: float = TIMEOUT, synchronous: str = SYNCHRONOUS[0]
     ) -> None:
         self._place = Place(path, table, timeout, synchronous)
-        self._rows = Rows(table)
+        self._rows, self._histories = Rows(table), Histories(table)
         self._schema = Schema(self._place)
         self._connections = Connections(self._place.path, timeout, synchronous, self._schema.prepare)
 
@@ -89,7 +92,7 @@ class SqliteStore(Store):
     def _refused(self, cursor: sqlite3.Cursor, claim: Claim) -> Refusal | None:
         """Answer a claim that changes nothing, or return None: what is done is replayed without a write."""
         raw = self._rows.read(cursor, claim.key)
-        row = self._alive(claim.key, raw, now := clock())
+        row = alive(claim.key, raw, now := clock())
         if row is None:
             return None
         answer, row = rules.acquire(claim.key, row, claim, now)
@@ -97,25 +100,14 @@ class SqliteStore(Store):
 
     def _acquired(self, cursor: sqlite3.Cursor, claim: Claim) -> Lease | Refusal:
         raw = self._rows.read(cursor, claim.key)
-        known = self._alive(claim.key, raw, now := clock())
+        known = alive(claim.key, raw, now := clock())
         answer, row = rules.acquire(claim.key, known, claim, now)
         if known is None and isinstance(answer, Lease):
             # What was removed, or is about to be replaced, may have a fence that the clock has not reached again.
             row.fence = max(row.fence, (raw[FENCE] if raw else self._rows.last_fence(cursor)) + 1)
             answer = Lease(claim, row.fence)
-        self._store(cursor, claim.key, row, raw)
+        self._rows.keep(cursor, claim.key, row, raw)
         return answer
-
-    def _alive(self, key: str, raw: Raw | None, now: int) -> rules.Row | None:
-        if raw is None:
-            return None
-        row = row_of(key, raw)
-        return row if row.expires > now else None
-
-    def _store(self, cursor: sqlite3.Cursor, key: str, row: rules.Row, before: Raw | None) -> None:
-        after = raw_of(row)
-        if after != before:
-            self._rows.write(cursor, key, after)
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
@@ -129,11 +121,11 @@ class SqliteStore(Store):
         now = clock()
         for lease in leases:
             raw = self._rows.read(cursor, lease.key)
-            row = rules.renew(self._alive(lease.key, raw, now), lease, now)
+            row = rules.renew(alive(lease.key, raw, now), lease, now)
             if row is None:
                 lost.append(lease)
             else:
-                self._store(cursor, lease.key, row, raw)
+                self._rows.keep(cursor, lease.key, row, raw)
         return lost
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
@@ -145,18 +137,18 @@ class SqliteStore(Store):
 
     def _settled(self, cursor: sqlite3.Cursor, lease: Lease, outcome: Outcome, ttl: float) -> None:
         raw = self._rows.read(cursor, lease.key)
-        row = rules.settle(self._alive(lease.key, raw, now := clock()), lease, outcome, ttl, now)
+        row = rules.settle(alive(lease.key, raw, now := clock()), lease, outcome, ttl, now)
         if row is None:
             raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
-        self._store(cursor, lease.key, row, raw)
+        self._rows.keep(cursor, lease.key, row, raw)
 
     def release(self, lease: Lease, release: Release) -> bool:
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, lease.key)
-            row = self._alive(lease.key, raw, now := clock())
+            row = alive(lease.key, raw, now := clock())
             ours = rules.release(row, lease, release, now)
             if row is not None:
-                self._store(cursor, lease.key, row, raw)
+                self._rows.keep(cursor, lease.key, row, raw)
             return ours
 
         return self._connections.write(work)
@@ -164,18 +156,18 @@ class SqliteStore(Store):
     def announce(self, key: str, task_id: str) -> bool:
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, key)
-            row = self._alive(key, raw, clock())
+            row = alive(key, raw, clock())
             if row is None or row.state is not State.COMPLETED:
                 return False
             row.announced.add(task_id)
-            self._store(cursor, key, row, raw)
+            self._rows.keep(cursor, key, row, raw)
             return True
 
         return self._connections.write(work, lasting=True)
 
     def get(self, key: str) -> Record | None:
         raw = self._connections.read(lambda cursor: self._rows.read(cursor, key))
-        row = self._alive(key, raw, now := clock())
+        row = alive(key, raw, now := clock())
         return None if row is None else rules.view(key, row, now)
 
     def delete(self, key: str) -> bool:
@@ -183,9 +175,16 @@ class SqliteStore(Store):
             found = self._rows.terms(cursor, key)  # no more: what is damaged can be deleted too
             if found is not None:
                 self._rows.delete(cursor, key, found[0])
+            self._histories.forget(cursor, key)
             return found is not None and found[1] > clock()
 
         return self._connections.write(work, lasting=True)
+
+    def note(self, notes: Sequence[Note]) -> None:
+        self._connections.write(lambda cursor: self._histories.note(cursor, notes))
+
+    def history(self, key: str) -> list[Noted]:
+        return self._connections.read(lambda cursor: self._histories.tell(cursor, key))
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         after: str | None = None
@@ -195,7 +194,7 @@ class SqliteStore(Store):
                 if not after.startswith(prefix):  # by the order of the keys none that follows does
                     return
                 try:
-                    row = self._alive(after, tuple(columns), now := clock())
+                    row = alive(after, tuple(columns), now := clock())
                 except RecordUnreadable:
                     continue
                 if row is not None and state in (None, row.state):
@@ -223,6 +222,7 @@ class SqliteStore(Store):
             removed += 1
             if monotonic() > end:
                 break
+        self._histories.purge(cursor, most)
         return removed
 
     def _tidy(self) -> None:
@@ -233,12 +233,15 @@ class SqliteStore(Store):
 
     def pending_schema(self) -> str:
         """Return the statements that the next verb would execute first; the store makes its tables by itself."""
-        version = self._connections.look(self._schema.version) if os.path.exists(self._place.path) else 0
-        return self._schema.pending(version)
+        there = os.path.exists(self._place.path)
+        return self._connections.look(self._schema.pending) if there else self._schema.pending(None)
 
     def apply_schema(self) -> None:
         """Make or upgrade the tables now and not at the first verb."""
         self._connections.read(lambda cursor: None)
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return self._place.room()
 
     def ping(self) -> None:
         self._connections.write(lambda cursor: None)

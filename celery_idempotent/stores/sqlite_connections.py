@@ -73,7 +73,8 @@ class Connections:
         _POOLS.add(self)
 
     def _reset(self) -> None:
-        self._turns = threading.Condition()
+        self._lock = threading.RLock()  # taken by itself, as in `Heartbeat`
+        self._turns = threading.Condition(self._lock)
         self._lent: WeakSet[Connection] = WeakSet()  # not those that an interruption has lost
         self._generation = 0
         self._forking = False
@@ -138,7 +139,7 @@ class Connections:
             _INHERITED.extend(self._idle)
             self._idle.clear()
             self._reset()
-        with self._turns:
+        with self._lock:
             while self._forking:
                 self._turns.wait()
             if self._kept:
@@ -174,7 +175,7 @@ class Connections:
         return connection
 
     def _give_back(self, connection: Connection, generation: int) -> None:
-        with self._turns:
+        with self._lock:
             self._lent.discard(connection)
             if connection.in_transaction or generation != self._generation or len(self._idle) >= KEPT:
                 connection.close()
@@ -185,13 +186,13 @@ class Connections:
     def close(self) -> None:
         """Close every connection, those in use as soon as they are given back; whoever calls next opens a new one."""
         if self._pid[0] == os.getpid():
-            with self._turns:
+            with self._lock:
                 self._generation += 1
                 _close_all(self._idle, self._pid)
 
     def before_fork(self) -> None:
         """Lend nothing any more, wait for what is lent, and close it all."""
-        self._turns.acquire()
+        self._lock.acquire()
         self._forking = True
         end = monotonic() + self.timeout + GRACE
         while self._lent and monotonic() < end:
@@ -205,7 +206,7 @@ class Connections:
         self._kept = []
         self._forking = False
         self._turns.notify_all()
-        self._turns.release()
+        self._lock.release()
 
     def after_fork_in_child(self) -> None:
         """Begin anew, unless a connection of the parent is open in this process."""

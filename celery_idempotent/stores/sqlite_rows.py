@@ -12,7 +12,7 @@ from ..errors import RecordUnreadable
 from ..records import State
 from .rules import Row
 
-__all__ = ["FENCE", "Raw", "Rows", "clock", "raw_of", "row_of"]
+__all__ = ["FENCE", "LARGEST", "Raw", "Rows", "alive", "clock", "raw_of", "row_of"]
 
 #: The columns of a row, without its key, in the order of the table.
 Raw = tuple[Any, ...]
@@ -56,6 +56,18 @@ def row_of(key: str, raw: Raw) -> Row:
     return row
 
 
+def alive(key: str, raw: Raw | None, now: int) -> Row | None:
+    """Return the record that the columns hold, if there are any and it has not expired.
+
+    Raises:
+        RecordUnreadable: they hold none.
+    """
+    if raw is None:
+        return None
+    row = row_of(key, raw)
+    return row if row.expires > now else None
+
+
 def raw_of(row: Row) -> Raw:
     """Return the columns of a record."""
     return (
@@ -88,8 +100,9 @@ class Rows:
     def __init__(self, table: str) -> None:
         columns = ", ".join(COLUMNS)
         places = ", ".join("?" * (len(COLUMNS) + 1))
-        meta = f'"{table}_meta"'
-        name = f'"{table}"'
+        # Not a temporary table of this name, which a caller's connection may have, and which nobody else would see.
+        meta = f'main."{table}_meta"'
+        name = f'main."{table}"'
         # The name of a table cannot be a parameter; `Place` has seen that this one is letters, digits, underscores.
         self._read = f"SELECT {columns} FROM {name} WHERE key = ?"  # noqa: S608
         self._terms = f"SELECT CAST(fence AS INTEGER), CAST(expires AS INTEGER) FROM {name} WHERE key = ?"  # noqa: S608
@@ -111,9 +124,11 @@ class Rows:
         found = cursor.execute(self._terms, (key,)).fetchall()
         return found[0] if found else None
 
-    def write(self, cursor: Cursor, key: str, raw: Raw) -> None:
-        """Store the columns of a key in the place of what was there."""
-        cursor.execute(self._write, (key, *raw))
+    def keep(self, cursor: Cursor, key: str, row: Row, before: Raw | None) -> None:
+        """Store a record in the place of what was there, unless that says the same."""
+        after = raw_of(row)
+        if after != before:
+            cursor.execute(self._write, (key, *after))
 
     def delete(self, cursor: Cursor, key: str, fence: int) -> None:
         """Remove a row, and remember its fence: the next lease of the key must have a higher one."""

@@ -18,8 +18,8 @@ _RISE = "UPDATE \"{table}_meta\" SET value = {version} WHERE name = 'version'"
 
 
 @cache
-def _source() -> str:
-    return (resources.files(__package__) / "sql" / "sqlite_schema.sql").read_text(encoding="utf-8")
+def _source(name: str) -> str:
+    return (resources.files(__package__) / "sql" / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def _statements(source: str, **names: object) -> list[str]:
@@ -86,27 +86,36 @@ class Schema:
 
     def apply(self, connection: sqlite3.Connection) -> None:
         """Make the tables, or upgrade them, in one transaction; somebody else may have done it meanwhile."""
-        if self.version(connection) == VERSION:
+        if not self._due(connection):
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            version = self.version(connection)
-            for statement in self._due(version):
+            for statement in self._due(connection):
                 connection.execute(statement)
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
 
-    def pending(self, version: int) -> str:
-        """Return the statements that are due from a version on, as text; "" if there are none."""
-        return "".join(f"{statement.strip()};\n" for statement in self._due(version))
+    def pending(self, connection: sqlite3.Connection | None) -> str:
+        """Return the statements that are due, as text; "" if there are none.
 
-    def _due(self, version: int) -> list[str]:
-        if version == 0:
-            return _statements(_source(), table=self._table, version=VERSION)
-        due = []
-        for step in range(version, VERSION):
+        Arguments:
+            connection: One to the file, or None where there is no file.
+        """
+        return "".join(f"{statement.strip()};\n" for statement in self._due(connection))
+
+    def _due(self, connection: sqlite3.Connection | None) -> list[str]:
+        version = self.version(connection) if connection is not None else 0
+        due = [] if version else _statements(_source("sqlite_schema"), table=self._table, version=VERSION)
+        for step in range(version or VERSION, VERSION):
             due += _statements(UPGRADES[step], table=self._table)
             due += _statements(_RISE, table=self._table, version=step + 1)
+        # No step of the version: a process of an older release, which knows no history, shares the file as before.
+        if connection is None or not self._has_history(connection):
+            due += _statements(_source("sqlite_history"), table=self._table)
         return due
+
+    def _has_history(self, connection: sqlite3.Connection) -> bool:
+        search = "SELECT 1 FROM sqlite_master WHERE lower(name) = lower(?)"
+        return bool(connection.execute(search, (f"{self._table}_history",)).fetchall())

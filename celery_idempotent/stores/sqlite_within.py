@@ -36,6 +36,8 @@ def within(using: Any, path: str) -> Iterator[sqlite3.Cursor]:
         if not connection.in_transaction:
             _begin(cursor, using)
         yield cursor
+    except sqlite3.ProgrammingError as error:  # it is closed, or another thread's
+        raise no_transaction(f"it is not to be used here: {error}") from error
     except sqlite3.Error as error:
         raise translated(error, path) from error
     finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .base import Store
 
@@ -20,11 +21,13 @@ class UsedStore:
         name: What to call it; no password in it.
         store: The store.
         namespaces: How the keys of its user begin there, without the colon.
+        lease_ttls: Seconds a lease lasts, by the name of the task; of the tasks that are known.
     """
 
     name: str
     store: Store
     namespaces: tuple[str, ...] = (NAMESPACE,)
+    lease_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def meant_key(self, typed: str) -> str | None:
         """Return the key that somebody meant who typed it without the namespace, if there is such.

@@ -28,7 +28,7 @@ import pytest
 # Before they are imported, so that a fact that does not hold says what it saw instead.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("_acquiring", "_copies", "_crashes", "_holding")))
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("_asking", "_ending", "_keeping", "_sharing", "_within"))
+    *(f"{__name__}.{name}" for name in ("_asking", "_ending", "_keeping", "_noting", "_sharing", "_within"))
 )
 
 from ..stores.base import Store  # noqa: E402
@@ -38,13 +38,16 @@ from ._crashes import CrashFacts  # noqa: E402
 from ._ending import EndingFacts  # noqa: E402
 from ._holding import HoldingFacts  # noqa: E402
 from ._keeping import KeepingFacts  # noqa: E402
+from ._noting import NotingFacts  # noqa: E402
 from ._sharing import SharingFacts  # noqa: E402
 from ._within import WithinFacts  # noqa: E402
 
 __all__ = ["StoreContract", "TransactionContract"]
 
 
-class StoreContract(AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingFacts, KeepingFacts, SharingFacts):
+class StoreContract(
+    AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingFacts, KeepingFacts, NotingFacts, SharingFacts
+):
     """What every store does; each test is one fact, and its name says which.
 
     The promises are those of `celery_idempotent.stores.base.Store`. A subclass overrides both members.

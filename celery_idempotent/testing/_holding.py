@@ -15,6 +15,9 @@ from ._asking import DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, free, known
 class HoldingFacts(Ages):
     """Promises 2 and 4."""
 
+    #: How many leases are more than fit into one request, of any store.
+    many = 1100
+
     def test_a_renewed_lease_lasts_its_full_time_from_then_on(self, store: Store) -> None:
         lease = take(store)
         self.age(store, KEY, LEASE - 10)
@@ -39,9 +42,8 @@ class HoldingFacts(Ages):
         assert known(store).crashes == 0
 
     def test_of_many_renewed_at_once_those_that_are_lost_come_back(self, store: Store) -> None:
-        """More than fit into one request of any store."""
         long = 100 * LEASE  # some stores renew them one after the other
-        leases = [take(store, f"{KEY}-{number}", lease_ttl=long) for number in range(1100)]
+        leases = [take(store, f"{KEY}-{number}", lease_ttl=long) for number in range(self.many)]
         for lease in leases:
             if int(lease.key.rpartition("-")[2]) % 100 == 7:
                 store.delete(lease.key)
@@ -49,7 +51,7 @@ class HoldingFacts(Ages):
         self.age(store, leases[0].key, long - 10)
         self.age(store, leases[-1].key, long - 10)
         lost = store.renew(leases)
-        assert {lease.key for lease in lost} == {f"{KEY}-{number}" for number in range(7, 1100, 100)}
+        assert {lease.key for lease in lost} == {f"{KEY}-{number}" for number in range(7, self.many, 100)}
         assert set(lost) <= set(leases)
         for key in (leases[0].key, leases[-1].key):
             assert known(store, key).remaining > 10  # more than was left of it; how fast the others were is no matter

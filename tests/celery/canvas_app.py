@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery, Task, chain, chord, current_task, group, signals
 from kombu import Queue
 
-from celery_idempotent import IdempotentTask, events
+from celery_idempotent import IdempotentTask, events, hooks
 from tests.celery.apps import from_env
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -195,7 +195,7 @@ def _watch(**_: Any) -> None:
     """Watch what happens in this worker, and hold it where a test closes a gate."""
     signals.before_task_publish.connect(_publishing, weak=False)
     signals.task_postrun.connect(_ended, weak=False)
-    events.add_hook(_happened)
+    hooks.add_hook(_happened)
 
 
 def _publishing(sender: str = "", body: Any = None, **_: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 from tests.celery.apps import close_app, load_app, private_shared_tasks
+from tests.celery.business import Business
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.nodes import WorkerNode
@@ -57,6 +58,14 @@ def broker_url(fresh_redis: Callable[[], str]) -> str:
 def store_url(fresh_redis: Callable[[], str]) -> str:
     """An empty database for the idempotency store."""
     return fresh_redis()
+
+
+@pytest.fixture
+def business(store_url: str) -> Business:
+    """The tables of a shop in the store's database; for tests whose store has one."""
+    business = Business(store_url)
+    business.create()
+    return business
 
 
 @pytest.fixture

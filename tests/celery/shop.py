@@ -20,6 +20,7 @@ app.conf.idempotency = {
     "on_store_error": os.environ.get("ON_STORE_ERROR", "wait"),
     "on_conflict": os.environ.get("ON_CONFLICT", "defer"),
     "on_duplicate": os.environ.get("ON_DUPLICATE", "replay"),
+    "history": "NO_HISTORY" not in os.environ,
     "max_crashes": int(os.environ.get("MAX_CRASHES", "5")),
 }
 
@@ -50,6 +51,12 @@ def charge(self: Any, order_id: str, cents: int = 999) -> dict[str, Any]:
         task_id=self.request.id,
         headers=sorted(self.request.headers or {}),
     )
+
+
+@app.task(base=IdempotentTask, idempotency={"key": "order_id"}, send_events=False)
+def quiet(order_id: str) -> str:
+    """No monitor is to hear of it."""
+    return work("charged", order_id, f"charged {order_id}")
 
 
 @app.task(base=IdempotentTask, bind=True, idempotency={"key": "order_id"}, max_retries=5)

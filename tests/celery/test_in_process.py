@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
 from celery_idempotent.answers import Busy
-from celery_idempotent.celery import copies, delivery, fanout, notices, request, signals
+from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
 from celery_idempotent.records import Claim, Lease, Reason, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
@@ -276,8 +276,8 @@ def test_a_result_backend_that_is_away_claims_no_chord(app: Celery) -> None:
 
 def test_a_key_of_none_is_no_key() -> None:
     headers: dict[str, Any] = {}
-    signals.move_key_into_headers(headers=headers, properties={"idempotency_key": None})
-    signals.move_key_into_headers(headers=headers, properties={})
+    listening.move_key_into_headers(headers=headers, properties={"idempotency_key": None})
+    listening.move_key_into_headers(headers=headers, properties={})
     assert headers == {}
 
 

@@ -130,7 +130,7 @@ def test_the_users_exception_wins_over_a_store_that_cannot_be_told(
     gate.reached()
     store_server.kill()
     gate.open()
-    wait_until(lambda: "could not be released" in node.logs(), 30, "the release to be given up")
+    wait_until(lambda: "ReleaseFailed" in node.logs(), 30, "the release to be given up")
     with pytest.raises(ValueError, match="no ORD-1"):
         result.get(timeout=30)
     store_server.start()

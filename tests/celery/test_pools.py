@@ -156,6 +156,8 @@ def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
     start(pool)
     result = app.module.charge.delay("ORD-1")
     gate.reached()
+    # A greenlet of its own listens to commands, perhaps not yet; one that nobody hears is lost.
+    wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
     result.revoke(terminate=True)
     wait_until(lambda: state(store, "ORD-1") is State.RELEASED, message="the key to be free")
     wait_until(lambda: result.state == "REVOKED", message="the task to be revoked")
@@ -184,6 +186,7 @@ def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
     proxy.partition()
     gate.open()
     journal.wait_for_count(1, "charged")  # from here on the greenlet waits for the store, and nowhere before
+    wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
     result.revoke(terminate=True)
     node.wait_for_log("asking again")
     proxy.heal()

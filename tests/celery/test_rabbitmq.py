@@ -13,6 +13,7 @@ from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
+from tests.celery.monitor import Monitor
 from tests.celery.nodes import WorkerNode
 from tests.conftest import missing
 from tests.proxy import Proxy
@@ -156,6 +157,31 @@ def test_duplicates_get_the_same_result_while_it_runs_and_afterwards(
     assert left(node) == {}
     assert (journal.count("started"), journal.count("charged")) == (1, 1)
     assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
+
+
+@on(CLASSIC, NATIVE)
+def test_a_monitor_sees_a_duplicate_deferred_while_it_waits_and_replayed_before_it_succeeds(
+    app: Celery, start: Callable[..., WorkerNode], record: Callable[..., Record], gates: Gates
+) -> None:
+    with Monitor(app) as monitor:
+        gate = gates.close("before ORD-1")
+        start(extra_args=["-E"])
+        first = app.module.charge.delay("ORD-1")
+        gate.reached()
+        second = app.module.charge.delay("ORD-1")
+        monitor.wait_for(second.id, "deferred")
+        wait_until(lambda: monitor.types(second.id).count("received") > 1, 30, "the copy to come")
+        assert monitor.task(second.id).state == "DEFERRED"
+        assert monitor.task(second.id).idempotency["key"] == record("ORD-1").key
+        gate.open()
+        assert first.get(timeout=30) == second.get(timeout=30)
+        for result in (first, second):
+            monitor.wait_for(result.id, "succeeded", 30)
+        assert monitor.types(first.id) == ["received", "started", "succeeded"]
+        # The worker may receive a copy, which it then holds itself, before it tells that there is one.
+        assert monitor.types(second.id)[-2:] == ["replayed", "succeeded"]
+        assert monitor.facts(second.id, "replayed")["original"] == first.id
+        assert monitor.task(second.id).state == "SUCCESS"
 
 
 @on(NATIVE)

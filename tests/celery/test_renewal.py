@@ -15,7 +15,7 @@ from kombu.message import Message
 from celery_idempotent import IdempotentTask, StoreUnreachable
 from celery_idempotent.celery.renewal import MainRenewal
 from celery_idempotent.celery.request import IdempotentRequest
-from celery_idempotent.events import logger
+from celery_idempotent.hooks import logger
 from celery_idempotent.records import Lease
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.apps import messages

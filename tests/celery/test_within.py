@@ -29,13 +29,6 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def business(store_url: str) -> Business:
-    business = Business(store_url)
-    business.create()
-    return business
-
-
-@pytest.fixture
 def app(business: Business, client_app: Callable[..., Celery]) -> Celery:
     return client_app(WITHIN)
 

@@ -18,6 +18,7 @@ from celery_idempotent.celery.commands import idempotency
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.shelf import Shelf
+from tests.cli.terminal import Terminal
 
 
 class Said(NamedTuple):
@@ -93,6 +94,26 @@ def invoke(request: pytest.FixtureRequest, by_url: Callable[..., Said]) -> Calla
         return by_app(app_with(store), *arguments, answer=answer)
 
     return run
+
+
+@pytest.fixture(params=["celery -A", pytest.param("celery-idempotent", marks=pytest.mark.thorough)])
+def in_terminal(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Callable[..., Terminal]]:
+    """A function that runs a command on the Redis store in a real terminal of 80 columns, by either command line."""
+    opened: list[Terminal] = []
+
+    def run(*arguments: str, **env: str) -> Terminal:
+        if request.param == "celery-idempotent":
+            command, env = ("-m", "celery_idempotent.cli"), {"CELERY_IDEMPOTENT_STORE": redis_url, **env}
+        else:
+            command = ("-m", "celery", "-A", "tests.celery.shop", "idempotency")
+            env = {"STORE_URL": redis_url, "BROKER_URL": "memory://", "RESULT_URL": "cache+memory://", **env}
+        opened.append(Terminal(*command, *arguments, **env))
+        return opened[-1]
+
+    yield run
+    for terminal in opened:
+        with terminal:
+            pass
 
 
 @pytest.fixture

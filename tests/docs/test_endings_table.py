@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.docs import endings
+
+pytestmark = pytest.mark.thorough  # the page is the same on every Python
 
 
 def test_every_ending_of_the_page_is_shown_by_a_test_and_every_test_has_its_row() -> None:

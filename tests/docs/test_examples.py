@@ -1,9 +1,15 @@
-"""Every example runs, on real workers: what a reader is told to do is done, and what they are told to see is seen."""
+"""Every example runs, on real workers: what a reader is told to do is done, and what they are told to see is seen.
+
+That of RQ is in `test_rq_example.py`.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,7 @@ from celery import Celery
 
 from celery_idempotent.records import State
 from celery_idempotent.stores.redis import RedisStore
+from tests import processes
 from tests.celery.fixtures import StartWorker
 from tests.celery.nodes import WorkerNode
 from tests.docs.pages import ROOT
@@ -55,7 +62,8 @@ def oldest_unacked(broker: redis.Redis) -> float:
 
 def test_every_example_is_tested() -> None:
     examples = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"namespaced"}
-    assert examples == {"shop", "tutorial", "payment", "retries", "namespaced", "folder_store"}
+    apps = {"shop", "tutorial", "payment", "retries", "namespaced"}
+    assert examples == apps | {"folder_store", "consumer", "rq_shop"}
 
 
 @pytest.mark.smoke
@@ -197,3 +205,117 @@ class TestTutorial:
         node.kill_child(wait_for_pid(node, "charged"))
         assert result.get(timeout=30) == "receipt for ORD-5"
         assert ledger() == ["charged ORD-5 999"] * 2
+
+
+class Consumer:
+    """A process of examples/consumer.py, and what it has said."""
+
+    def __init__(self, env: dict[str, str], path: Path) -> None:
+        self.path = path
+        command = [sys.executable, "-m", "examples.consumer", "work"]
+        with path.open("wb") as log:
+            self.process = processes.spawn(
+                command, env={**os.environ, **env}, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+            )
+        self.says("is ready")
+
+    @property
+    def log(self) -> str:
+        return self.path.read_text()
+
+    def says(self, text: str) -> None:
+        wait_until(lambda: text in self.log, 60, lambda: f"{text!r} in the log:\n{self.log}")
+
+
+class TestConsumer:
+    """What docs/guides/functions.md says of its consumers."""
+
+    @pytest.fixture
+    def start(self, worker_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[[], Consumer]]:
+        worker_env["SECONDS"] = SECONDS
+        started: list[Consumer] = []
+
+        def start_one() -> Consumer:
+            started.append(Consumer(worker_env, tmp_path / f"consumer-{len(started)}.log"))
+            return started[-1]
+
+        yield start_one
+        for consumer in started:
+            processes.end(consumer.process)
+
+    @pytest.fixture
+    def order(self, worker_env: dict[str, str]) -> Callable[..., None]:
+        def publish(*order: str) -> None:
+            command = [sys.executable, "-m", "examples.consumer", "order", *order]
+            subprocess.run(command, env={**os.environ, **worker_env}, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+        return publish
+
+    @pytest.fixture
+    def broker(self, broker_url: str) -> Iterator[redis.Redis]:
+        with open_client(broker_url) as client:
+            yield client
+
+    def acknowledged(self, broker: redis.Redis, count: int) -> Callable[[], bool]:
+        """Tell whether so many messages were delivered, and none of them is pending any more."""
+
+        def look() -> bool:
+            [group] = broker.xinfo_groups("orders") or [{}]  # type: ignore[misc]
+            delivered = len(broker.xrange("orders", "-", group["last-delivered-id"]))  # type: ignore[arg-type]
+            return bool(delivered == count and group["pending"] == 0)
+
+        return look
+
+    @pytest.mark.smoke
+    def test_an_order_that_is_published_twice_is_charged_once(
+        self,
+        start: Callable[[], Consumer],
+        order: Callable[..., None],
+        broker: redis.Redis,
+        ledger: Callable[[], list[str]],
+    ) -> None:
+        for _ in range(2):
+            order("ORD-1", "999")
+        order("ORD-1", "111")
+        order("", "1")
+        start()
+        start()
+        wait_until(self.acknowledged(broker, 4), 60)
+        assert ledger() == ["charged ORD-1 999"]
+        dead: Any = broker.xrange("orders:dead")
+        assert sorted(fields[b"error"].split(b" ")[0] for _, fields in dead) == [b"Expected", b"The"]
+
+    def test_an_order_whose_consumer_is_killed_is_charged_by_another(
+        self,
+        start: Callable[[], Consumer],
+        order: Callable[..., None],
+        broker: redis.Redis,
+        ledger: Callable[[], list[str]],
+    ) -> None:
+        first = start()
+        order("ORD-1", "999")
+        first.says("charges ORD-1")
+        processes.end(first.process)
+        second = start()
+        order("ORD-2", "999")
+        wait_until(self.acknowledged(broker, 2), 60, lambda: second.log)
+        assert ledger().count("charged ORD-1 999") == ledger().count("charged ORD-2 999") == 1
+        second.says("TakenOver key=idem:payments.charge::ORD-1")
+
+    def test_a_consumer_that_is_told_to_end_gives_its_order_back(
+        self,
+        start: Callable[[], Consumer],
+        order: Callable[..., None],
+        broker: redis.Redis,
+        ledger: Callable[[], list[str]],
+    ) -> None:
+        first = start()
+        order("ORD-1", "999")
+        first.says("charges ORD-1")
+        first.process.terminate()
+        assert first.process.wait(30) == 0
+        assert "Released key=idem:payments.charge::ORD-1" in first.log
+        second = start()
+        wait_until(self.acknowledged(broker, 1), 60, lambda: second.log)
+        assert ledger() == ["charged ORD-1 999"]
+        assert "TakenOver" not in second.log

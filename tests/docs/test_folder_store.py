@@ -19,6 +19,8 @@ from examples.folder_store import FolderStore
 from tests.stores.benches import DONE, KEY, claim, known, take
 from tests.stores.histories import CLIENTS, Place, Seat, check, record
 
+pytestmark = pytest.mark.thorough  # in `full` alone, as the contract over other stores
+
 
 def age(store: Store, key: str, seconds: float) -> None:
     assert isinstance(store, FolderStore)

@@ -14,12 +14,13 @@ from typing import Any
 
 from celery import Celery, signals, states
 
-from celery_idempotent import IdempotentTask, events
+from celery_idempotent import IdempotentTask, events, hooks
 from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.records import Lease
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
 from tests.celery.journal import Journal
+from tests.faults.conservation import TOLD, write_down
 from tests.faults.ledger import LEASE_TTL
 
 app = from_env(Celery("soak"))
@@ -149,6 +150,7 @@ def watch_the_store() -> None:
 
 if "SOAK" in os.environ:  # in workers, and never in the test's own process
     watch_the_store()
-    events.add_hook(tell)
+    hooks.add_hook(tell)
+    hooks.add_hook(write_down, TOLD)
     signals.before_task_publish.connect(probe, weak=False)
     signals.task_postrun.connect(answered, weak=False)

@@ -40,13 +40,6 @@ def store_url(postgres_url: str) -> str:
 
 
 @pytest.fixture
-def business(store_url: str) -> Business:
-    business = Business(store_url)
-    business.create()
-    return business
-
-
-@pytest.fixture
 def app(business: Business, client_app: Callable[..., Celery]) -> Celery:
     return client_app(SETTLE)
 

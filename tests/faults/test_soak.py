@@ -17,6 +17,7 @@ from celery_idempotent.records import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.journal import Journal
+from tests.faults.conservation import Account
 from tests.faults.ledger import LEASE_TTL, Ledger, order_of
 from tests.faults.storm import Storm
 from tests.proxy import Proxy
@@ -69,6 +70,7 @@ def test_operations_survive_minutes_of_random_faults(
     assert set(ledger.paid.values()) == {1}
     assert len(ledger.paid) == OPERATIONS == len(list(gateway.iterdir()))
     check_records(RedisStore.from_url(server.url()), ledger)
+    check_conservation(journal)
 
 
 def different_results(storm: Storm) -> dict[str, list[Any]]:
@@ -81,6 +83,16 @@ def different_results(storm: Storm) -> dict[str, list[Any]]:
         for name, found in values.items()
         if any(each != found[0] or each["order"] != name for each in found)
     }
+
+
+def check_conservation(journal: Journal) -> None:
+    """Assert that every run that began ended once, or died with its process; paused holders may need a moment."""
+    wait_until(lambda: not Account(journal).live(), 30, lambda: f"no run to be live: {Account(journal).live()}")
+    account = Account(journal)
+    print(account.summary())
+    assert account.faults() == []
+    assert account.kinds["starts"] == sum(account.ends.values()) + len(account.died())
+    assert account.kinds["starts"] > OPERATIONS
 
 
 def check_records(store: RedisStore, ledger: Ledger) -> None:

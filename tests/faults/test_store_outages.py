@@ -70,7 +70,7 @@ def test_a_network_fault_at_every_verb_at_once_is_survived(
     settling.open()
     releasing.open()
     node.wait_for_log("StoreFailed", timeout=60)  # while acquiring
-    node.wait_for_log("could not be released", timeout=60)
+    node.wait_for_log("ReleaseFailed", timeout=60)
     node.wait_for_log("could not be renewed", timeout=60)
     assert journal.count("started", "ACQUIRING") == 0
     proxy.heal()

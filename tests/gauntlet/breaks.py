@@ -109,8 +109,8 @@ BREAKS = [
     broken(
         9,
         "what is falsy is no value",
-        ("guard.py", "if payload.kind is Kind.VALUE:", "if payload.kind is Kind.VALUE and payload.data:"),
-        ("guard.py", "if delivery.wants_result:", "if False:"),
+        ("replaying.py", "if payload.kind is Kind.VALUE:", "if payload.kind is Kind.VALUE and payload.data:"),
+        ("replaying.py", "if delivery.wants_result:", "if False:"),
     ),
     broken(
         9,
@@ -144,14 +144,14 @@ BREAKS = [
         12,
         "the guard remembers the call it is in",
         (
-            "guard.py",
-            "holding = self._holding(delivery, found, since)",
-            "self.holding = holding = self._holding(delivery, found, since)",
+            "beginning.py",
+            "holding = self.guard.holding(delivery, lease, since)",
+            "self.guard.held = holding = self.guard.holding(delivery, lease, since)",
         ),
         (
             "guard.py",
             "recording.settle(delivery, holding, outcome, ",
-            "recording.settle(delivery, self.holding, outcome, ",
+            "recording.settle(delivery, self.held, outcome, ",
         ),
     ),
     broken(
@@ -195,25 +195,27 @@ BREAKS = [
         ),
     ),
     broken(
-        17, "a replay is None", ("guard.py", "return Replayed(payload.data, record)", "return Replayed(None, record)")
+        17,
+        "a replay is None",
+        ("replaying.py", "return Replayed(payload.data, record)", "return Replayed(None, record)"),
     ),
     broken(
         17,
         "a duplicate is dropped",
         (
-            "guard.py",
-            "case Verdict.COMPLETED | Verdict.FAILED:\n                return self._replay(delivery, record)",
-            "case Verdict.COMPLETED | Verdict.FAILED:\n                return Dropped()",
+            "replaying.py",
+            "(Verdict.COMPLETED, Verdict.FAILED):\n        return _replay(delivery, record, policy, codec)",
+            "(Verdict.COMPLETED, Verdict.FAILED):\n        return Dropped()",
         ),
     ),
-    broken(17, "None is made up where no value was kept", ("guard.py", "if delivery.wants_result:", "if False:")),
+    broken(17, "None is made up where no value was kept", ("replaying.py", "if delivery.wants_result:", "if False:")),
     broken(
         18,
         "an error while releasing is raised",
         (
             "recording.py",
-            "except Exception as error:  # noqa: BLE001 - the user",
-            "except MemoryError as error:  # the user",
+            "except Exception as failure:  # noqa: BLE001 - the user",
+            "except MemoryError as failure:  # the user",
         ),
     ),
     broken(
@@ -236,21 +238,24 @@ BREAKS = [
         21,
         "a waiter that gives up tidies up",
         (
-            "guard.py",
-            "return Busy(found.record.remaining",
-            "self.store.delete(found.record.key)\n                    return Busy(found.record.remaining",
+            "beginning.py",
+            "        return Busy(record.remaining, record.task_id)",
+            "        if pause is None:\n"
+            "            self.guard.store.delete(record.key)\n"
+            "        return Busy(record.remaining, record.task_id)",
         ),
     ),
     broken(
         22,
         "look first and then claim",
         (
-            "guard.py",
-            "            found = self._acquire(delivery)\n",
-            "            looked = self.store.get(delivery.claim.key)\n"
-            "            if looked is not None and looked.state is State.COMPLETED:\n"
-            "                return self._replay(delivery, looked)\n"
-            "            found = self._acquire(delivery)\n",
+            "beginning.py",
+            "        found = self._acquire()\n",
+            "        looked = self.guard.store.get(self.delivery.claim.key)\n"
+            "        if looked is not None and looked.state.value == 'completed':\n"
+            "            found = Refusal(Verdict.COMPLETED, looked)\n"
+            "            return refused(self.delivery, found, self.guard.policy, self.guard.codec)\n"
+            "        found = self._acquire()\n",
         ),
         (
             ACQUIRE,

@@ -21,6 +21,7 @@ from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import SECOND
 from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.testing import StoreContract
 from tests.stores.postgres import age_postgres, age_postgres_fence, empty_postgres
 
 __all__ = ["BEHIND_CACHE", "KINDS", "Kind", "kind_of", "lead", "port_of"]
@@ -36,9 +37,10 @@ class Kind:
         age: Makes a record look as if this many more seconds had passed; the fence stays.
         age_fence: Makes the current lease look as if it had been taken so much earlier, for the ten renewals.
         empty: Forgets everything, also between the examples of a state machine.
-        everywhere: Whether the contract is shown in every environment, or in `full` alone; races are in `full` alone.
+        everywhere: Whether the contract is shown in every environment, or in `full` alone, as races of processes are.
         shared: Whether other processes that open the same URL see the same records.
         rounds: How often each race is run.
+        many: How many leases are renewed at once, where that is to be more than fit into one request.
         through: Makes a URL lead to another port of this machine, so that a fault proxy comes between; None where there
             is no server. `lead` does it for every URL that says ``127.0.0.1:port``.
         fences_fall: Whether a fence may be lower than those before the record was deleted, as the store's guide says.
@@ -53,6 +55,7 @@ class Kind:
     shared: bool = True
     everywhere: bool = False
     rounds: int = 20
+    many: int = StoreContract.many
     examples: int = 300
     through: Callable[[str, int], str] | None = None
     fences_fall: bool = False
@@ -225,6 +228,7 @@ KINDS: dict[str, Kind] = {
         age_dynamodb_fence,
         empty_dynamodb,
         rounds=3,
+        many=210,  # each is a request of its own
         examples=45,
         through=lead,
         fences_fall=True,

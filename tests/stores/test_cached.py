@@ -614,3 +614,11 @@ def test_what_the_operators_of_a_store_do_is_done_behind_the_cache(store: Cached
     store.apply_schema()
     behind.offset += 601
     assert store.purge(1) == 1
+
+
+def test_leases_are_renewed_apart_where_the_durable_store_has_parts(front: Front, redis_url: str) -> None:
+    class Parted(Behind):
+        def part(self, key: str) -> str:
+            return f"node of {key}"
+
+    assert front(redis_url, Parted()).part(KEY) == f"node of {KEY}"

@@ -9,12 +9,17 @@ from celery_idempotent.stores import Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
 from tests.stores import benches
+from tests.stores.kinds import Kind
 
 
 class TestEveryStore(StoreContract):
     @pytest.fixture
     def store(self, any_store: Store) -> Store:
         return any_store
+
+    @pytest.fixture(autouse=True)
+    def renew_no_more_than_tell(self, kind: Kind) -> None:
+        self.many = kind.many
 
     def age(self, store: Store, key: str, seconds: float) -> None:
         benches.age(store, key, seconds)

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.results import Codec, Kind
-from celery_idempotent.stores import dynamodb, dynamodb_schema
+from celery_idempotent.stores import dynamodb_schema, rules
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
 from celery_idempotent.stores.dynamodb_refusals import translated
@@ -127,7 +127,7 @@ class TestWhatAnItemHolds:
     def test_a_crowd_that_waits_does_not_fill_the_item(
         self, dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dynamodb, "MOST_WAITING", 2)
+        monkeypatch.setattr(rules, "MOST_WAITING", 2)
         take(dynamodb_store)
 
         def waits(task_id: str, copy: int, token: str = "x") -> Verdict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -83,6 +84,31 @@ class TestAServiceThatCannotServe:
             with pytest.raises(StoreUnreachable, match="ReadTimeoutError"):
                 verb(store, name)()
             assert monotonic() - began < 10
+        proxy.heal()
+        wait_until(lambda: serves(store), message="the store to serve again")
+        store.close()
+
+    def test_a_soft_time_limit_in_the_middle_of_a_request_is_not_taken_for_an_outage(
+        self, dynamodb_server: DynamoServer, fresh_table: str, proxied: Callable[[int], Proxy]
+    ) -> None:
+        class Interruption(Exception):
+            pass
+
+        def interrupt(*_: object) -> None:
+            raise Interruption
+
+        proxy = proxied(dynamodb_server.port)
+        store = DynamoDBStore.from_url(dynamodb_server.url(fresh_table, proxy.port))
+        wait_until(lambda: serves(store), message="the store to serve")
+        proxy.drop()
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Interruption):
+                store.get(KEY)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
         proxy.heal()
         wait_until(lambda: serves(store), message="the store to serve again")
         store.close()
@@ -308,6 +334,75 @@ class TestLostReplies:
         assert proxy.swallowed == 2
         with pytest.raises(LeaseLost):
             store.settle(Lease(claim(), lease.fence + 1), DONE, ttl=60)
+
+
+class TestAReplyThatIsCutOff:
+    """botocore takes a body that is empty or ends in the middle for an answer that says nothing: "no such item"."""
+
+    @pytest.fixture
+    def store(self, dynamodb_server: DynamoServer, fresh_table: str) -> Iterator[DynamoDBStore]:
+        server = DynamoDBStore.from_url(dynamodb_server.url(fresh_table))
+        wait_until(lambda: serves(server), message="the store to serve")
+        yield server
+        server.close()
+
+    @contextmanager
+    def cutting(self, store: DynamoDBStore, kept: float, times: int) -> Iterator[None]:
+        """Have so many replies end after this part of their body, with the headers that were sent before it."""
+        left = [times]
+        send = store._table.client()._endpoint.http_session.send
+
+        def cut(request: Any) -> Any:
+            answer = send(request)
+            if left[0]:
+                left[0] -= 1
+                body = answer.content
+                assert int(answer.headers["content-length"]) == len(body)
+                return AWSResponse(request.url, answer.status_code, answer.headers, Raw(body[: int(kept * len(body))]))
+            return answer
+
+        store._table.client()._endpoint.http_session.send = cut
+        try:
+            yield
+        finally:
+            store._table.client()._endpoint.http_session.send = send
+
+    @pytest.mark.parametrize("kept", [0, 0.5, 0.99])
+    def test_a_record_is_not_said_to_be_gone(self, store: DynamoDBStore, kept: float) -> None:
+        take(store)
+        with self.cutting(store, kept, 1):
+            assert known(store).state is State.IN_PROGRESS
+        with self.cutting(store, kept, 2), pytest.raises(StoreUnreachable, match="closed"):
+            store.get(KEY)
+
+    def test_one_whose_length_was_not_said_is_found_out_wherever_it_ends(self, store: DynamoDBStore) -> None:
+        """As from an HTTP/1.0 proxy, which tells the end of a reply by closing the connection."""
+        take(store)
+        body = json.dumps({"Item": store._table.read(KEY)}).encode()
+        parts = [body[: end + 1] for end, letter in enumerate(body[:-1]) if letter == ord("}")]
+        assert len(parts) > 3
+        for part in parts:
+            answer = AWSResponse("", 200, {"content-type": "application/x-amz-json-1.0"}, Raw(part))
+            events = store._table.client().meta.events
+            events.register("before-send.dynamodb", lambda answer=answer, **_: answer, unique_id="part")
+            try:
+                with pytest.raises(StoreUnreachable, match="closed"):
+                    store.get(KEY)
+            finally:
+                events.unregister("before-send.dynamodb", unique_id="part")
+
+    @pytest.mark.parametrize("name", VERBS)
+    def test_no_verb_takes_it_for_an_answer(self, store: DynamoDBStore, name: str) -> None:
+        call = verb(store, name)
+        with self.cutting(store, 0, 100), pytest.raises(StoreUnreachable, match="closed"):
+            call()
+
+    def test_a_write_whose_reply_was_cut_off_is_found_done(self, store: DynamoDBStore) -> None:
+        with self.cutting(store, 0, 1):
+            lease = take(store)
+        with self.cutting(store, 0, 1):
+            store.settle(lease, DONE, ttl=600)
+        assert known(store).state is State.COMPLETED
 
 
 def serves(store: DynamoDBStore) -> bool:

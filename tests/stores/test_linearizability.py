@@ -325,6 +325,7 @@ def holds(kind: Kind, url: str, threads: ThreadPoolExecutor, seeds: range) -> Co
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("unmeasured")
 def test_a_hundred_histories_can_have_happened(kind: Kind, kind_url: str, threads: ThreadPoolExecutor) -> None:
     seen = holds(kind, kind_url, threads, range(IN_CI))
     assert seen["undecided"] <= IN_CI // 20

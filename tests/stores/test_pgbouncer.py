@@ -19,6 +19,8 @@ from tests.servers import ServerMissing
 from tests.stores.benches import DONE, known, take
 from tests.stores.postgres import age_postgres, with_schema
 
+pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind
+
 
 @pytest.fixture(scope="module")
 def bouncer(postgres_server: PostgresServer | ExternalPostgres) -> Iterator[Bouncer]:
@@ -40,7 +42,6 @@ def bounced(bouncer: Bouncer) -> Iterator[PostgresStore]:
         store.close()
 
 
-@pytest.mark.thorough
 class TestThroughPgBouncer(StoreContract):
     @pytest.fixture
     def store(self, bounced: PostgresStore) -> PostgresStore:

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent.notes import Note
 from celery_idempotent.records import Lease, Refusal, State
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.postgres import PostgresStore
@@ -270,9 +271,20 @@ def test_the_rights_that_the_documentation_names_suffice(own: PostgresServer, op
         connection.execute(
             "create role worker login; grant usage on schema idem to worker;"
             "grant select, insert, update, delete on idem.idempotency to worker;"
-            "grant select on idem.idempotency_meta to worker; grant usage on idem.idempotency_fences to worker"
+            "grant select on idem.idempotency_meta to worker; grant usage on idem.idempotency_fences to worker;"
         )
-    store = opens(f"{own.url(user='worker')}?schema=idem")
+        store = opens(f"{own.url(user='worker')}?schema=idem")
+        # As before there was a history: nothing is noted, nothing of it can be forgotten, and all else is as it was.
+        assert store.renew([take(store, "early")]) == []
+        with pytest.raises(StoreRefused, match="rights"):
+            store.note([Note("early", "taken over", 0, 60)])
+        with pytest.raises(StoreRefused, match="rights"):
+            store.delete("early")
+        assert store.purge() == 0
+        connection.execute("grant select, insert, update, delete on idem.idempotency_history to worker")
+    store.note([Note("early", "taken over", 0, 60), Note("early", "completed", 0, 60)])
+    assert len(store.history("early")) == 2
+    assert store.delete("early")
     for name in VERBS:
         verb(store, name, take(store, name))()
     store.purge()
@@ -300,6 +312,19 @@ def test_a_server_whose_transactions_are_stricter_by_default_serves_a_crowd(
     with pytest.raises(StoreRefused):  # an error within the longer form leaves nothing behind on the connection
         store._run("select no_such_function(%s)", (1,))
     assert known(store, lease.key).payload == DONE.payload
+
+
+def test_where_transactions_are_stricter_a_call_waits_for_a_lock_only_once(
+    own_postgres: Callable[..., PostgresServer], opens: Opens
+) -> None:
+    server = own_postgres(default_transaction_isolation="serializable")
+    store = opens(with_schema(server.url()))
+    store._connections._strict = True  # as it is from the first failure on
+    with psycopg.connect(server.url()) as connection:
+        store.settle_within(take(store), DONE, ttl=60, using=connection)
+        with pytest.raises(StoreUnreachable, match="open transaction"):
+            store.delete(KEY)
+    assert server.logs().count("canceling statement due to lock timeout") == 1
 
 
 def test_a_deadlock_or_serialization_failure_that_does_not_end_is_an_error(store: PostgresStore) -> None:
@@ -345,6 +370,18 @@ def test_a_wrong_url_is_said_when_the_store_is_made(url: str, message: str) -> N
 def test_the_options_of_libpq_are_handed_on(postgres_url: str, opens: Opens) -> None:
     store = opens(f"{postgres_url}&application_name=my%20worker&connect_timeout=5")
     assert run(store, "select current_setting('application_name')") == [("my worker",)]
+
+
+def test_a_database_without_an_encoding_serves(own: PostgresServer, opens: Opens) -> None:
+    with psycopg.connect(own.url(), autocommit=True) as connection:
+        connection.execute("create database plain encoding 'SQL_ASCII' template template0")
+    store = opens(with_schema(own.url("plain")))
+    lease = take(store, "Grüße")
+    assert store.renew([lease]) == []
+    store.settle(lease, DONE, ttl=60)
+    with psycopg.connect(own.url("plain")) as connection:
+        store.settle_within(take(store), DONE, ttl=60, using=connection)
+    assert [(record.key, record.payload) for record in store.scan()] == [("Grüße", DONE.payload), (KEY, DONE.payload)]
 
 
 def test_what_a_database_cannot_keep_is_refused(store: PostgresStore) -> None:

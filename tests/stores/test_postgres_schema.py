@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,10 +12,11 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, State
+from celery_idempotent.notes import Note
+from celery_idempotent.records import Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores import postgres_schema
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres_rows import original, stored
+from celery_idempotent.stores.postgres_rows import claim_args, lease_args, outcome_args, release_args, stored, unstored
 from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
 from tests.stores.postgres import run
 
@@ -103,8 +105,9 @@ def test_workers_of_the_old_version_go_on_while_and_after_the_schema_is_upgraded
     opens: Opens, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = take(store)
-    monkeypatch.setattr(postgres_schema, "VERSION", 2)
-    monkeypatch.setattr("celery_idempotent.stores.postgres.VERSION", 2)
+    monkeypatch.setattr(postgres_schema, "VERSION", 99)
+    monkeypatch.setattr(postgres_schema, "FUNCTIONS", dict.fromkeys(postgres_schema.FUNCTIONS, 99))
+    monkeypatch.setattr("celery_idempotent.stores.postgres.VERSION", 99)
     newer = opens()
     with pytest.raises(StoreRefused, match="schema --apply"):
         newer.acquire(claim())
@@ -116,6 +119,46 @@ def test_workers_of_the_old_version_go_on_while_and_after_the_schema_is_upgraded
     assert known(newer, "old").owner == known(store, "old").owner
     newer.settle(lease, DONE, ttl=60)
     assert known(store).payload == DONE.payload
+
+
+def test_on_a_schema_without_history_a_worker_goes_on_and_the_upgrade_brings_it(store: PostgresStore) -> None:
+    with psycopg.connect(store._place.conninfo) as connection:  # as the first version made it
+        connection.execute(store._schema.render("drop table {history}; update {meta} set version = 1").encode())
+    notes = [Note(KEY, "taken over", 0, 60)]
+    lease = take(store)
+    with pytest.raises(StoreRefused, match="schema --apply"):
+        store.note(notes)
+    assert store.history(KEY) == []
+    assert store.renew([lease]) == []
+    store.settle(lease, DONE, ttl=60)
+    assert store.delete(KEY)
+    assert store.purge() == 0
+    assert "_history" in store.pending_schema()
+    store.apply_schema()
+    assert store.pending_schema() == ""
+    store.note(notes)
+    assert [noted.text for noted in store.history(KEY)] == ["taken over"]
+
+
+def test_a_history_that_has_expired_is_purged_and_does_not_come_back(store: PostgresStore) -> None:
+    store.note([Note(f"{KEY}-{number}", "old", 0, 60) for number in range(1200)])
+    run(store, "update {history} set expires = 1 returning 1")
+    store.note([Note(f"{KEY}-7", "new", 0, 60)])
+    assert [noted.text for noted in store.history(f"{KEY}-7")] == ["new"]
+    assert store.purge(0) == 0
+    assert run(store, "select count(*) from {history}") == [(1200,)]
+    assert store.purge() == 0
+    assert run(store, "select count(*) from {history}") == [(1,)]
+
+
+def test_two_that_note_the_same_keys_wait_for_each_other(store: PostgresStore) -> None:
+    def note(order: int) -> None:
+        for turn in range(20):
+            store.note([Note(f"{KEY}-{number}", str(turn), 0, 60) for number in range(50)][::order])
+
+    with ThreadPoolExecutor(4) as crowd:
+        list(crowd.map(note, (1, -1, 1, -1)))
+    assert len(store.history(f"{KEY}-7")) == 50
 
 
 def test_a_newer_schema_is_left_alone(store: PostgresStore) -> None:
@@ -139,6 +182,41 @@ def test_a_schema_is_not_made_while_the_table_is_in_somebodys_hands_for_long(
             store.apply_schema()
 
 
+def test_what_others_made_in_a_schema_that_is_searched_is_not_executed(opens: Opens) -> None:
+    """It would run with the worker's rights; up to PostgreSQL 14 everybody may make functions in `public`."""
+    store = opens()
+    store.apply_schema()
+    theirs = f"{store._place.schema}_theirs"
+    with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+        connection.execute(f"create schema {theirs}; set search_path = {theirs}".encode())
+        for function, arguments in [
+            ("times", "a numeric, b integer"),
+            ("times", "a double precision, b integer"),
+            ("nextval", "a text"),
+            ("jsonb_build_object", "a text, b jsonb"),
+        ]:
+            connection.execute(
+                f"create function {function}({arguments}) returns bigint language plpgsql "
+                "as $$ begin raise exception 'theirs'; end $$".encode()
+            )
+        for left in ("numeric", "double precision"):
+            connection.execute(f"create operator * (leftarg = {left}, rightarg = integer, function = times)".encode())
+        connection.execute(f"grant usage on schema {theirs} to public".encode())
+    worker = opens(f"&options=-csearch_path%3D{theirs}")
+    try:
+        lease = take(worker)
+        for name in VERBS:
+            if name not in ("settle", "release"):
+                verb(worker, name, lease)()
+        worker.settle(take(worker, "settled"), DONE, ttl=60)
+        worker.release(take(worker, "freed"), Release(Reason.RETRY, retry_in=1.0, next_attempt=1))
+        worker.purge()
+        assert isinstance(worker.acquire(claim("settled")), Refusal)
+    finally:
+        with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+            connection.execute(f"set client_min_messages = warning; drop schema {theirs} cascade".encode())
+
+
 def test_a_record_of_an_unknown_state_is_unreadable(store: PostgresStore) -> None:
     take(store)
     run(store, "update {table} set state = 'pondered' returning 1")
@@ -148,7 +226,7 @@ def test_a_record_of_an_unknown_state_is_unreadable(store: PostgresStore) -> Non
 
 @pytest.mark.parametrize("key", ["a\\b", "\\0", "\0", "\\\0\\\\0", "\0" * 3, "a\\"])
 def test_a_key_with_what_postgresql_cannot_keep_is_kept_all_the_same(store: PostgresStore, key: str) -> None:
-    assert original(stored(key)) == key
+    assert unstored(stored(key)) == key
     assert "\0" not in stored(key)
     take(store, key)
     assert known(store, key).key == key
@@ -172,6 +250,25 @@ def test_a_scan_reads_by_the_index_of_live_leases(store: PostgresStore) -> None:
         connection.execute(store._schema.render("analyze {table}").encode())
     plan = "\n".join(str(row[0]) for row in run(store, query))
     assert "idempotency_live" in plan
+
+
+def test_a_scan_for_a_state_that_is_rare_asks_for_a_page_at_a_time(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One statement that reads millions to find a few, or passes by as many that have expired, takes too long."""
+    run(store, "insert into {table} (key, state, fence, expires) select 'k' || n, 'completed', n, "
+        "case when n < 600 then 9e18::bigint else 1 end from generate_series(1, 1200) n returning 1")  # fmt: skip
+    asked: list[Any] = []
+    ask = store._connections.run
+
+    def counted(statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        asked.append(statement)
+        return ask(statement, args)
+
+    monkeypatch.setattr(store._connections, "run", counted)
+    assert list(store.scan(state=State.FAILED)) == []
+    assert len(asked) > 2
+    assert len(list(store.scan(state=State.COMPLETED))) == len(list(store.scan(prefix="k"))) == 599
 
 
 def test_purging_is_done_in_short_batches_beside_deliveries_that_go_on(store: PostgresStore) -> None:
@@ -200,6 +297,87 @@ def test_purging_is_done_in_short_batches_beside_deliveries_that_go_on(store: Po
     assert purged + store.purge() == expired
     assert len(list(store.scan(prefix="new-"))) == done
     assert store.purge() == 0
+
+
+@pytest.mark.parametrize(("expired", "pages"), [(0, 60), (30_000, 600)])
+def test_a_purge_reads_what_it_removes_and_not_the_rest(store: PostgresStore, expired: int, pages: int) -> None:
+    """However many rows there are, be they live or expired: each delivery that tidies up pays for what is read."""
+    run(
+        store,
+        "insert into {table} (key, state, fence, expires) select 'k' || n, 'completed', n, "
+        "case when n <= %s then n else 9e18::bigint - n end from generate_series(1, 30000) n returning 1",
+        expired,
+    )
+    explained = store._schema.render("explain (analyze, buffers) select {purge}(50)").encode()
+    with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+        connection.execute(store._schema.render("vacuum analyze {table}").encode())
+        plans = [connection.execute(explained).fetchall() for _ in range(8)]
+    # The first has the catalogues to read; a function that is called often is planned without knowing its arguments.
+    for plan in plans[1:]:
+        assert pages_read(plan) < pages
+
+
+def pages_read(plan: list[tuple[object, ...]]) -> int:
+    """Return how many pages a statement that was explained has read."""
+    return sum(int(number) for number in re.findall(r"(?:hit|read)=(\d+)", str(plan[1][0])))
+
+
+def test_a_renewal_reads_its_own_lease_and_not_those_of_others(store: PostgresStore) -> None:
+    """Whatever the planner believes about how many there are: each worker renews three times per ttl."""
+    many = "insert into {table} (key, state, fence, owner, expires) select %s || n, %s, n, 'o', 9e18::bigint " \
+        "from generate_series(1, 3000) n returning 1"  # fmt: skip
+    run(store, many, "done", "completed")
+    with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+        connection.execute(store._schema.render("vacuum analyze {table}").encode())
+    run(store, many, "held", "in_progress")
+    lease = take(store)
+    plans = [run(store, f"explain (analyze, buffers) {store._renew}", *lease_args([lease])) for _ in range(8)]
+    for plan in plans[1:]:  # the first has the catalogues to read
+        assert pages_read(plan) < 100
+
+
+def test_a_connection_that_knew_the_table_small_reads_no_more_when_it_has_grown(opens: Opens) -> None:
+    """Its plans are kept until the table is analyzed again, which may be long after."""
+    store = opens("&connections=1")
+    store.apply_schema()
+    store.purge_every = 0
+
+    def statements(key: str) -> dict[str, tuple[str, Any]]:
+        lease = take(store, f"settled-{key}")
+        store.settle(lease, DONE, ttl=600)
+        store.announce(lease.key, "a")
+        store.delete(lease.key)
+        taken, freed = take(store, f"taken-{key}"), take(store, f"freed-{key}")
+        return {
+            "acquire": (store._acquire, claim_args(claim(f"new-{key}"))),
+            "renew": (store._renew, lease_args([taken])),
+            "settle": (store._settle, outcome_args(taken, DONE, 600, None)),
+            "release": (store._release, release_args(freed, Release(Reason.FAILED))),
+            "get": (store._get, (taken.key,)),
+        }
+
+    for number in range(10):
+        if number == 2:
+            with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+                connection.execute(store._schema.render("vacuum analyze {table}").encode())
+        for statement, args in statements(str(number)).values():
+            run(store, statement, *args)
+    run(store, "insert into {table} (key, state, fence, expires) select 'old' || n, 'completed', n, 9e18::bigint "
+        "from generate_series(1, 30000) n returning 1")  # fmt: skip
+    for name, (statement, args) in statements("last").items():
+        assert pages_read(run(store, f"explain (analyze, buffers) {statement}", *args)) < 100, name
+
+
+def test_a_purge_is_not_compiled_by_the_server_however_dear_it_believes_it_to_be(store: PostgresStore) -> None:
+    """To compile takes longer than the purge; by default it would begin at some forty million records."""
+    said: list[str] = []
+    with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+        connection.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
+        connection.execute("set jit = on; set jit_above_cost = 10; set client_min_messages = debug1")
+        connection.execute(store._schema.render("select {purge}(50)").encode())
+        assert not [line for line in said if "JIT" in line]
+        connection.execute("set jit_above_cost = 0; select count(*) from pg_class")
+        assert [line for line in said if "JIT" in line]  # it says so where it does
 
 
 @pytest.mark.parametrize(("limit", "gone"), [(0, 0), (1, 1), (700, 700), (None, 1200), (5000, 1200)])

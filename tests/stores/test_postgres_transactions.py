@@ -118,6 +118,22 @@ def test_autocommit_is_refused_and_the_error_says_why(store: PostgresStore, data
     assert known(store).state is State.IN_PROGRESS
 
 
+def test_a_pipeline_in_autocommit_mode_is_no_transaction(store: PostgresStore, database: str) -> None:
+    """What is sent at once is committed at once, before anybody has read that the lease is lost."""
+    lease = take(store)
+    with psycopg.connect(database, autocommit=True) as connection:
+        with connection.pipeline():
+            connection.execute("select 1")
+            with pytest.raises(ConfigurationError, match="autocommit mode"):
+                store.settle_within(lease, DONE, ttl=TTL, using=connection)
+        assert known(store).state is State.IN_PROGRESS
+        with connection.pipeline(), connection.transaction():
+            connection.execute("select 1")
+            store.settle_within(lease, DONE, ttl=TTL, using=connection)
+            assert known(store).state is State.IN_PROGRESS
+    assert known(store).state is State.COMPLETED
+
+
 def test_a_transaction_that_has_failed_is_refused(store: PostgresStore, business: psycopg.Connection[Any]) -> None:
     lease = take(store)
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -130,6 +146,20 @@ def test_a_transaction_that_has_failed_is_refused(store: PostgresStore, business
 def test_what_is_no_connection_is_refused(store: PostgresStore, using: object) -> None:
     with pytest.raises(ConfigurationError, match="expected using= to be a connection"):
         store.settle_within(take(store), DONE, ttl=TTL, using=using)
+
+
+def test_a_holder_that_was_taken_over_is_refused_whatever_the_encoding_of_its_connection(
+    store: PostgresStore, database: str
+) -> None:
+    """With SQL_ASCII psycopg gives bytes for texts; what is not understood must not pass for settled."""
+    held = take(store)
+    store.delete(KEY)
+    lease = take(store)
+    with psycopg.connect(database, client_encoding="sql_ascii") as connection:
+        with pytest.raises(LeaseLost):
+            store.settle_within(held, DONE, ttl=TTL, using=connection)
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    assert known(store).state is State.COMPLETED
 
 
 def test_a_holder_that_was_taken_over_writes_nothing_and_its_transaction_lives(
@@ -200,6 +230,18 @@ def test_settling_twice_within_a_transaction_is_settling(
     store.settle(lease, DONE, ttl=TTL)
 
 
+def test_a_transaction_that_settles_a_lost_record_keeps_no_other_lease_from_being_renewed(
+    store: PostgresStore, database: str
+) -> None:
+    """A process renews all its leases in one statement: what that waits for, all of them wait for."""
+    lost, other = take(store, "lost"), take(store, "other")
+    store.delete("lost")
+    with psycopg.connect(database) as connection:
+        store.settle_within(lost, DONE, ttl=TTL, using=connection)
+        assert store.renew([lost, other]) == []
+    assert known(store, "lost").state is State.COMPLETED
+
+
 def test_claims_do_not_wait_for_a_transaction_that_settles_and_renewals_count_as_held(
     store: PostgresStore, business: psycopg.Connection[Any]
 ) -> None:
@@ -217,6 +259,7 @@ def test_claims_do_not_wait_for_a_transaction_that_settles_and_renewals_count_as
     assert store.renew([lease]) == []
 
 
+@pytest.mark.thorough
 def test_while_a_transaction_settles_a_release_lets_the_lease_run_out_and_a_settle_is_told_to_wait(
     store: PostgresStore, business: psycopg.Connection[Any]
 ) -> None:

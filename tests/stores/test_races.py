@@ -20,6 +20,7 @@ from tests.stores.benches import age, claim, known, take
 from tests.stores.kinds import Kind
 
 T = TypeVar("T")
+Race = Callable[[str], list[str]]
 THREADS, PROCESSES = 50, 8
 
 
@@ -171,53 +172,47 @@ def test_a_renewal_and_a_take_over_leave_one_holder(store: Store, kind: Kind, cr
 
 
 @pytest.fixture
-def racers(kind: Kind, kind_url: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def race(kind: Kind, kind_url: str) -> Iterator[Race]:
+    """A function that lets every process ask for a key at the same moment, and returns what they were told."""
     if not kind.shared:
         pytest.skip("what other processes see is not this store")
-    command = [sys.executable, "-m", "tests.stores.racer", kind_url]
-    started = [
-        processes.spawn([*command, f"t{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for number in range(PROCESSES)
-    ]
-    for racer in started:
-        assert said(racer) == "ready"
-    yield started
-    for racer in started:
-        assert racer.stdin is not None
-        assert racer.stdout is not None
-        racer.stdin.close()
-        racer.stdout.close()
-        processes.end(racer, grace=10)
+    command = [sys.executable, "-m", "tests.stores.racer", kind_url, str(PROCESSES)]
+    racers = processes.spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert racers.stdin is not None
+    assert racers.stdout is not None
+
+    def said() -> list[str]:
+        return [racers.stdout.readline().decode().strip() for _ in range(PROCESSES)]
+
+    def race(key: str) -> list[str]:
+        racers.stdin.write(f"{key} {time.time() + 0.01}\n".encode())
+        racers.stdin.flush()
+        return said()
+
+    try:
+        assert said() == ["ready"] * PROCESSES
+        yield race
+    finally:
+        racers.stdin.close()  # after which they end
+        racers.stdout.close()
+        racers.wait(30)
+        processes.end(racers)
 
 
-def said(racer: subprocess.Popen[bytes]) -> str:
-    assert racer.stdout is not None
-    return racer.stdout.readline().decode().strip()
-
-
-def race(racers: list[subprocess.Popen[bytes]], key: str) -> list[str]:
-    """Let every process ask at the same moment, and return what they were told."""
-    for racer in racers:
-        assert racer.stdin is not None
-        racer.stdin.write(f"{key} {time.time() + 0.01}\n".encode())
-        racer.stdin.flush()
-    return [said(racer) for racer in racers]
-
-
-def test_of_eight_processes_one_gets_the_lease(racers: list[subprocess.Popen[bytes]], store: Store, kind: Kind) -> None:
+@pytest.mark.thorough
+def test_of_eight_processes_one_gets_the_lease(race: Race, store: Store, kind: Kind) -> None:
     for number in range(kind.rounds * 2):
-        answers = race(racers, f"key-{number}")
+        answers = race(f"key-{number}")
         assert sorted(answers)[1:] == ["conflict"] * (PROCESSES - 1)
         assert f"{known(store, f'key-{number}').fence} False" in answers
 
 
-def test_of_eight_processes_one_takes_over_a_lease_that_ran_out(
-    racers: list[subprocess.Popen[bytes]], store: Store, kind: Kind
-) -> None:
+@pytest.mark.thorough
+def test_of_eight_processes_one_takes_over_a_lease_that_ran_out(race: Race, store: Store, kind: Kind) -> None:
     fences = [take(store, "key", task_id="a").fence]
     for _ in range(kind.rounds * 2):
         age(store, "key", 61)
-        (lease,) = [answer for answer in race(racers, "key") if answer != "conflict"]
+        (lease,) = [answer for answer in race("key") if answer != "conflict"]
         fence, took_over = lease.split()
         assert took_over == "True"
         fences.append(int(fence))

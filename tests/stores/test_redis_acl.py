@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
+from celery_idempotent.notes import Note
 from celery_idempotent.records import Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.cluster import ClusterStore
@@ -73,6 +74,8 @@ def everything(store: Store, age: Ageing) -> None:
         store.settle(settled, DONE, ttl=60)
         assert store.announce(settled.key, "a")
     assert {record.state for record in store.scan(prefix="idem:forg")} == {State.COMPLETED}
+    store.note([Note(crashes_key, "taken over", 0, 60)])
+    assert [noted.text for noted in store.history(crashes_key)] == ["taken over"]
     assert store.delete(crashes_key)
     store.ping()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,6 +23,19 @@ KEY = "idem:shop.charge:ORD-1"
 
 def claim(key: str = KEY, task_id: str = "") -> Claim:
     return Claim(key, new_owner(), lease_ttl=60.0, keep_ttl=3600.0, task_id=task_id)
+
+
+def granted(store: RedisStore, wanted: Claim) -> Lease | Refusal:
+    """Claim until a replica confirms it in time, as a delivery does: on a busy machine it may come too late, once."""
+    found: list[Lease | Refusal] = []
+
+    def confirmed() -> bool:
+        with suppress(StoreUnreachable):
+            found.append(store.acquire(wanted))
+        return bool(found)
+
+    wait_until(confirmed, 20, "a replica that confirms a claim")
+    return found[0]
 
 
 class Pair:
@@ -65,14 +79,14 @@ def calls(server: RedisServer, command: str) -> int:
 
 
 def test_a_claim_that_the_replica_has_is_a_lease(store: RedisStore, pair: Pair) -> None:
-    lease = store.acquire(claim())
+    lease = granted(store, claim())
     assert isinstance(lease, Lease)
     with pair.replica.client() as replica:
         assert replica.hget(KEY, "owner") == lease.owner.encode()
 
 
 def test_a_claim_that_no_replica_has_is_refused_and_given_back(store: RedisStore, pair: Pair) -> None:
-    store.acquire(claim("warm"))
+    granted(store, claim("warm"))
     pair.cut()
     with pytest.raises(StoreUnreachable, match=r"wait_replicas=1 asks for 1, and 0 confirmed within 0.5 s"):
         store.acquire(claim())
@@ -81,11 +95,11 @@ def test_a_claim_that_no_replica_has_is_refused_and_given_back(store: RedisStore
     assert (record.state, record.crashes) == (State.RELEASED, 0)
     pair.link.heal()
     pair.wait_for_replica()
-    assert isinstance(store.acquire(claim()), Lease)
+    assert isinstance(granted(store, claim()), Lease)
 
 
 def test_a_renewal_that_no_replica_has_extends_no_trust(store: RedisStore, pair: Pair) -> None:
-    lease = store.acquire(claim())
+    lease = granted(store, claim())
     assert isinstance(lease, Lease)
     assert store.renew([lease]) == []
     pair.cut()
@@ -94,7 +108,7 @@ def test_a_renewal_that_no_replica_has_extends_no_trust(store: RedisStore, pair:
 
 
 def test_a_replay_needs_no_replica(store: RedisStore, pair: Pair) -> None:
-    lease = store.acquire(claim())
+    lease = granted(store, claim())
     assert isinstance(lease, Lease)
     store.settle(lease, Outcome(State.COMPLETED, b'json:"done"'), ttl=60)
     pair.cut()
@@ -113,11 +127,11 @@ def test_more_replicas_than_there_are_confirm_nothing(pair: Pair) -> None:
 def test_a_script_that_the_server_forgot_is_sent_again_with_its_wait(store: RedisStore, pair: Pair) -> None:
     with pair.main.client() as client:
         client.script_flush()
-    assert isinstance(store.acquire(claim()), Lease)
+    assert isinstance(granted(store, claim()), Lease)
 
 
 def test_the_wait_costs_no_round_trip_of_its_own(store: RedisStore, pair: Pair) -> None:
-    store.acquire(claim("warm"))
+    granted(store, claim("warm"))
     before = calls(pair.main, "wait")
     sent: list[bytes] = []
     [client] = store._connections._idle

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import redis
+import redis.sentinel
 
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.records import Lease, Reason, Release, State
 from celery_idempotent.stores import Store
+from celery_idempotent.stores.inherited import store_like
 from celery_idempotent.stores.sentinel import SentinelStore
 from celery_idempotent.testing import StoreContract
 from tests.conftest import missing
@@ -20,6 +22,7 @@ from tests.proxy import Proxy
 from tests.sentinel import NAME, Failover, Watch
 from tests.servers import RedisServer, ServerMissing, free_port, open_client
 from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.stores.interruptions import HalfMade, Interrupted, Interruption
 from tests.stores.kinds import age_redis
 from tests.waiting import wait_until
 
@@ -74,6 +77,19 @@ def watched(shared: Watched) -> Iterator[Watched]:
 
 
 class TestTheServerThatTheyName:
+    @pytest.mark.parametrize("kind", [Interrupted, HalfMade])
+    def test_a_sentinel_whose_greeting_was_interrupted_is_asked_anew(
+        self, watched: Watched, opened_sentinel: OpenSentinel, kind: type[redis.Connection]
+    ) -> None:
+        """A soft time limit comes wherever it comes, and redis-py keeps the connection as it was."""
+        store = opened_sentinel(watched.url())
+        [sentinel] = store._client.connection_pool.sentinel_manager.sentinels
+        sentinel.connection_pool.connection_class = kind
+        with pytest.raises(Interruption):
+            store.ping()
+        lease = take(store)
+        assert store.renew([lease]) == []
+
     def test_it_is_the_store(self, watched: Watched, opened_sentinel: OpenSentinel) -> None:
         store = opened_sentinel(watched.url(db=3))
         lease = take(store)
@@ -291,3 +307,19 @@ class TestTheContract(StoreContract):
 
     def age(self, store: Store, key: str, seconds: float) -> None:
         age_redis(store, key, seconds)  # type: ignore[arg-type]
+
+
+def test_a_client_behind_sentinels_is_followed_to_its_server_and_database(shared: Watched) -> None:
+    """As RQ's own connection may be."""
+    sentinel = redis.sentinel.Sentinel([("127.0.0.1", shared.watch.port)])
+    client = sentinel.master_for(NAME, db=7)
+    store = store_like(client)
+    try:
+        assert isinstance(store.acquire(claim()), Lease)
+        assert client.hget(KEY, "state") == b"in_progress"
+    finally:
+        client.delete(KEY)
+        store.close()
+        client.close()
+        for each in sentinel.sentinels:
+            each.close()

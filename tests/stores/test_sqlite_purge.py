@@ -16,7 +16,6 @@ from celery_idempotent.records import Lease, State
 from celery_idempotent.stores import sqlite
 from celery_idempotent.stores.rules import Row
 from celery_idempotent.stores.sqlite import PURGED, SqliteStore
-from celery_idempotent.stores.sqlite_rows import raw_of
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
 OpenSqlite = Callable[..., SqliteStore]
@@ -38,7 +37,7 @@ def expire(store: SqliteStore, count: int) -> None:
     def work(cursor: sqlite3.Cursor) -> None:
         for number in range(count):
             row = Row(State.COMPLETED, fence=1, payload=DONE.payload, ended=1, expires=2)
-            store._rows.write(cursor, f"old-{number}", raw_of(row))
+            store._rows.keep(cursor, f"old-{number}", row, None)
 
     store._connections.write(work)
 

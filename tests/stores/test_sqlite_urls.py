@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from sqlite3 import Cursor
+from typing import Any
 
 import pytest
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sqlite import SqliteStore
-from celery_idempotent.stores.sqlite_rows import Raw
 from celery_idempotent.stores.sqlite_urls import TABLE, Place
 from tests.stores.benches import DONE, known, take
 
@@ -63,7 +63,8 @@ def test_the_table_of_the_url_is_made(sqlite_path: Path) -> None:
     store = SqliteStore.from_url(f"sqlite:///{sqlite_path}?table=tasks")
     take(store)
     tables = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-    assert store._connections.read(lambda cursor: cursor.execute(tables).fetchall()) == [("tasks",), ("tasks_meta",)]
+    made = store._connections.read(lambda cursor: cursor.execute(tables).fetchall())
+    assert made == [("tasks",), ("tasks_history",), ("tasks_meta",)]
     store.close()
 
 
@@ -85,13 +86,13 @@ def test_an_outcome_waits_for_the_disk_and_a_claim_does_not(
     """When the machine loses its power, the holders of all its leases end too."""
     store = SqliteStore.from_url(f"sqlite:///{sqlite_path}{option}")
     waits: list[int] = []
-    write = store._rows.write
+    keep = store._rows.keep
 
-    def look(cursor: Cursor, key: str, raw: Raw) -> None:
+    def look(cursor: Cursor, *args: Any) -> None:
         waits.append(cursor.execute("PRAGMA synchronous").fetchall()[0][0])
-        write(cursor, key, raw)
+        keep(cursor, *args)
 
-    monkeypatch.setattr(store._rows, "write", look)
+    monkeypatch.setattr(store._rows, "keep", look)
     lease = take(store)
     store.renew([lease])
     store.settle(lease, DONE, ttl=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,29 @@ def test_a_connection_that_is_always_in_a_transaction_is_in_one(store: SqliteSto
     with closing(connect(path_of(store), autocommit=False)) as connection:
         settle(store, lease, connection)
         assert known(store).state is State.IN_PROGRESS
+        connection.commit()
+    assert known(store).state is State.COMPLETED
+
+
+def test_a_connection_that_is_closed_or_another_threads_is_refused(store: SqliteStore) -> None:
+    """That is no matter of the disk, and no later try would help."""
+    lease = take(store)
+    with closing(connect(path_of(store))) as connection:
+        connection.execute(INSERT, ("effect",))
+        with ThreadPoolExecutor(1) as other, pytest.raises(ConfigurationError, match="same thread"):
+            other.submit(settle, store, lease, connection).result()
+        connection.rollback()
+    with pytest.raises(ConfigurationError, match="closed"):
+        settle(store, lease, connection)
+
+
+def test_a_temporary_table_of_the_same_name_is_not_taken_for_the_stores(store: SqliteStore) -> None:
+    """The record would go where nobody sees it, and the effect be committed without it."""
+    lease = take(store)
+    with closing(connect(path_of(store))) as connection:
+        connection.execute("CREATE TEMP TABLE celery_idempotency AS SELECT * FROM celery_idempotency")
+        connection.execute(INSERT, ("effect",))
+        settle(store, lease, connection)
         connection.commit()
     assert known(store).state is State.COMPLETED
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import timedelta
+from typing import Any
 
 from typing_extensions import assert_type
 
@@ -15,10 +17,18 @@ from celery_idempotent import (
     Store,
     StoreUnreachable,
     add_hook,
+    current_lease,
+    idempotent,
     open_store,
     remove_hook,
 )
+from celery_idempotent.celery.signals import EventSignal, store_failed, task_deferred, task_replayed
+from celery_idempotent.events import Deferred, Replayed
 from celery_idempotent.holding import Holding
+from celery_idempotent.hooks import Hook
+from celery_idempotent.metrics import opentelemetry, prometheus
+from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans, hashed
+from celery_idempotent.metrics.prometheus import PrometheusMetrics
 from celery_idempotent.records import Record
 
 
@@ -45,8 +55,49 @@ def hook(event: Event) -> None:
     assert_type(event.key, str)
 
 
+def choosy(event: Event) -> None:
+    match event:
+        case Replayed():
+            assert_type(event.age, float)
+            assert_type(event.original, str)
+        case Deferred():
+            assert_type(event.copy, int)
+        case _:
+            assert_type(event.task_id, str)
+
+
+class Nothing:
+    def __contains__(self, kind: object) -> bool:
+        return False
+
+
 add_hook(hook)
+add_hook(choosy, {Replayed, Deferred})
+add_hook(hook, Nothing())
+add_hook(lambda: None)  # pyright: ignore[reportArgumentType]
 remove_hook(hook)
+
+
+def received(event: Replayed, key: str, task_id: str, **kwargs: object) -> None: ...
+
+
+task_replayed.connect(received)
+task_replayed.connect(received, sender=None, weak=False)
+assert_type(task_replayed.kind, type[Event])
+signals: list[EventSignal] = [task_replayed, task_deferred, store_failed]
+
+
+@task_deferred.connect
+def deferred(event: Deferred, **kwargs: object) -> None: ...
+
+
+counts = prometheus.install(port=9540)
+assert_type(counts, PrometheusMetrics)
+counted: list[Hook] = [counts, PrometheusMetrics(), OpenTelemetryMetrics(), OpenTelemetrySpans(hashed)]
+remove_hook(counts)
+opentelemetry.install(key=hashed)
+opentelemetry.install(key=b"no")  # pyright: ignore[reportArgumentType]
+assert_type(hashed("key"), str)
 
 
 def body(task: IdempotentTask) -> None:
@@ -54,3 +105,48 @@ def body(task: IdempotentTask) -> None:
     if task.lease is not None:
         assert_type(task.lease.fence, int)
         assert_type(task.lease.derived_key("gateway"), str)
+
+
+@idempotent(store="redis://localhost/1", key="order_id", result_ttl="7d")
+def charge(order_id: str, cents: int = 999) -> int:
+    lease = current_lease()
+    assert_type(lease, Holding | None)
+    if lease is not None:
+        lease.settle(cents, using=None)
+    return cents
+
+
+@idempotent(policy, name="shop.refund", namespace="shop", serializer="pickle")
+async def refund(order_id: str, *, cents: int) -> tuple[str, int]:
+    return order_id, cents
+
+
+class Till:
+    @idempotent({"store": store, "key": by_order})
+    def book(self, order_id: str) -> None: ...
+
+    @classmethod
+    @idempotent(policy)
+    def of_class(cls, order_id: str) -> str:
+        return order_id
+
+    @staticmethod
+    @idempotent(policy)
+    def static(order_id: str) -> str:
+        return order_id
+
+
+assert_type(charge("ORD-1"), int)
+assert_type(charge(order_id="ORD-1", cents=1), int)
+charge(1)  # pyright: ignore[reportArgumentType]
+charge("ORD-1", crates=1)  # pyright: ignore[reportCallIssue]
+assert_type(Till().book("ORD-1"), None)
+assert_type(Till.of_class("ORD-1"), str)
+assert_type(Till.static("ORD-1"), str)
+
+
+async def call() -> None:
+    assert_type(await refund("ORD-1", cents=1), tuple[str, int])
+    later: Coroutine[Any, Any, tuple[str, int]] = refund("ORD-1", cents=1)
+    await later
+    await refund("ORD-1", 1)  # pyright: ignore[reportCallIssue]

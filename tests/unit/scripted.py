@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events, guard, heartbeat, holding, pauses, recording
+from celery_idempotent import answers, beginning, heartbeat, holding, hooks, pauses, recording
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.events import Event
 from celery_idempotent.records import Claim, Lease, Outcome, Record, Refusal, Release, State
@@ -19,7 +19,7 @@ from celery_idempotent.stores import breaker, memory
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
 
-CLOCKED: tuple[ModuleType, ...] = (guard, heartbeat, holding, recording, pauses, breaker, memory)
+CLOCKED: tuple[ModuleType, ...] = (answers, beginning, heartbeat, holding, recording, pauses, breaker, memory)
 #: How long a test waits for another thread before it fails, in seconds.
 PROMPTLY = 10.0
 
@@ -134,6 +134,11 @@ class ScriptedStore(Store):
     def up(self) -> None:
         self._down.clear()
 
+    def calm(self) -> None:
+        """Forget what was to happen to the next calls."""
+        self.up()
+        self._steps.clear()
+
     def count(self, verb: str) -> int:
         """Return how often a verb was called."""
         return [name for name, _ in self.calls].count(verb)
@@ -188,7 +193,7 @@ def _raise(error: BaseException) -> None:
 def listening() -> Iterator[list[Event]]:
     """Yield a list to which every event is added; the body of a fixture."""
     heard: list[Event] = []
-    events.add_hook(heard.append)
+    hooks.add_hook(heard.append)
     yield heard
     with suppress(ValueError):
-        events.remove_hook(heard.append)
+        hooks.remove_hook(heard.append)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_idempotent import hooks as library_hooks
 from celery_idempotent.stores import open_store
 from tests.conftest import missing
 from tests.servers import RedisServer, ServerMissing, redis_binary
@@ -16,8 +17,10 @@ pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree 
 from benchmarks import (
     commands,
     duplicates,
+    hooks,
     latency,
     memory,
+    noting,
     publishing,
     purging,
     recovery,
@@ -33,6 +36,8 @@ from benchmarks.parts import PARTS, chosen
 from benchmarks.places import NAMES, places
 from benchmarks.sampling import Sample, interleave, ratio
 from benchmarks.subject import Subject
+
+pytestmark = pytest.mark.thorough  # figures are made on one Python, with the newest of everything
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +74,23 @@ def test_the_latencies_are_ratios_within_their_spread(subject: Subject) -> None:
         assert 0 < figure.spread[0] <= figure.value <= figure.spread[1]
 
 
+def test_what_hooks_cost_is_measured_and_nobody_listens_afterwards_who_did_not_before(subject: Subject) -> None:
+    before = list(library_hooks._hooks)
+    figures = hooks.measure(subject, blocks=4, calls=3)
+    assert [figure.reach for figure in figures] == [2.0, 2.0, 2.0, None, None, None]
+    assert all(figure.value > 0 for figure in figures)  # shares of what a loaded machine makes long
+    assert list(library_hooks._hooks) == before
+
+
 def test_memory_is_that_of_a_small_hash() -> None:
     for binary in memory.servers():
         assert all(50 < figure.value < 1000 for figure in memory.measure(binary))
+
+
+def test_noting_is_timed_against_not_noting_and_takes_room(subject: Subject) -> None:
+    figures = by_name(noting.measure(subject, blocks=3, calls=2, replays=60))
+    assert all(0.1 < value < 10 for name, value in figures.items() if "not noted" in name)
+    assert figures["history of 1 note"] < figures["history of 50 notes"] < 20_000
 
 
 def test_a_tick_renews_all_leases(subject: Subject) -> None:
@@ -80,7 +99,6 @@ def test_a_tick_renews_all_leases(subject: Subject) -> None:
     assert 0 <= figures["share of a core, 20 leases"] < 100
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", scale.REACH)
 def test_a_filled_store_holds_what_it_was_filled_with(kind: str) -> None:
     with places((kind,)) as few, places((kind,)) as many:
@@ -92,7 +110,6 @@ def test_a_filled_store_holds_what_it_was_filled_with(kind: str) -> None:
         store.close()
 
 
-@pytest.mark.thorough
 def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> None:
     with places() as urls:
         figures = by_name(table.measure(urls, blocks=1, calls=2))
@@ -102,7 +119,6 @@ def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> N
             assert recovery.LEASE * 0.9 < figure.value < 30
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
 def test_a_settle_is_timed_within_a_transaction_and_after_it(kind: str) -> None:
     with places((kind,)) as urls:
@@ -110,7 +126,6 @@ def test_a_settle_is_timed_within_a_transaction_and_after_it(kind: str) -> None:
         assert all(figure.value > 0 for figure in figures)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
 def test_a_purge_beside_others_removes_what_has_expired(kind: str) -> None:
     with places((kind,)) as urls:

@@ -107,13 +107,13 @@ def test_failing_and_serving_again_are_told_once(
 ) -> None:
     store.fail("ping", times=2)
     fails(breaker, store)
-    assert heard == [StoreFailed("", error="no ping")]
+    assert heard == [StoreFailed("", error="no ping", store="ScriptedStore")]
     clock.advance(1.0)
     fails(breaker, store)
     clock.advance(1.0)
     breaker.call(store, store.ping)
     breaker.call(store, store.ping)
-    assert heard == [StoreFailed("", error="no ping"), StoreRecovered("")]
+    assert heard == [StoreFailed("", error="no ping", store="ScriptedStore"), StoreRecovered("", store="ScriptedStore")]
 
 
 def test_a_store_that_serves_again_is_not_spared_any_more(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
@@ -152,7 +152,7 @@ def test_a_store_that_answers_with_an_unreadable_record_serves_again(
     clock.advance(1.0)
     assert fails(breaker, store) == "garbage"
     breaker.call(store, store.ping)
-    assert heard == [StoreFailed("", error="down"), StoreRecovered("")]
+    assert heard == [StoreFailed("", error="down", store="ScriptedStore"), StoreRecovered("", store="ScriptedStore")]
 
 
 def test_what_is_no_store_error_passes_and_changes_nothing(
@@ -193,7 +193,7 @@ def test_two_probes_that_succeed_at_once_recover_the_store_once(
     clock.advance(1.0)
     store.after("ping", meanwhile(breaker, store, clock))
     breaker.call(store, store.ping)
-    assert heard[1:] == [StoreRecovered("")]
+    assert heard[1:] == [StoreRecovered("", store="ScriptedStore")]
 
 
 def test_a_store_that_recovers_while_a_caller_is_asked_to_wait_stays_recovered(
@@ -216,4 +216,4 @@ def test_a_store_that_recovers_while_a_caller_is_asked_to_wait_stays_recovered(
     store.after("ping", lambda: None)
     store.before("ping", lambda: breaker.call(store, store.ping))  # a third caller, who must not be turned away
     breaker.call(store, store.ping)
-    assert heard[1:] == [StoreRecovered("")]
+    assert heard[1:] == [StoreRecovered("", store="ScriptedStore")]

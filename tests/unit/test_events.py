@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events
+from celery_idempotent import events, hooks
 from celery_idempotent.events import (
     Acquired,
     Completed,
@@ -21,6 +21,7 @@ from celery_idempotent.events import (
     LeaseMissed,
     RanUnprotected,
     Released,
+    ReleaseFailed,
     Replayed,
     Reused,
     SettleFailed,
@@ -28,11 +29,8 @@ from celery_idempotent.events import (
     StoreRecovered,
     Superseding,
     TakenOver,
-    add_hook,
-    emit,
-    log,
-    remove_hook,
 )
+from celery_idempotent.hooks import add_hook, emit, is_heard, log, remove_hook
 from tests.unit.scripted import listening
 
 LEVELS = {
@@ -45,6 +43,7 @@ LEVELS = {
     LeaseMissed: logging.WARNING,
     RanUnprotected: logging.WARNING,
     Released: logging.INFO,
+    ReleaseFailed: logging.ERROR,
     Replayed: logging.INFO,
     Reused: logging.ERROR,
     SettleFailed: logging.ERROR,
@@ -85,13 +84,13 @@ def test_a_line_carries_its_data_for_structured_logs(lines: pytest.LogCaptureFix
     log(Deferred("k", "t", "i", delay=0.5, copy=2))
     line: Any = lines.records[0]
     assert line.event == "Deferred"
-    assert line.data == {"key": "k", "task": "t", "task_id": "i", "delay": 0.5, "copy": 2}
+    assert line.data == {"key": "k", "task": "t", "task_id": "i", "holder": "", "delay": 0.5, "copy": 2}
 
 
 def test_what_nobody_listens_to_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="celery_idempotent"):
-        log(Acquired("k"))
-        log(Replayed("k"))
+        emit(Acquired("k"))
+        emit(Replayed("k"))
     assert [line.getMessage() for line in caplog.records] == ["Replayed key=k"]
 
 
@@ -125,6 +124,31 @@ def test_a_hook_hears_every_event_until_it_is_removed(heard: list[Event]) -> Non
     remove_hook(heard.append)
     emit(Acquired("k"))
     assert heard == [Acquired("k"), Completed("k")]
+
+
+def test_a_hook_may_hear_some_kinds_alone_and_be_asked_each_time() -> None:
+    heard: list[Event] = []
+    kinds: set[type[Event]] = {Completed}
+    add_hook(heard.append, kinds)
+    try:
+        assert [is_heard(Completed), is_heard(Acquired)] == [True, False]
+        emit(Acquired("k"))
+        emit(Completed("k"))
+        emit(TakenOver("k"))  # a class is no sign for its subclasses
+        kinds.add(Acquired)
+        emit(Acquired("k"))
+        assert is_heard(Acquired)
+    finally:
+        remove_hook(heard.append)
+    assert heard == [Completed("k"), Acquired("k")]
+    assert not is_heard(Completed)
+
+
+def test_the_log_hears_what_its_logger_writes(caplog: pytest.LogCaptureFixture) -> None:
+    [kinds] = [kinds for hook, kinds in hooks._hooks if hook is log]
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+        with caplog.at_level(level, logger="celery_idempotent"):
+            assert {kind for kind in LEVELS if kind in kinds} == {kind for kind in LEVELS if LEVELS[kind] >= level}
 
 
 def test_a_hook_that_was_not_added_cannot_be_removed() -> None:

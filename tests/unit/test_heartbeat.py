@@ -230,6 +230,31 @@ def test_past_max_lease_the_record_tells_whose_the_lease_is(
     assert holding.lost is not ours
 
 
+@pytest.mark.parametrize(
+    ("state", "later", "ours"),
+    [
+        (State.IN_PROGRESS, 0, True),  # not committed yet
+        (State.COMPLETED, 0, True),  # committed
+        (State.COMPLETED, 1, False),  # rolled back, and another has done it since
+        (State.FAILED, 0, False),
+        (State.RELEASED, 0, False),
+    ],
+)
+@pytest.mark.parametrize("max_lease", [None, 10.0])
+def test_a_holding_that_settled_within_its_transaction_asks_the_record_what_became_of_it(
+    store: ScriptedStore, clock: Clock, state: State, later: int, ours: bool, max_lease: float | None
+) -> None:
+    holding = hold(store, clock, max_lease=max_lease)
+    holding.within = ("result",)
+    store.answer("renew", [holding.lease])
+    store.answer("get", Record("k", state, holding.fence + later, holding.lease.owner))
+    clock.advance(54.0)
+    with nullcontext() if ours else pytest.raises(LeaseLost):
+        holding.check()
+    assert holding.lost is not ours
+    assert store.count("renew") == (max_lease is None)
+
+
 def test_a_lease_that_the_store_forgot_is_lost_to_nobody(store: ScriptedStore, clock: Clock) -> None:
     renewed, ended = hold(store, clock, "r"), hold(store, clock, "e", max_lease=10.0)
     store.inner.delete("r")
@@ -445,6 +470,20 @@ def test_what_was_settled_while_a_renewal_was_on_its_way_is_not_marked_lost(
     heart.beat(clock())
     assert holding.lost is False
     assert caplog.records == []
+
+
+def test_what_was_settled_within_its_transaction_is_not_marked_lost_but_left_to_the_guard(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    holding = heart.watch(hold(store, clock))
+    holding.within = ("result",)
+    store.inner.settle(holding.lease, Outcome(State.COMPLETED, b"json:1"), ttl=60.0)
+    clock.advance(20.0)
+    assert heart.beat(clock()) == float("inf")
+    assert holding.lost is False
+    assert heart.holdings() == []
+    assert caplog.records == []
+    holding.check()
 
 
 def test_past_max_lease_nothing_is_renewed_nor_waited_for(heart: Heartbeat, store: ScriptedStore, clock: Clock) -> None:

@@ -153,6 +153,7 @@ def check_relatives(value: Any) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("unmeasured")
 def test_equal_once_read_means_equal_form_and_nothing_else_does() -> None:
     pairs.update(compared=0, equal=0)
     while pairs["compared"] < 100_000:  # how many pairs a round compares depends on what it draws
@@ -162,6 +163,7 @@ def test_equal_once_read_means_equal_form_and_nothing_else_does() -> None:
     assert pairs["equal"] >= 1_000, pairs
 
 
+@pytest.mark.thorough
 @settings(checked, max_examples=100)
 @given(st.lists(st.tuples(*[st.text(st.sampled_from("ab:%~ \u00e9\ud800"), min_size=1, max_size=3)] * 4), min_size=20))
 def test_no_two_names_compose_to_one_key(names: list[tuple[str, str, str, str]]) -> None:

@@ -46,6 +46,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         "on_store_error": "wait",
         "max_lease": None,
         "fingerprint": True,
+        "history": True,
         "allow_early_ack": False,
     }
 
@@ -94,6 +95,7 @@ def test_what_the_type_checker_is_told_is_what_there_is() -> None:
         ("fingerprint", False, False),
         ("fingerprint", {"b", "a"}, ("a", "b")),
         ("fingerprint", [], ()),
+        ("history", False, False),
         ("allow_early_ack", True, True),
     ],
 )
@@ -144,6 +146,7 @@ UNFIT: dict[str, list[Any]] = {
     "on_store_error": ["defer"],
     "max_lease": [0, "x", True],
     "fingerprint": [None, "amount", 1, ["a", 1], [""]],
+    "history": [0, None, "no"],
     "allow_early_ack": [0, None],
 }
 

@@ -29,9 +29,11 @@ HOMES = {
     "Store": "stores.base",
     "StoreError": "errors",
     "StoreUnreachable": "errors",
-    "add_hook": "events",
+    "add_hook": "hooks",
+    "current_lease": "current",
+    "idempotent": "calling",
     "open_store": "stores",
-    "remove_hook": "events",
+    "remove_hook": "hooks",
 }
 
 

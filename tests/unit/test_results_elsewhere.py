@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu import serialization
 
 from celery_idempotent import compression
@@ -108,6 +109,31 @@ def test_what_an_annex_does_not_take_settles_all_the_same(shelf: Shelf, error: E
     shelf.error = error
     payload = codec(annex=shelf).encode_value("x" * 9, origin=ORIGIN)
     assert payload.decode() == f"!unavailable:the result has 11 bytes, result_max_bytes is 10{said}"
+
+
+@pytest.mark.parametrize("place", ["serializer", "annex"])
+def test_a_soft_time_limit_while_a_result_is_written_costs_no_result(shelf: Shelf, place: str) -> None:
+    interruptions: list[Exception] = []
+
+    def interrupted() -> None:
+        if interruptions:
+            raise interruptions.pop()
+
+    def dumps(value: object) -> str:
+        if place == "serializer":
+            interrupted()
+        return json.dumps(value)
+
+    if place == "annex":
+        shelf.meanwhile = interrupted
+    serialization.register("interrupted", dumps, json.loads, "application/x-interrupted", "utf-8")
+    try:
+        codec = Codec(serializer="interrupted", compress_above=1000, result_max_bytes=10, annex=shelf)
+        interruptions.append(SoftTimeLimitExceeded())
+        assert codec.decode(codec.encode_value("x" * 20, origin=ORIGIN)).data == "x" * 20
+        assert not interruptions
+    finally:
+        serialization.unregister("interrupted")
 
 
 def test_what_is_not_read_back_is_not_kept_elsewhere_either(shelf: Shelf) -> None:

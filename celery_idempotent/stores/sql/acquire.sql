@@ -3,7 +3,7 @@
 create or replace function {acquire}(c_key text, c_owner text, c_task text, c_attempt bigint, c_copy integer,
   c_token text, c_again boolean, c_sender text, c_print text, c_most bigint, c_lease bigint, c_keep bigint,
   c_holder text, out verdict text, out clock bigint, out took_over boolean, out r {table})
-language plpgsql set lock_timeout = '1500ms' as $$
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
 declare queued boolean := false; known boolean; gone boolean; mine boolean; running boolean; handed boolean;
   mark jsonb := jsonb_build_array(c_attempt, c_copy, c_token); last jsonb; died bigint; old bigint;
 begin loop
@@ -29,9 +29,9 @@ begin loop
   if c_again and (c_attempt < (r.attempts ->> c_task)::bigint or (c_copy > 0 and last - 2 = mark - 2 and last <> mark)
     or (c_attempt, c_copy) < ((last ->> 0)::bigint, (last ->> 1)::integer)) then verdict := 'superseded'; return; end if;
   if running and r.lease_end > clock and not handed or r.state = 'released' and r.not_before > clock and not mine then
-    update {table} t set waiting = t.waiting || jsonb_build_object(c_task, mark)
-      where t.key = c_key and last is distinct from mark;
-    verdict := 'conflict'; return; end if;
+    update {table} t set waiting = t.waiting || jsonb_build_object(c_task, mark) where t.key = c_key
+      and last is distinct from mark and (last is not null or 1000 > (select count(*) from jsonb_each(t.waiting)));
+    verdict := 'conflict'; return; end if; -- of a crowd, 1,000 are told apart
   took_over := coalesce(running and not handed, false); died := coalesce(r.crashes, 0) + took_over::integer;
   if mine and died >= c_most and (took_over or c_again or r.reason = 'crashed') then
     update {table} t set state = 'released', owner = '', reason = 'crash_loop', not_before = 0, crashes = died

@@ -1,6 +1,7 @@
 -- Free a key if its owner asks (rules.release in Python): freed, lost, or busy, if an open transaction has the row.
 create or replace function {release}(c_key text, c_owner text, c_reason text, c_wait bigint, c_next bigint,
-  c_keep bigint, out answer text) language plpgsql set lock_timeout = '1500ms' as $$
+  c_keep bigint, out answer text)
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
 declare r {table}; clock bigint;
 begin
   perform {queue};

@@ -2,14 +2,15 @@
 -- transaction settles right now counts as held, and is not waited for.
 create or replace function {renew}(keys text[], owners text[], fences bigint[], leases bigint[], keeps bigint[],
   holders text[], tasks text[], prints text[], nexts bigint[]) returns setof bigint
-language plpgsql set lock_timeout = '1500ms' set enable_seqscan = off as $$
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off
+  set plan_cache_mode = force_custom_plan as $$
 declare clock bigint := {now}; held bigint[]; c_key text; l record; r {table}; ours boolean;
 begin
-  with mine as (
-    select t.key, a.lease, a.keep, a.place
-    from unnest(keys, owners, leases, keeps) with ordinality a (key, owner, lease, keep, place)
-    join {table} t on t.key = a.key and t.owner = a.owner and t.state = 'in_progress' and t.expires > clock
-    order by t.key for update of t skip locked
+  with mine as materialized ( -- lateral, so that each is looked up: a join reads the leases of everybody to find a few
+    select m.key, a.lease, a.keep, a.place
+    from unnest(keys, owners, leases, keeps) with ordinality a (key, owner, lease, keep, place), lateral (
+      select t.key from {table} t where t.key = a.key and t.owner = a.owner and t.state = 'in_progress'
+        and t.expires > clock for update skip locked) m
   ), done as (
     update {table} t set lease_end = clock + mine.lease, expires = clock + mine.lease + mine.keep,
       crashes = case when clock - t.since > mine.lease * 10 / 3 then 0 else t.crashes end -- that is no crash loop
@@ -27,7 +28,7 @@ begin
       if r.state <> 'in_progress' or r.owner <> l.owner then return next l.place; elsif ours then
         update {table} t set lease_end = clock + l.lease, expires = clock + l.lease + l.keep where t.key = c_key;
       end if;
-    else -- the server lost its data, and nobody has claimed the key since
+    elsif {unsettled} then -- the server lost its data, and nobody has claimed the key since
       delete from {table} t where t.key = c_key;
       insert into {table} (key, state, fence, owner, task_id, holder, since, lease_end, fingerprint, expires, attempts)
         values (c_key, 'in_progress', l.fence, l.owner, l.task, l.holder, clock, clock + l.lease, l.print, clock + l.lease

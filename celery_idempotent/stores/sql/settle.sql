@@ -1,8 +1,11 @@
 -- Record the outcome if the lease is still ours (rules.settle in Python): settled, lost, or busy, if an open transaction
 -- has the row. c_home is null in a transaction of our own; in the caller's it names the store's database (see home.sql),
 -- and the row is waited for: there is nobody to answer busy to.
+-- No table is read as a whole, here as elsewhere: a connection keeps its plans, and one that was made while the table was
+-- small would read all of it when it has grown.
 create or replace function {settle}(c_key text, c_owner text, c_fence bigint, c_task text, c_print text, c_state text,
-  c_payload bytea, c_ttl bigint, c_home text, out answer text) language plpgsql set lock_timeout = '1500ms' as $$
+  c_payload bytea, c_ttl bigint, c_home text, out answer text)
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
 declare r {table}; clock bigint;
 begin
   if c_home is null then
@@ -11,7 +14,8 @@ begin
   elsif c_home <> {home}() then
     answer := 'elsewhere'; return;
   else
-    perform {settling} from {table} t where t.key = c_key and t.owner = c_owner;
+    perform {settling} where not exists ( -- a record that is somebody else's is not waited for
+      select from {table} t where t.key = c_key and t.owner <> c_owner and t.expires > {now});
     select * into r from {table} t where t.key = c_key and (t.owner = c_owner or t.expires <= {now}) for update;
   end if;
   if not found then

@@ -1,0 +1,144 @@
+"""What those who listen cost a first run: nobody, the default hooks, and the metrics."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from time import monotonic
+from typing import Any
+
+from celery_idempotent import events, hooks, telling
+from celery_idempotent.answers import Delivery
+from celery_idempotent.celery import counts, leases, rows
+from celery_idempotent.holding import Holding
+from celery_idempotent.metrics.catalogue import CATALOGUE
+from celery_idempotent.metrics.prometheus import DIRECTORY, PrometheusMetrics
+from celery_idempotent.records import Lease, Reason, Release
+
+from .figure import Figure
+from .sampling import interleave, ratio, timed
+from .subject import Subject
+
+__all__ = ["measure"]
+
+NOBODY, DEFAULT = "no hooks", "default hooks"
+#: Part of a first run, in percent, that the default hooks may take.
+REACH = 2.0
+TIMES = 1000
+
+
+def measure(subject: Subject, *, blocks: int, calls: int) -> list[Figure]:
+    """Time first runs, the guard included, with the logger at INFO, as Celery's workers have it.
+
+    What the default hooks take is less than such a comparison can tell from nothing. So it is timed by itself too: all
+    that is done to tell the beginning and the end of a run, which nobody then wants to hear; then with what a child of
+    a prefork worker does besides, counting and showing its lease to the main process.
+    """
+    with _undone(), tempfile.TemporaryDirectory() as folder:
+        every = hooks._Everything()
+        lists: dict[str, list[Any]] = {
+            NOBODY: [],
+            DEFAULT: [(hooks.log, hooks._Logged())],
+            "Prometheus beside them": [(hooks.log, hooks._Logged()), (_prometheus(None), every)],
+            "Prometheus in a shared folder": [(hooks.log, hooks._Logged()), (_prometheus(folder), every)],
+        }
+        arms: dict[str, Callable[[], object]] = {name: partial(_run, subject, heard) for name, heard in lists.items()}
+        samples = interleave(arms, blocks=blocks, calls=calls)
+        hooks._hooks[:] = lists[DEFAULT]
+        told = median(_telling(subject, _told) for _ in range(blocks))
+        with _child():
+            counted = median(_telling(subject, _told) for _ in range(blocks))
+            shown = median(_telling(subject, _shown) for _ in range(blocks))
+    figures = []
+    for name, seconds in (
+        ("telling of a first run, default hooks", told),
+        ("the same in a worker's child, which counts", counted),
+        ("and which shows its lease to `inspect`", shown),
+    ):
+        share = 100 * seconds / samples[NOBODY].median
+        note = f"{seconds * 1e6:.1f} us of {samples[NOBODY]}"
+        figures.append(Figure("hooks", name, share, "%", reach=REACH, note=note))
+    for name in list(lists)[1:]:
+        value, spread = ratio(samples[name].medians, samples[NOBODY].medians)
+        note = f"{samples[name]}; {NOBODY} {samples[NOBODY]}"
+        figures.append(Figure("hooks", f"first run, {name} / {NOBODY}", value, "x", spread, note=note))
+    return figures
+
+
+def _run(subject: Subject, heard: list[Any]) -> float:
+    hooks._hooks[:] = heard
+    return timed(subject.guarded)
+
+
+def _telling(subject: Subject, tell: Callable[[Delivery, Holding], None]) -> float:
+    """Return the seconds that it takes to tell that a run began and ended."""
+    claim, since = subject.claim(), monotonic()
+    delivery = Delivery(claim, lambda holding: None, lambda error: Release(Reason.FAILED), "shop.charge", "id")
+    holding = Holding(subject.store, Lease(claim, 1), since)
+
+    def often() -> None:
+        for _ in range(TIMES):
+            tell(delivery, holding)
+
+    return timed(often) / TIMES
+
+
+def _told(delivery: Delivery, holding: Holding) -> None:
+    telling.begins(delivery, holding)
+    telling.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
+
+
+def _shown(delivery: Delivery, holding: Holding) -> None:
+    telling.begins(delivery, holding)
+    leases.begin(holding, delivery.task, delivery.task_id)
+    leases.end(holding)
+    telling.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
+
+
+@contextmanager
+def _child() -> Iterator[None]:
+    """Let this process count and show its leases as the first child of a prefork worker does."""
+    counts.prepare()
+    leases.prepare()
+    rows.own = 1
+    try:
+        yield
+    finally:
+        rows.own = 0
+        hooks.remove_counter(counts.count)
+
+
+def _prometheus(folder: str | None) -> PrometheusMetrics:
+    """Return a hook whose numbers are in memory, or in a folder as those of a pool's children."""
+    from prometheus_client import CollectorRegistry, values
+
+    if folder is not None:
+        os.environ[DIRECTORY] = folder
+    known, values.ValueClass = values.ValueClass, values.MutexValue if folder is None else values.MultiProcessValue()
+    try:
+        made = PrometheusMetrics(CollectorRegistry())
+        for metric in CATALOGUE:
+            made.write(metric, 0.0, *["shop.charge"] * len(metric.labels))
+        return made
+    finally:
+        values.ValueClass = known
+
+
+@contextmanager
+def _undone() -> Iterator[None]:
+    """Put back afterwards who listens, and at which level."""
+    before, level, folder = list(hooks._hooks), hooks.logger.level, os.environ.get(DIRECTORY)
+    hooks.logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        hooks._hooks[:] = before
+        hooks.logger.setLevel(level)
+        os.environ.pop(DIRECTORY, None)
+        if folder is not None:
+            os.environ[DIRECTORY] = folder

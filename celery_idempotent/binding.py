@@ -1,0 +1,152 @@
+"""One function or task with its policy: how its calls are named, who guards them, and who hears of them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from . import keys
+from .errors import MissingKey
+from .events import Event
+from .files import check_prefix
+from .guard import Guard
+from .heartbeat import Heartbeat
+from .history import History, Story
+from .hooks import emit
+from .policy import Policy
+from .records import Claim
+from .results import Codec
+from .stores.base import Store
+from .stores.breaker import Breaker
+
+__all__ = ["BACKEND", "Binding", "breaker", "current_holder", "heartbeat", "history"]
+
+#: The option's word for a framework's own keeper of results.
+BACKEND = "backend"
+
+heartbeat = Heartbeat()
+history = History()
+breaker = Breaker()
+
+
+class Binding:
+    """One function or task with its policy; frameworks derive theirs, which say where its store is.
+
+    Arguments:
+        name: What keys and events call it.
+        signature: Of its body, as its callers see it.
+        policy: Its options.
+        namespace: How its keys begin.
+
+    Raises:
+        ConfigurationError: an option does not fit the signature, or cannot be used here.
+    """
+
+    #: What to do about a scope that is missing.
+    scope_hint = "mend the scope function"
+
+    def __init__(self, name: str, signature: inspect.Signature, policy: Policy, namespace: str) -> None:
+        policy.check_signature(signature, name)
+        if policy.large_results not in (None, BACKEND):
+            check_prefix(str(policy.large_results))
+        self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
+        self._guard: Guard | None = None
+
+    def _store(self) -> Store:
+        """Return the store that remembers its operations."""
+        raise NotImplementedError
+
+    def _codec(self) -> Codec:
+        """Return what writes and reads its results."""
+        raise NotImplementedError
+
+    @property
+    def guard(self) -> Guard:
+        """Its guard; made when the first delivery needs it."""
+        if self._guard is None:
+            self._guard = Guard(self._store(), self.policy, self._codec(), heartbeat, breaker)
+        return self._guard
+
+    def tell(self, event: Event) -> None:
+        """Hand an event about a delivery to whoever is to hear of it, and note it."""
+        emit(event)
+        self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Note an event in the history of its key, if the policy wants one."""
+        if self.policy.history:
+            history.note(self.guard.store, event, max(self.policy.result_ttl, self.policy.failure_ttl))
+
+    def story(self, claim: Claim) -> Story:
+        """Return what hears of the events of one delivery, and notes those that are worth it."""
+        return Story(self.note, claim, kept=self.policy.history)
+
+    def explicit(self, given: object) -> bool:
+        """Tell whether the key is more than the id of a message, given the key that its producer gave, or None."""
+        return given is not None or self.policy.key is not None
+
+    def arguments(self, given: object, args: Any, kwargs: Any) -> dict[str, object]:
+        """Return the call's arguments by name, defaults applied; nothing where the key is the id.
+
+        Raises:
+            TypeError: they do not fit the function.
+        """
+        return keys.bind(self.signature, args, kwargs) if self.explicit(given) else {}
+
+    def key(
+        self, given: object, default: str, arguments: Mapping[str, object], headers: Mapping[str, Any] | None
+    ) -> str:
+        """Return the store's key of one delivery.
+
+        Arguments:
+            given: The key that the producer gave, or None.
+            default: The id that is the key where there is no other.
+            arguments: Those of the call, see `arguments`.
+            headers: What the producer said beside the arguments, where the scope may be.
+
+        Raises:
+            MissingKey: it cannot be told.
+        """
+        if not self.explicit(given):
+            return keys.compose_default(self.namespace, self.name, default)
+        if given == "":
+            raise MissingKey(
+                f"Expected idempotency_key of {self.name} to name the operation, got an empty one. "
+                "Leave it out or fill it."
+            )
+        key = given if given is not None else keys.resolve(self.policy.key or (), arguments)
+        return keys.compose(self.namespace, self.name, key=key, scope=self._scope(arguments, headers))
+
+    def _scope(self, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object | None:
+        scope = self.policy.scope
+        if scope is None:
+            return None
+        value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments)
+        if value is None or value == "":
+            raise MissingKey(
+                f"Expected a scope for {self.name} from {scope!r}, got {value!r}. "
+                f"Without it two tenants could share a key: {self.scope_hint}."
+            )
+        return value
+
+    def fingerprint(self, arguments: Mapping[str, object]) -> str:
+        """Return the digest of the arguments that calls with the same key must share; "" to compare none."""
+        option = self.policy.fingerprint
+        if option is False:
+            return ""
+        return keys.fingerprint(arguments, leave_out=() if option is True else option)
+
+
+@cache
+def holder(pid: int) -> str:
+    """Return how people find this process."""
+    return f"{socket.gethostname()}:{pid}"
+
+
+def current_holder() -> str:
+    """Return host and pid of this process."""
+    return holder(os.getpid())

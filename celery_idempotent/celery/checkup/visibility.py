@@ -1,0 +1,169 @@
+"""Whether the broker hands messages out again at the right time."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ...doctor.finding import Finding, error, info, ok, warning
+from .facts import HOUR, Facts, listed
+
+__all__ = ["CHECKS"]
+
+#: Seconds below which a stall is enough to lose messages, and above which a dead worker's are missed.
+SHORT, LONG = 10.0, 600.0
+#: The most that SQS takes.
+SQS_MOST = 12 * HOUR
+#: kombu's own, which can be set since 5.7: a look every so many seconds, times so many.
+INTERVAL, THROTTLE = 10, 10
+#: Pools whose workers have no time to look: the first two hardly ever, a busy solo worker not at all.
+SELDOM_LOOKING = {"gevent", "eventlet", "solo"}
+#: Seconds between two looks from which on it is said, where the timeout itself is short.
+SELDOM = 60
+GOOD = (
+    'app.conf.broker_transport_options = {"visibility_timeout": 30, "unacked_restore_interval": 5, '
+    '"unacked_restore_throttle": 1}'
+)
+
+
+def _longer(seconds: float) -> str:
+    rounded = ceil(seconds * 1.2 / 60) * 60
+    return f'app.conf.broker_transport_options = {{"visibility_timeout": {min(rounded, int(SQS_MOST))}}}'
+
+
+def visibility_long(facts: Facts) -> Finding | None:
+    """See how long the task of a killed worker is missed."""
+    if not facts.refreshed or facts.visibility is None:
+        return None
+    if facts.visibility > LONG:
+        return warning(
+            f"visibility_timeout is {facts.visibility:g} s: so long it takes until the task of a killed worker is "
+            "delivered again. Our workers refresh it, so that a short one is safe.",
+            f"{GOOD}, where every worker of the broker's database is of an app with idempotent tasks",
+        )
+    return ok(f"visibility_timeout is {facts.visibility:g} s, and refreshed")
+
+
+def visibility_short(facts: Facts) -> Finding | None:
+    """See whether a stall is enough to have messages handed out again."""
+    if facts.visibility is None:
+        return None
+    if facts.visibility < SHORT:
+        return warning(
+            f"visibility_timeout is {facts.visibility:g} s: a machine that pauses for most of it is taken for dead, "
+            "and what it holds is handed out again.",
+            'app.conf.broker_transport_options = {"visibility_timeout": 30}',
+        )
+    return ok("visibility_timeout outlasts a stall")
+
+
+def visibility_shorter_than_eta(facts: Facts) -> Finding | None:
+    """See whether what waits for its time is handed out again while it waits."""
+    if facts.visibility is None or facts.refreshed:
+        return None
+    what, wait = facts.longest_wait
+    if wait > facts.visibility:
+        return warning(
+            f"visibility_timeout is {facts.visibility:g} s, and {what} waits {wait:g} s: each timeout makes one more "
+            "copy. Idempotent tasks defer it, plain ones run it.",
+            _longer(wait),
+        )
+    return ok("visibility_timeout is longer than every countdown that is known")
+
+
+def visibility_shorter_than_tasks(facts: Facts) -> Finding | None:
+    """See whether what runs is handed out again while it runs."""
+    if facts.visibility is None or facts.refreshed:
+        return None
+    long = {each.name: limit for each in facts.tasks if (limit := facts.limit(each.task) or 0.0) > facts.visibility}
+    if long:
+        most = max(long.values())
+        return warning(
+            f"visibility_timeout is {facts.visibility:g} s, and {listed(long)} may run for {most:g} s: each timeout "
+            "makes one more copy, which waits.",
+            _longer(most),
+        )
+    return ok("visibility_timeout is longer than every time limit")
+
+
+def visibility_not_refreshed(facts: Facts) -> Finding | None:
+    """See whether somebody switched the refresh off."""
+    if facts.broker != "redis" or facts.refreshed:
+        return None
+    return info(
+        "idempotency_visibility_refresh is off: what runs or waits for longer than the visibility_timeout is handed "
+        "out again.",
+        "app.conf.idempotency_visibility_refresh = True",
+    )
+
+
+def soft_shutdown_long(facts: Facts) -> Finding | None:
+    """See whether a worker that stops lets the timeout pass."""
+    soft = float(facts.conf.get("worker_soft_shutdown_timeout") or 0.0)
+    if not facts.refreshed or facts.visibility is None or not soft:
+        return None
+    if soft >= facts.visibility:
+        return warning(
+            f"worker_soft_shutdown_timeout is {soft:g} s, in which nothing is refreshed, and visibility_timeout "
+            f"{facts.visibility:g} s: what a stopping worker still runs is handed out again.",
+            f"app.conf.worker_soft_shutdown_timeout = {facts.visibility / 2:g}",
+        )
+    return ok("worker_soft_shutdown_timeout is shorter than the visibility_timeout")
+
+
+def restore_seldom(facts: Facts) -> Finding | None:
+    """See how often somebody looks for what timed out."""
+    if facts.broker != "redis" or facts.visibility is None:
+        return None
+    options = facts.broker_options
+    every = float(options.get("unacked_restore_interval", INTERVAL)) * options.get("unacked_restore_throttle", THROTTLE)
+    if every > SELDOM and facts.visibility <= SELDOM:
+        return info(
+            f"Workers look every {every:g} s for what timed out after {facts.visibility:g} s.",
+            f"{GOOD} (kombu 5.7 or newer)",
+        )
+    return ok(f"workers look every {every:g} s for what timed out")
+
+
+def nobody_restores(facts: Facts) -> Finding | None:
+    """See whether a worker of this pool looks for what timed out."""
+    if facts.broker != "redis":
+        return None
+    pool = str(facts.conf.worker_pool)
+    if pool in SELDOM_LOOKING:
+        return warning(
+            f"worker_pool is {pool}: such workers hardly ever look for what timed out, and the task of a killed worker "
+            "may stay where it is.",
+            "Run one prefork or threads worker on the broker's database: celery -A proj worker --pool prefork -c 1",
+        )
+    return ok(f"workers of the pool {pool} look for what timed out")
+
+
+def sqs_visibility(facts: Facts) -> Finding | None:
+    """See whether SQS and kombu know the same timeout."""
+    if facts.broker != "sqs" or facts.visibility is None:
+        return None
+    if facts.visibility > SQS_MOST:
+        return error(
+            f"visibility_timeout is {facts.visibility:g} s, and SQS takes 43200 s (12 h) at most.",
+            'app.conf.broker_transport_options = {"visibility_timeout": 43200}',
+        )
+    if "visibility_timeout" not in facts.broker_options:
+        return warning(
+            "visibility_timeout is not set, and 1800 s are assumed: if the queue has less, copies wait too long in "
+            "flight and come again.",
+            'app.conf.broker_transport_options = {"visibility_timeout": ...}  # what the queue has',
+        )
+    return ok("visibility_timeout is set")
+
+
+CHECKS = (
+    visibility_long,
+    visibility_short,
+    visibility_shorter_than_eta,
+    visibility_shorter_than_tasks,
+    visibility_not_refreshed,
+    soft_shutdown_long,
+    restore_seldom,
+    nobody_restores,
+    sqs_visibility,
+)

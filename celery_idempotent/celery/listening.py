@@ -1,0 +1,52 @@
+"""What we hear from Celery: a message is about to be published, a task has set off what follows it, a process ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import signals
+
+from ..errors import StoreError
+from ..hooks import logger
+from .identity import KEY, STATE, DeliveryState
+
+__all__ = ["connect"]
+
+
+def connect() -> None:
+    """Listen; to ask twice is the same as once."""
+    signals.before_task_publish.connect(move_key_into_headers, dispatch_uid="celery_idempotent.key", weak=False)
+    # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
+    # with state SUCCESS also where Celery failed to publish them.
+    signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
+    for ending in (signals.worker_process_shutdown, signals.worker_shutdown):  # children leave without Python's atexit
+        ending.connect(write_history, dispatch_uid="celery_idempotent.history", weak=False)
+
+
+def move_key_into_headers(headers: Any = None, properties: Any = None, **_: Any) -> None:
+    """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options."""
+    if properties and KEY in properties:
+        key = properties.pop(KEY)
+        if key is not None:
+            headers[KEY] = key
+
+
+def write_history(**_: Any) -> None:
+    """Have the last notes of this process written before it ends."""
+    from ..binding import history
+
+    history.flush()
+
+
+def mark_announced(sender: Any = None, **_: Any) -> None:
+    """Remember that Celery has dispatched the callbacks and the chain of a task that succeeded."""
+    request = sender.request_stack.top
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    if delivery is None or not delivery.fans_out or not delivery.key:
+        return
+    try:
+        sender._binding.guard.store.announce(delivery.key, request.id)
+    except StoreError as error:
+        logger.warning(
+            "%s[%s] has dispatched its callbacks, and the store could not be told: %s", sender.name, request.id, error
+        )

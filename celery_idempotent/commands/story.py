@@ -1,0 +1,175 @@
+"""What happened to a key, and what its record means, in the words of people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ..records import Reason, Record, State
+
+__all__ = ["meaning", "sentence", "span", "standing"]
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+_RELEASED = {
+    Reason.FAILED: "the run failed, and the next delivery may run",
+    Reason.RETRY: "the task retries",
+    Reason.CRASHED: "its process died",
+    Reason.SHUTDOWN: "its worker was stopped",
+    Reason.REVOKED: "an operator revoked it",
+    Reason.REJECTED: "the task rejected its message",
+    Reason.REQUEUED: "the message goes back to its queue",
+}
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its largest unit: 90 -> "2 min", 0.04 -> "0.04 s"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds >= 0.001 else "0 s"
+    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size * 1.5 or size == 1)
+    return f"{seconds / size:.0f} {unit}"
+
+
+def _task(task_id: object) -> str:
+    """Return a task id so that a line has room for two; JSON has them whole."""
+    text = str(task_id or "")
+    return f"task {text[:8]}..." if _UUID.fullmatch(text) else f"task {text}" if text else "the same task"
+
+
+def _after(facts: dict[str, Any]) -> str:
+    return f" after {span(facts['ran'])}" if "ran" in facts else ""
+
+
+def _crashes(count: int) -> str:
+    return f"{count} crash{'es' * (count != 1)}"
+
+
+def _begun(facts: dict[str, Any]) -> str:
+    how = [f"{word} {facts[name]}" for name, word in (("retries", "retry"), ("copy", "copy")) if name in facts]
+    if "redelivered" in facts:
+        how.append("delivered before")
+    return f" ({', '.join(how)})" if how else ""
+
+
+def _taken_over(facts: dict[str, Any]) -> str:
+    after = f", after {_crashes(facts['crashes'])}" if "crashes" in facts else ""
+    return f"taken over by {_who(facts)}, {_task(facts.get('task_id'))}{after}{_begun(facts)}"
+
+
+def _acquired(facts: dict[str, Any]) -> str:
+    return f"begun by {_who(facts)}, {_task(facts.get('task_id'))}{_begun(facts)}"
+
+
+def _reason(facts: dict[str, Any]) -> str:
+    reason = str(facts.get("reason", ""))
+    return _RELEASED.get(Reason(reason), reason) if reason in set(Reason) else reason
+
+
+def _released(facts: dict[str, Any]) -> str:
+    return f"released{_after(facts)}: {_reason(facts)}"
+
+
+def _release_failed(facts: dict[str, Any]) -> str:
+    why = f"the store could not be told: {facts.get('error', '')}"
+    return f"ended{_after(facts)}: {_reason(facts)}; its lease has to run out, for {why}"
+
+
+def _conflicted(facts: dict[str, Any]) -> str:
+    what = "is being done" if "held_by" in facts else "waits for a retry"
+    by = f" by {facts['held_by']} for {_task(facts.get('held_for'))}" if "held_by" in facts else ""
+    return f"met by {_task(facts.get('task_id'))} while it {what}{by}"
+
+
+def _replayed(facts: dict[str, Any]) -> str:
+    failure = "its failure " if facts.get("state") == State.FAILED else ""
+    return f"{failure}replayed to {_task(facts.get('task_id'))}"
+
+
+def _deferred(facts: dict[str, Any]) -> str:
+    delay = span(facts.get("delay", 0))
+    return f"{_task(facts.get('task_id'))} deferred: its copy {facts.get('copy', '')} tries again in {delay}"
+
+
+def _missed(facts: dict[str, Any]) -> str:
+    return f"{_who(facts)} learned that its lease was taken over{_after(facts)}: {facts.get('ending', '')}, unrecorded"
+
+
+def _who(facts: dict[str, Any]) -> str:
+    return str(facts.get("holder") or "somebody")
+
+
+_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "Acquired": _acquired,
+    "TakenOver": _taken_over,
+    "Completed": lambda facts: f"completed{_after(facts)}",
+    "Failed": lambda facts: f"failed for good{_after(facts)}: {facts.get('error', '')}",
+    "Released": _released,
+    "ReleaseFailed": _release_failed,
+    "Replayed": _replayed,
+    "Conflicted": _conflicted,
+    "Deferred": _deferred,
+    "Superseding": lambda facts: f"a copy of {_task(facts.get('task_id'))} dropped: a later one has taken its place",
+    "Reused": lambda facts: f"refused to {_task(facts.get('task_id'))}, which has other arguments",
+    "CrashLooped": lambda facts: (
+        f"refused to {_task(facts.get('task_id'))}, after {_crashes(facts.get('crashes', 0))} in a row"
+    ),
+    "LeaseMissed": _missed,
+    "SettleFailed": lambda facts: (
+        f"done by {_who(facts)}{_after(facts)}, and the store could not be told: {facts.get('error', '')}"
+    ),
+    "RanUnprotected": lambda facts: (
+        f"run by {_who(facts)} without a lease, since the store could not serve: {facts.get('error', '')}"
+    ),
+}
+
+
+def sentence(facts: dict[str, Any]) -> str:
+    """Return what happened; of what this version does not know, its name."""
+    event = str(facts.get("event", ""))
+    known = _SENTENCES.get(event)
+    return " ".join((known(facts) if known else event).split())
+
+
+def standing(record: Record | None) -> str:
+    """Return how things stand with a record, or with none."""
+    if record is None:
+        return "nothing is remembered"
+    kept = f"; kept for {span(record.retention)}" if record.retention else ""
+    match record.state:
+        case State.IN_PROGRESS if record.remaining > 0:
+            lease = f"its lease lasts {span(record.remaining)} unless it is renewed"
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}; {lease}"
+        case State.IN_PROGRESS:
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, whose lease ran out{kept}"
+        case State.RELEASED:
+            why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
+            crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""
+            return f"released: {why}{crashes}{kept}"
+        case _:
+            return f"{record.state.value} {span(record.age)} ago by {_task(record.task_id)}{kept}"
+
+
+def meaning(record: Record | None) -> str:
+    """Return what that means for the next delivery, and what to do about it."""
+    if record is None:
+        return "The next delivery runs, as if there had been none."
+    match record.state:
+        case State.IN_PROGRESS if record.remaining > 0:
+            return "It is being done. Wait: duplicates do so too, and are answered once it is completed."
+        case State.IN_PROGRESS:
+            return "Its holder has not renewed the lease and is dead or cut off. The next delivery takes over."
+        case State.RELEASED if record.reason == Reason.CRASH_LOOP:
+            return (
+                "This message does not run it again. Look for what kills the worker (memory, a native crash), mend it, "
+                "and publish the task anew."
+            )
+        case State.RELEASED if record.remaining > 0:
+            return f"Its retry is due in {span(record.remaining)}. Until then duplicates wait."
+        case State.RELEASED:
+            return "Nobody is doing it. The next delivery runs."
+        case State.FAILED:
+            return "It is not run again: duplicates fail as it did. forget KEY lets it run."
+        case _:
+            return "It is done: duplicates are answered with its result and do not run."

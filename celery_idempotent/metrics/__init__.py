@@ -1,0 +1,1 @@
+"""Numbers of what happened, for Prometheus and OpenTelemetry: hooks that make metrics of events."""

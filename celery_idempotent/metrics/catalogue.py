@@ -1,0 +1,105 @@
+"""The metrics: names, labels and meanings, the same for every system that keeps them.
+
+Labels are tasks and words. Keys and task ids are as many as there are operations, and are in the log lines instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["CATALOGUE", "ENDINGS", "PREFIX", "RARE", "Kind", "Metric"]
+
+PREFIX = "celery_idempotent"
+
+
+class Kind(Enum):
+    """How the values of a metric add up."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Arguments:
+        name: Its name, without what belongs to one system.
+        kind: How its values add up.
+        help: What it counts.
+        labels: What tells its series apart.
+        unit: ``s``, or a word in braces for what is counted.
+        buckets: Upper bounds, for a histogram.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ("task",)
+    unit: str = "{run}"
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def prometheus(self) -> str:
+        """Its name in Prometheus: ``celery_idempotent_starts_total``."""
+        unit = "_seconds" if self.unit == "s" else ""
+        return f"{PREFIX}_{self.name}{unit}{'_total' if self.kind is Kind.COUNTER else ''}"
+
+    @property
+    def opentelemetry(self) -> str:
+        """Its name in OpenTelemetry: ``celery_idempotent.starts``."""
+        return f"{PREFIX}.{self.name}"
+
+
+#: Of a store that answers in less than a millisecond, or not for seconds.
+_STORE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+#: Of tasks that take milliseconds, or hours.
+_WORK = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0)
+
+
+def _counter(name: str, text: str, *labels: str, unit: str = "{run}") -> Metric:
+    return Metric(name, Kind.COUNTER, text, labels or ("task",), unit)
+
+
+def _seconds(name: str, text: str, buckets: tuple[float, ...]) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, text, unit="s", buckets=buckets)
+
+
+STARTS = _counter("starts", "Runs that began under a lease.")
+TAKE_OVERS = _counter("take_overs", "Runs, of those, that began because the lease of the run before had run out.")
+COMPLETED = _counter("completed", "Runs whose result was settled.")
+FAILED = _counter("failed", "Runs whose failure was settled as final.")
+RELEASED = _counter("released", "Runs that ended unsettled, so that the next delivery may run.", "task", "reason")
+RELEASE_FAILURES = _counter("release_failures", "Runs that ended unsettled, and the store could not be told.")
+LOST = _counter("lost", "Runs that found their lease taken over.")
+SETTLE_FAILURES = _counter("settle_failures", "Runs that took effect, and the store could not be told.")
+REPLAYED = _counter(
+    "replayed", "Duplicates that were answered with the settled outcome.", "task", "state", unit="{delivery}"
+)
+CONFLICTS = _counter("conflicts", "Duplicates that met a live lease, or a retry due later.", unit="{delivery}")
+DEFERRED = _counter("deferred", "Copies of duplicates that were published to try again later.", unit="{delivery}")
+SUPERSEDED = _counter("superseded", "Copies that were dropped for a later one of the same message.", unit="{delivery}")
+KEYS_REUSED = _counter("keys_reused", "Deliveries refused: their key had other arguments.", unit="{delivery}")
+CRASH_LOOPS = _counter("crash_loops", "Deliveries refused: their holders keep dying.", unit="{delivery}")
+UNPROTECTED = _counter("unprotected", "Runs without a lease, since the store could not serve.")
+STORE_FAILURES = _counter("store_failures", "Times that a process found the store down.", "store", unit="{time}")
+STORE_RECOVERIES = _counter(
+    "store_recoveries", "Times that a process found the store serving again.", "store", unit="{time}"
+)
+LIVE_LEASES = Metric("live_leases", Kind.GAUGE, "Leases whose work is running.", unit="{lease}")
+STORES_DOWN = Metric(
+    "stores_down", Kind.GAUGE, "Processes whose last call found the store down.", ("store",), "{process}"
+)
+ACQUIRE = _seconds("acquire", "How long the store took to grant a lease.", _STORE)
+SETTLE = _seconds("settle", "How long it took to settle an outcome.", _STORE)
+WAIT = _seconds("wait", "From the arrival of a delivery until it ran or was replayed.", _WORK)
+RUN = _seconds("run", "How long a run that was settled took.", _WORK)
+SAVED_RUN = _seconds("saved_run", "Estimate: run time that a replay saved, by the mean of runs here.", _WORK)
+
+#: What is rare, and matters the first time.
+RARE = (TAKE_OVERS, RELEASE_FAILURES, LOST, SETTLE_FAILURES, KEYS_REUSED, CRASH_LOOPS, UNPROTECTED)
+CATALOGUE: tuple[Metric, ...] = tuple(value for value in list(vars().values()) if isinstance(value, Metric))
+#: A run that began ends in one of these; of a killed process nobody counts the end.
+ENDINGS = (COMPLETED, FAILED, RELEASED, RELEASE_FAILURES, LOST, SETTLE_FAILURES)

@@ -1,0 +1,175 @@
+"""Metrics for Prometheus: in an app's module, ``install(port=9540)``.
+
+Install it with ``pip install "celery-idempotent[prometheus]"``. Workers with a pool of processes, and those of RQ, need
+``PROMETHEUS_MULTIPROC_DIR``, see the guide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError
+from ..hooks import add_hook, logger
+from .catalogue import CATALOGUE, Kind, Metric
+from .measures import Measures
+from .slots import Slot, leave_dead
+
+__all__ = ["DIRECTORY", "PrometheusMetrics", "install", "registry"]
+
+#: Names the folder in which the processes of a worker leave their numbers; prometheus_client's own.
+DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def install(
+    port: int | None = None,
+    address: str = "0.0.0.0",  # noqa: S104 - to be scraped
+    *,
+    short_lived: bool = False,
+) -> PrometheusMetrics:
+    """Count what happens in this process and, in a worker, answer ``GET /metrics``; call it once, in the app's module.
+
+    Arguments:
+        port: Where a Celery worker's main process listens, for all its children; default: nowhere, see `registry`.
+        address: On which interface.
+        short_lived: Whether processes live for one job, as those of RQ's workers do: they go on in each other's files,
+            with all metrics of prometheus_client that are made after this.
+
+    Returns:
+        The hook, which ``remove_hook`` takes.
+
+    Raises:
+        ConfigurationError: prometheus_client is not installed.
+        OSError: the folder that ``PROMETHEUS_MULTIPROC_DIR`` names is not there, and cannot be made.
+    """
+    path = os.environ.get(DIRECTORY)
+    if path:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        if short_lived:
+            _share_files(Path(path))
+    metrics = PrometheusMetrics()
+    add_hook(metrics)
+    if not short_lived:
+        _follow_celery(port, address)
+    return metrics
+
+
+def _follow_celery(port: int | None, address: str) -> None:
+    from celery import signals
+
+    signals.worker_process_shutdown.connect(_end_child, weak=False, dispatch_uid="celery_idempotent.metrics.child")
+    if port is not None:
+        from .serving import Endpoint
+
+        Endpoint(port, address).connect()
+
+
+def _share_files(path: Path) -> None:
+    _driver()
+    from prometheus_client import values
+
+    values.ValueClass = values.MultiProcessValue(Slot(path))  # type: ignore[no-untyped-call]
+
+
+class PrometheusMetrics(Measures):
+    """A hook that counts in prometheus_client's metrics.
+
+    Arguments:
+        registry: Where they are registered; default is prometheus_client's.
+
+    Raises:
+        ConfigurationError: prometheus_client is not installed.
+        ValueError: they are registered there already.
+    """
+
+    def __init__(self, registry: Any = None) -> None:
+        super().__init__()
+        driver = _driver()
+        registry = registry or driver.REGISTRY
+        self._metrics = {metric.name: _made(driver, metric, registry) for metric in CATALOGUE}
+        self._writers: dict[tuple[str, ...], Callable[[float], object]] = {}
+
+    def write(self, metric: Metric, value: float, *labels: str) -> None:
+        """Add to a counter or a gauge, or put a value into a histogram."""
+        place = (metric.name, *labels)
+        writer = self._writers.get(place)
+        if writer is None:
+            child = self._metrics[metric.name].labels(*labels)
+            writer = self._writers[place] = child.observe if metric.kind is Kind.HISTOGRAM else child.inc
+        writer(value)
+
+
+def registry() -> Any:
+    """Return what to expose: the numbers of all processes of this worker, or of this one where they are not shared.
+
+    It is a ``prometheus_client.CollectorRegistry``, for ``generate_latest`` or ``make_wsgi_app``.
+    """
+    driver = _driver()
+    path = os.environ.get(DIRECTORY)
+    if not path:
+        return driver.REGISTRY
+    found = driver.CollectorRegistry()
+    found.register(_Processes(Path(path)))
+    return found
+
+
+class _Processes:
+    """Collects the numbers of all processes that share a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the sums; what a killed process held is live no more."""
+        multiprocess = _multiprocess()
+        for file in self.path.glob("gauge_live*_*.db"):
+            pid = file.stem.rsplit("_", 1)[1]
+            if pid.isdigit() and not _is_alive(int(pid)):
+                multiprocess.mark_process_dead(int(pid), str(self.path))
+        leave_dead(self.path)
+        yield from multiprocess.MultiProcessCollector(None, str(self.path)).collect()
+
+
+def _made(driver: Any, metric: Metric, registry: Any) -> Any:
+    options: dict[str, Any] = {"labelnames": metric.labels, "registry": registry}
+    if metric.kind is Kind.COUNTER:
+        return driver.Counter(metric.prometheus, metric.help, **options)
+    if metric.kind is Kind.GAUGE:
+        return driver.Gauge(metric.prometheus, metric.help, multiprocess_mode="livesum", **options)
+    return driver.Histogram(metric.prometheus, metric.help, buckets=metric.buckets, **options)
+
+
+def _end_child(pid: int | None = None, **_: Any) -> None:
+    if os.environ.get(DIRECTORY):
+        try:
+            _multiprocess().mark_process_dead(pid or os.getpid())
+        except OSError as error:
+            logger.warning("The metrics of this process could not be marked as those of a dead one: %s", error)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's, and alive
+        return True
+    return True
+
+
+def _multiprocess() -> Any:
+    from prometheus_client import multiprocess
+
+    return multiprocess
+
+
+def _driver() -> Any:
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise ConfigurationError(
+            'Expected prometheus_client to be installed. Run: pip install "celery-idempotent[prometheus]"'
+        ) from error
+    return prometheus_client

@@ -1,0 +1,28 @@
+"""Jobs of RQ that take effect once per operation.
+
+Each name is imported when it is first used; nothing of Celery is.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..current import current_lease
+    from .decorator import idempotent
+    from .worker import IdempotentSpawnWorker, IdempotentWorker
+
+__all__ = ["IdempotentSpawnWorker", "IdempotentWorker", "current_lease", "idempotent"]
+
+_HOMES = {"idempotent": ".decorator", "current_lease": "..current"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, ".worker"), __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

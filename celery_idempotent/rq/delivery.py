@@ -1,0 +1,225 @@
+"""One execution of a job: from the job to a claim, from the guard's answer to RQ's control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from time import monotonic
+from typing import Any
+
+from rq.exceptions import ShutDownImminentException
+from rq.job import Job, Retry
+from rq.timeouts import BaseTimeoutException
+
+from .. import events
+from ..answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from ..binding import current_holder, history
+from ..complaints import in_progress, not_kept
+from ..current import running
+from ..errors import (
+    ConfigurationError,
+    Conflict,
+    CrashLoop,
+    KeyReused,
+    MissingKey,
+    PreviouslyFailed,
+    ResultUnavailable,
+)
+from ..functions import FunctionBinding
+from ..holding import Holding
+from ..hooks import logger
+from ..records import Claim, Reason, Release, new_owner
+from . import deferral, jobs
+from .handover import Handover
+
+__all__ = ["JobDelivery"]
+
+#: Part of a job's own time limit that may be spent waiting.
+PATIENCE = 0.8
+#: Seconds to wait at most of a job without a time limit.
+LONGEST_WAIT = 3600.0
+#: Seconds after a job's time limit at which RQ kills a horse that did not end by itself, and as many again.
+GRACE = 120.0
+
+#: What would happen again, however often the job were retried.
+_PERMANENT = (ConfigurationError, CrashLoop, KeyReused, MissingKey, PreviouslyFailed, ResultUnavailable)
+
+
+class _Retried(Exception):
+    """A body returned a `Retry`, which is no result."""
+
+    def __init__(self, retry: Retry) -> None:
+        super().__init__(retry)
+        self.retry = retry
+
+
+class JobDelivery:
+    """One execution of a job.
+
+    Arguments:
+        binding: Of the job's function.
+        job: The job, as RQ performs it.
+        run: What runs the body.
+        args, kwargs: The job's arguments.
+    """
+
+    def __init__(self, binding: FunctionBinding, job: Job, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
+        # RQ's time limit began before the module of the job was imported, which may have taken long.
+        self.came, self.ran = monotonic() - jobs.seconds_running(job), False
+        self.given = job.meta.get(jobs.KEY)
+        self.handover = Handover.take()
+
+    def answer(self) -> Any:
+        """Return what the job returns, now or when it ran before; or a `Retry`, with which it will come back.
+
+        Raises:
+            IdempotencyError: the job fails without having run; see `celery_idempotent.errors`.
+            Exception: what the body raised.
+        """
+        try:
+            if self.handover is not None:
+                self.handover.check(self.binding)
+            delivery = self._delivery()
+            answer = self.binding.guard.run(delivery)
+            if self.ran and isinstance(answer, (Busy, Dropped)) and self._stays:
+                # It lost its lease, and nothing would bring it back: it waits for its heir, as any duplicate does.
+                delivery = self._delivery()
+                answer = self.binding.guard.run(delivery)
+            return self._conclude(delivery, answer)
+        except _Retried as retried:
+            return retried.retry
+        except Exception as error:
+            if self._is_permanent(error) and self.job.retries_left:
+                self.job.retries_left = deferral.Unspent(self.job.retries_left)  # type: ignore[assignment]
+            raise
+        finally:
+            history.flush()  # a horse ends without any further ado
+
+    def _delivery(self) -> Delivery:
+        def body(holding: Holding) -> Any:
+            self._begins(holding)
+            with running(holding):
+                value = self.run(*self.args, **self.kwargs)
+            if isinstance(value, Retry):
+                raise _Retried(value)
+            return value
+
+        claim = self._claim()
+        if self.handover is not None:
+            self.handover.tell(self.binding, claim, self._max_lease, self.job.id)
+        story = self.binding.story(claim)
+        patience = min(PATIENCE * jobs.seconds_allowed(self.job), LONGEST_WAIT) - (monotonic() - self.came)
+        if jobs.is_synchronous(self.job):  # the caller waits, who may be serving a request
+            patience = min(patience, self.binding.policy.wait_timeout)
+        return Delivery(
+            claim,
+            body,
+            self._ending,
+            task=self.binding.name,
+            task_id=self.job.id,
+            wants_result=jobs.has_reader(self.job),
+            patience=patience,
+            must_wait=lambda: self._stays,
+            tell=story,
+            noted=story,
+            max_lease=self._max_lease,
+            came=self.came,
+        )
+
+    def _claim(self) -> Claim:
+        binding, job = self.binding, self.job
+        arguments = binding.arguments(self.given, self.args, self.kwargs)
+        explicit = binding.explicit(self.given)
+        return Claim(
+            key=binding.key(self.given, jobs.occurrence(job), arguments, job.meta),
+            owner=self.handover.owner if self.handover is not None else new_owner(),
+            lease_ttl=binding.policy.lease_ttl,
+            keep_ttl=binding.policy.failure_ttl,
+            task_id=jobs.occurrence(job) if explicit else "",
+            fingerprint=binding.fingerprint(arguments) if explicit else "",
+            max_crashes=binding.policy.max_crashes,
+            holder=current_holder(),
+        )
+
+    @property
+    def _max_lease(self) -> float | None:
+        allowed = jobs.seconds_allowed(self.job)
+        return self.binding.policy.max_lease or (allowed + GRACE if allowed < float("inf") else None)
+
+    @cached_property
+    def _stays(self) -> bool:
+        """Whether the job must wait where it is, since nothing would bring it back."""
+        comes_back = deferral.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
+        return not (jobs.is_synchronous(self.job) or comes_back)
+
+    def _begins(self, holding: Holding) -> None:
+        self.ran = True
+        # Before the body, which may write the job's meta itself.
+        self._mark(outcome="ran", key=holding.key, fence=holding.fence)
+
+    def _ending(self, error: BaseException) -> Ending:
+        job = self.job
+        match error:
+            case _Retried(retry=retry):
+                if job.number_of_retries and job.number_of_retries >= retry.max:
+                    return Release(Reason.FAILED)
+                return Release(Reason.RETRY, Retry.get_interval(job.number_of_retries or 0, retry.intervals))
+            case ShutDownImminentException():
+                return Release(Reason.SHUTDOWN)
+        ending = self.binding.ending_of(error)
+        again = isinstance(ending, Release) and ending.reason is Reason.FAILED and job.should_retry
+        # RQ will run it again: whoever else has this key waits for that.
+        return Release(Reason.RETRY, job.get_retry_interval()) if again else ending
+
+    def _conclude(self, delivery: Delivery, answer: Answer) -> Any:
+        match answer:
+            case Ran(value):
+                return value
+            case Replayed(value, record):
+                original = jobs.id_of(record.task_id) if record.task_id != delivery.claim.task_id else ""
+                self._mark(outcome="replayed", key=record.key, fence=record.fence, original=original)
+                return value
+            case Ignored(_, record):
+                raise not_kept(record, "the run that did it left none")
+            case Dropped():  # the lease was lost, and whoever has it now may settle
+                return self._stand_aside(delivery, Busy(deferral.FIRST_DELAY))
+            case Busy():
+                return self._stand_aside(delivery, answer)
+        raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+
+    def _stand_aside(self, delivery: Delivery, busy: Busy) -> Any:
+        """Have the job come back later, or fail where nothing would bring it back."""
+        key, job = delivery.claim.key, self.job
+        if jobs.is_synchronous(job):
+            raise busy.error or in_progress(key, busy.remaining)
+        if not jobs.has_scheduler(job):
+            raise busy.error or Conflict(
+                f"{key!r} is being done elsewhere, job {job.id} has waited for it for {delivery.waited:.0f} s, and no "
+                f"scheduler runs for the queue {job.origin!r} that would bring the job back. Start workers with "
+                "--with-scheduler; then requeue the job, which will be answered with the result."
+            )
+        number = deferral.deferrals(job)
+        delay = deferral.delay_before(number, busy.remaining, job.ttl)
+        self._mark(outcome="deferred", key=key, deferrals=number + 1)
+        told = events.Deferred(
+            key, self.binding.name, job.id, holder=delivery.claim.holder, delay=delay, copy=number + 1
+        )
+        self.binding.tell(told)
+        return deferral.put_off(job, delay)
+
+    def _is_permanent(self, error: Exception) -> bool:
+        if isinstance(error, Conflict):
+            return not error.remaining
+        return isinstance(error, (*_PERMANENT, *self.binding.policy.remember_failures))
+
+    def _mark(self, **said: Any) -> None:
+        """Write what becomes of the job where RQ's dashboards show it."""
+        number = deferral.deferrals(self.job)
+        said = {"deferrals": number, **said} if number else said
+        try:
+            jobs.note(self.job, {name: value for name, value in said.items() if value != ""})
+        except BaseTimeoutException:
+            raise
+        except Exception as error:  # noqa: BLE001 - Redis is away, or the serializer cannot read what is there
+            logger.warning("%s[%s]: its meta could not be written: %s", self.binding.name, self.job.id, error)

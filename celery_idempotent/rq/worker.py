@@ -1,0 +1,114 @@
+"""Workers that look after the leases of their horses: `rq worker -w celery_idempotent.rq.IdempotentWorker`.
+
+Stock workers are correct. These recover at once from a horse that was killed, where a stock worker has its lease run
+out; and they renew the lease of a horse that cannot, as C code holds its interpreter.
+"""
+
+from __future__ import annotations
+
+import signal
+from time import monotonic
+from typing import Any
+
+from rq.worker import SpawnWorker, Worker
+
+from .. import deputy
+from ..binding import current_holder, history
+from ..errors import IdempotencyError
+from ..events import Released
+from ..hooks import emit, logger
+from ..records import Claim, Reason
+from .decorator import store_of
+from .handover import Held, Offer
+
+__all__ = ["IdempotentSpawnWorker", "IdempotentWorker"]
+
+
+class _Leases:
+    """What both add to RQ's worker."""
+
+    connection: Any
+    job_monitoring_interval: int
+
+    _offer: Offer | None = None
+    _reaped: tuple[Any, ...] | None = None
+    _began = 0.0
+
+    def fork_work_horse(self, job: Any, queue: Any) -> None:
+        """Start the horse, which is given the owner of its delivery."""
+        self._reaped, self._began = None, monotonic()
+        self._close()
+        self._offer = Offer(self.job_monitoring_interval)
+        with self._offer.made():
+            super().fork_work_horse(job, queue)  # type: ignore[misc]
+
+    def maintain_heartbeats(self, *args: Any) -> None:
+        """Renew the lease of the horse, after RQ's own heartbeats."""
+        super().maintain_heartbeats(*args)  # type: ignore[misc]
+        self._speak("renewed", self._renew)
+
+    def wait_for_horse(self) -> tuple[Any, ...]:
+        """Wait until the horse is gone, and release what it held."""
+        # RQ looks at its horse in between by an alarm, which may also ring just when the horse is reaped.
+        if self._reaped is None:
+            self._reaped = super().wait_for_horse()  # type: ignore[misc]
+        signal.alarm(0)  # nothing is waited for any more, and to release must not be broken off
+        if self._reaped[1] != 0:
+            self._speak("released", self._release)
+        self._close()
+        return self._reaped
+
+    def _speak(self, done: str, speak: Any) -> None:
+        held = self._offer.held() if self._offer is not None else None
+        if held is None:
+            return
+        try:
+            if held.store is None:
+                logger.warning(
+                    "The lease on %s cannot be %s for its horse: the store of %s is an object, which its worker does "
+                    "not know. Give the store's URL instead.",
+                    held.key,
+                    done,
+                    held.task,
+                )
+            else:
+                speak(held)
+        except IdempotencyError as error:
+            logger.warning("The lease on %s could not be %s for its horse: %s", held.key, done, error)
+
+    def _renew(self, held: Held) -> None:
+        if held.max_lease is None or monotonic() - self._began < held.max_lease:
+            deputy.renew(store_of(held.store or None, self.connection), self._claim(held))
+
+    def _release(self, held: Held) -> None:
+        store, reason = store_of(held.store or None, self.connection), self._reason(held)
+        record = deputy.release(store, self._claim(held), reason)
+        if record is not None:
+            told = Released(
+                held.key, held.task, held.task_id, holder=current_holder(), reason=reason.value, fence=record.fence
+            )
+            emit(told)
+            if held.history:
+                history.note(store, told, held.keep_ttl)
+
+    def _claim(self, held: Held) -> Claim:
+        assert self._offer is not None
+        return Claim(held.key, self._offer.owner, held.lease_ttl, held.keep_ttl)
+
+    def _reason(self, held: Held) -> Reason:
+        if getattr(self, "_stopped_job_id", None) == held.task_id:  # that of a job which ended meanwhile stays
+            return Reason.REVOKED
+        return Reason.SHUTDOWN if getattr(self, "_stop_requested", False) else Reason.CRASHED
+
+    def _close(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
+            self._offer = None
+
+
+class IdempotentWorker(_Leases, Worker):
+    """RQ's `Worker`, which looks after the leases of its horses."""
+
+
+class IdempotentSpawnWorker(_Leases, SpawnWorker):
+    """RQ's `SpawnWorker`, which looks after the leases of its horses."""

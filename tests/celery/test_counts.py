@@ -1,0 +1,150 @@
+"""`celery inspect stats` says what has happened in a worker, in its main process and all its children together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from billiard.process import current_process
+from celery import Celery
+
+from celery_idempotent import hooks
+from celery_idempotent.celery import counts, rows
+from celery_idempotent.events import Acquired, Event, Replayed
+from tests.celery.fixtures import StartWorker
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+from tests.celery.nodes import WorkerNode
+from tests.waiting import wait_until
+
+SHOP = "tests.celery.shop"
+POOLS = ["prefork", "threads", "solo", "gevent"]
+
+
+@pytest.fixture
+def app(client_app: Callable[..., Celery]) -> Celery:
+    return client_app(SHOP)
+
+
+def section(app: Celery, node: WorkerNode) -> dict[str, int]:
+    """Return what the worker says in its statistics."""
+    answers = wait_until(lambda: app.control.inspect([node.hostname()], timeout=5).stats(), 20, "the worker to reply")
+    return dict(answers[node.hostname()]["idempotency"])
+
+
+@pytest.mark.parametrize("pool", [pytest.param("prefork", marks=pytest.mark.smoke), *POOLS[1:]])
+def test_a_worker_says_how_often_each_kind_of_thing_happened(app: Celery, start_worker: StartWorker, pool: str) -> None:
+    node = start_worker(SHOP, pool=pool, concurrency=1 if pool == "solo" else 2)
+    assert section(app, node) == {"leases": 0}
+    for _ in range(3):
+        app.module.charge.delay("ORD-1").get(timeout=20)
+    with pytest.raises(ValueError, match="no ORD-2"):
+        app.module.failing.delay("ORD-2").get(timeout=20)
+    expected = {"leases": 0, "acquired": 2, "completed": 1, "released": 1, "replayed": 2}
+    wait_until(lambda: section(app, node) == expected, 20, lambda: f"{expected}, not {section(app, node)}")
+
+
+def test_what_each_child_and_the_main_process_count_is_added_up(
+    app: Celery, start_worker: StartWorker, gates: Gates, journal: Journal
+) -> None:
+    node = start_worker(SHOP, concurrency=2)
+    gate = gates.close("before ORD-1")
+    first = app.module.charge.delay("ORD-1")
+    (holder,) = gate.reached()
+    for number in range(2, 6):  # in the other child
+        app.module.charge.delay(f"ORD-{number}").get(timeout=20)
+    assert {entry.pid for entry in journal.entries("charged")} == set(node.children()) - {holder}
+    assert section(app, node) == {"leases": 1, "acquired": 5, "completed": 4}
+    node.kill_child(holder)  # its lease is released by the main process; what it has counted stays
+    gate.open()
+    first.get(timeout=30)
+    expected = {"leases": 0, "acquired": 6, "completed": 5, "released": 1}
+    wait_until(lambda: section(app, node) == expected, 20, lambda: f"{expected}, not {section(app, node)}")
+
+
+def test_children_that_replace_others_go_on_where_those_left_off(app: Celery, start_worker: StartWorker) -> None:
+    node = start_worker(SHOP, concurrency=1, extra_args=["--max-tasks-per-child=1"])
+    before = set(node.children())
+    for number in range(4):
+        app.module.charge.delay(f"ORD-{number}").get(timeout=30)
+    wait_until(lambda: section(app, node) == {"leases": 0, "acquired": 4, "completed": 4}, 20, "four runs")
+    assert not before & set(node.children())
+
+
+class TestInOneProcess:
+    @pytest.fixture(autouse=True)
+    def prepared(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        for module, name in ((counts, "_cells"), (rows, "own"), (rows, "_pids")):
+            monkeypatch.setattr(module, name, getattr(module, name))
+        counts.prepare()
+        yield
+        hooks.remove_counter(counts.count)
+
+    def test_an_event_is_counted_though_nobody_hears_it(self) -> None:
+        assert not hooks.is_heard(Acquired)
+        hooks.count(Acquired)
+        hooks.emit(Replayed("k"))
+        hooks.emit(Replayed("k"))
+        assert counts.counts() == {"acquired": 1, "replayed": 2}
+
+    def test_a_process_that_is_no_worker_counts_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(counts, "_cells", None)
+        hooks.count(Acquired)
+        assert counts.counts() == {}
+
+    def test_threads_of_a_process_lose_no_count(self) -> None:
+        threads = [threading.Thread(target=lambda: [counts.count(Acquired) for _ in range(20_000)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert counts.counts() == {"acquired": 80_000}
+
+    def test_a_kind_of_somebody_elses_is_not_counted(self) -> None:
+        class Audited(Event):
+            pass
+
+        hooks.emit(Audited("k"))
+        assert counts.counts() == {}
+
+    def test_processes_that_a_task_forks_write_to_no_row_and_are_not_held_by_a_lock(self) -> None:
+        rows.prepare()
+        with rows.lock:  # as another thread may at that moment
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of forking while other threads run
+                child = os.fork()
+            if not child:
+                counts.count(Acquired)
+                os._exit(0 if rows.own is None and not rows.lock.locked() else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert counts.counts() == {}
+
+    def test_children_of_the_pool_have_each_their_own_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        taken = []
+        for index in (0, 1, rows.ROWS - 2, rows.ROWS - 1):  # there is no row for the last
+            monkeypatch.setattr(rows, "own", None)
+            monkeypatch.setattr(current_process(), "index", index, raising=False)
+            rows._take()
+            taken.append(rows.own)
+            counts.count(Acquired)
+        assert taken == [1, 2, rows.ROWS - 1, None]
+        assert counts.counts() == {"acquired": 3}
+        assert rows.children() == dict.fromkeys(taken[:3], os.getpid())
+
+    def test_a_counter_that_raises_is_logged_and_hurts_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
+        def broken(kind: type[Event]) -> None:
+            raise RuntimeError("no such metric")
+
+        hooks.add_counter(broken)
+        hooks.add_counter(broken)  # the same as once
+        try:
+            hooks.count(Acquired)
+        finally:
+            hooks.remove_counter(broken)
+        assert caplog.text.count("The counter") == 1
+        with pytest.raises(ValueError, match="not in list"):
+            hooks.remove_counter(broken)

@@ -1,0 +1,161 @@
+"""The library's events as Celery signals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import IdempotentTask, events
+from celery_idempotent.celery import signals
+from celery_idempotent.events import Event
+from celery_idempotent.hooks import emit, is_heard
+from celery_idempotent.names import NAMES
+from tests.celery.fixtures import StartWorker
+from tests.celery.gates import Gates
+from tests.celery.journal import Journal
+from tests.waiting import wait_until
+
+SHOP = "tests.celery.signalled"
+SIGNALS = {name: getattr(signals, name) for name in signals.__all__ if name.islower()}
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("signals", broker="memory://", backend="cache+memory://")
+    app.conf.idempotency_store = "memory://"
+    yield app
+    app.close()
+
+
+def test_every_kind_of_event_has_its_signal() -> None:
+    kinds = {getattr(events, name) for name in events.__all__} - {Event}
+    assert {signal.kind for signal in SIGNALS.values()} == kinds == set(NAMES)
+    assert {name: signal.name for name, signal in SIGNALS.items()} == {name: name for name in SIGNALS}
+    assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_a_receiver_is_sent_the_event_with_its_task_as_the_sender(app: Celery) -> None:
+    heard: list[dict[str, Any]] = []
+
+    @app.task(base=IdempotentTask, idempotency={"key": "order_id"})
+    def charge(order_id: str) -> str:
+        return order_id
+
+    def receive(**kwargs: Any) -> None:
+        heard.append(kwargs)
+
+    signals.task_replayed.connect(receive, sender=charge)
+    try:
+        first, second = (charge.apply(("ORD-1",)) for _ in range(2))
+    finally:
+        signals.task_replayed.disconnect(receive, sender=charge)
+    (sent,) = heard
+    assert sent["sender"] is app.tasks[charge.name]
+    assert isinstance(sent["event"], events.Replayed)
+    assert (sent["event"].original, sent["task_id"]) == (first.id, second.id)
+    assert sent["key"] == sent["event"].key
+    charge.apply(("ORD-1",))
+    assert len(heard) == 1
+
+
+def test_receivers_of_one_task_do_not_hear_of_another(app: Celery) -> None:
+    heard: list[str] = []
+
+    @app.task(base=IdempotentTask)
+    def wanted() -> None: ...
+
+    @app.task(base=IdempotentTask)
+    def other() -> None: ...
+
+    def receive(sender: Any, **_: Any) -> None:
+        heard.append(sender.name)
+
+    signals.task_completed.connect(receive, sender=wanted)
+    try:
+        wanted.apply()
+        other.apply()
+    finally:
+        signals.task_completed.disconnect(receive, sender=wanted)
+    assert heard == [wanted.name]
+
+
+def test_an_event_is_made_only_while_its_signal_has_receivers() -> None:
+    def receive(**_: Any) -> None: ...
+
+    def other(**_: Any) -> None: ...
+
+    assert not is_heard(events.Acquired)
+    signals.task_acquired.connect(receive)
+    signals.task_acquired.connect(other)
+    assert is_heard(events.Acquired)
+    assert not is_heard(events.Completed)
+    assert signals.task_acquired.disconnect(receive)
+    assert is_heard(events.Acquired)
+    signals.task_acquired.disconnect(other)
+    assert not is_heard(events.Acquired)
+
+
+def test_a_store_has_no_task_so_the_sender_is_none() -> None:
+    heard: list[tuple[Any, Event]] = []
+
+    def receive(sender: Any, event: Event, **_: Any) -> None:
+        heard.append((sender, event))
+
+    signals.store_failed.connect(receive)
+    try:
+        emit(events.StoreFailed("", error="away", store="RedisStore"))
+    finally:
+        signals.store_failed.disconnect(receive)
+    assert heard == [(None, events.StoreFailed("", error="away", store="RedisStore"))]
+
+
+def test_a_receiver_that_raises_is_logged_and_hurts_nobody(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    @app.task(base=IdempotentTask)
+    def charge() -> str:
+        return "charged"
+
+    def receive(**_: Any) -> None:
+        raise RuntimeError("no such table")
+
+    signals.task_completed.connect(receive)
+    try:
+        assert charge.apply().get() == "charged"
+    finally:
+        signals.task_completed.disconnect(receive)
+    assert "no such table" in caplog.text
+
+
+@pytest.mark.parametrize("pool", [pytest.param("prefork", marks=pytest.mark.smoke), "threads", "solo"])
+def test_receivers_hear_of_what_happens_in_a_workers_processes(
+    client_app: Callable[..., Celery], start_worker: StartWorker, journal: Journal, gates: Gates, pool: str
+) -> None:
+    node = start_worker(SHOP, pool=pool, concurrency=1)
+    charge = client_app("tests.celery.shop").module.charge
+    first, second = (charge.delay("ORD-1") for _ in range(2))
+    assert first.get(timeout=20) == second.get(timeout=20)
+    noted = [entry for entry in journal.entries() if entry.event.startswith("task_")]
+    assert [(entry.event, entry.fields["kind"]) for entry in noted] == [
+        ("task_acquired", "Acquired"),
+        ("task_completed", "Completed"),
+        ("task_replayed", "Replayed"),
+    ]
+    assert {entry.fields["sender"] for entry in noted} == {charge.name}
+    assert [entry.fields["task_id"] for entry in noted] == [first.id, first.id, second.id]
+    wait_until(lambda: "a receiver that raises" in node.logs(), message="the receiver's error to be logged")
+
+
+def test_the_main_process_tells_of_what_a_killed_child_gave_back(
+    client_app: Callable[..., Celery], start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    node = start_worker(SHOP, concurrency=1)
+    gate = gates.close("before ORD-1")
+    result = client_app("tests.celery.shop").module.charge.delay("ORD-1")
+    (child,) = gate.reached()
+    node.kill_child(child)
+    (entry,) = [entry for entry in journal.wait_for_count(1, "task_released") if entry.event == "task_released"]
+    assert entry.pid == node.pid
+    gate.open()
+    result.get(timeout=30)

@@ -1,0 +1,209 @@
+"""`explain`: what happened to a key, in order, in words that fit a terminal, and what that means."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_idempotent import events
+from celery_idempotent.commands.exits import Exit
+from celery_idempotent.commands.story import meaning, sentence, span, standing
+from celery_idempotent.errors import StoreRefused
+from celery_idempotent.events import Event
+from celery_idempotent.notes import Note, Noted, facts_of, text_of
+from celery_idempotent.records import Reason, Record, State
+from celery_idempotent.stores import Store
+from celery_idempotent.stores.redis import RedisStore
+from tests.cli.conftest import Run, Said, app_with, by_app
+from tests.cli.shelf import Shelf, hold, release, settle
+
+KEY = "idem:shop.charge::ORD-1"
+FIRST, SECOND = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+
+
+def note(store: Store, *told: Event, ago: float = 0.0) -> None:
+    store.note([Note(KEY, text_of(event), ago, 3600 + ago) for event in told])
+
+
+def test_what_happened_is_told_in_order_and_what_it_means(on_redis: Run, redis_store: RedisStore) -> None:
+    settle(redis_store, KEY)
+    note(redis_store, events.TakenOver(KEY, task_id=FIRST, holder="worker-2:4711", crashes=1), ago=120)
+    note(redis_store, events.Completed(KEY, task_id=FIRST, ran=31.2), ago=90)
+    note(redis_store, events.Replayed(KEY, task_id=SECOND, original=FIRST), ago=40)
+    said = on_redis("explain", KEY)
+    assert said.status == Exit.OK
+    lines = [re.sub(r"\d\d:\d\d:\d\d", "12:03:10", line) for line in said.out.splitlines()]
+    assert lines[0] == KEY
+    assert lines[1].endswith("(2 min ago)  taken over by worker-2:4711, task 00000000..., after 1")
+    assert lines[2].strip() == "crash"
+    assert lines[3].endswith("(90 s ago)   completed after 31 s") or lines[3].endswith("completed after 31 s")
+    assert lines[4].endswith("(40 s ago)   replayed to task 00000000...")
+    assert lines[5].startswith("Now: completed ")
+    assert lines[6].startswith("What this means: It is done")
+
+
+def test_scripts_get_all_of_it_with_whole_ids(on_redis: Run, redis_store: RedisStore) -> None:
+    settle(redis_store, KEY)
+    note(redis_store, events.Replayed(KEY, task_id=SECOND, original=FIRST, age=7.0), ago=40)
+    said = json.loads(on_redis("explain", KEY, "--json").out)
+    [replayed] = said["history"]
+    assert 40 <= replayed.pop("ago") < 60
+    assert replayed.pop("at").endswith("+00:00")
+    assert replayed == {"event": "Replayed", "task_id": SECOND, "original": FIRST, "age": 7.0}
+    assert (said["key"], said["now"]["state"]) == (KEY, "completed")
+    assert said["meaning"].startswith("It is done")
+
+
+def test_a_first_run_is_explained_by_its_record_alone(on_redis: Run, redis_store: RedisStore) -> None:
+    hold(redis_store, KEY)
+    said = on_redis("explain", KEY)
+    assert said.status == Exit.OK
+    assert said.out.splitlines()[1].startswith("Now: in progress by host:1, task T1; its lease lasts 60 s")
+    assert "Wait: " in said.out
+    assert json.loads(on_redis("explain", KEY, "--json").out)["history"] == []
+
+
+def test_a_history_without_a_record_is_told_too(on_shelf: Run, shelf: Shelf) -> None:
+    note(shelf, events.CrashLooped(KEY, task_id="T1", crashes=5))
+    said = on_shelf("explain", KEY)
+    assert said.status == Exit.OK
+    assert "refused to task T1, after 5 crashes in a row" in said.out
+    assert "Now: nothing is remembered" in said.out
+    assert json.loads(on_shelf("explain", KEY, "--json").out)["now"] is None
+
+
+def test_a_key_that_nobody_knows_gets_a_no_and_a_hint(on_shelf: Run, shelf: Shelf) -> None:
+    settle(shelf, KEY)
+    said = on_shelf("explain", "shop.charge::ORD-1")
+    assert (said.status, said.out) == (Exit.NO, "")
+    assert f"did you mean {KEY}?" in said.err
+
+
+def test_with_several_stores_each_tells_what_it_knows() -> None:
+    own, other = Shelf(), Shelf()
+    app = app_with(own, other)
+    settle(other, KEY)
+    note(own, events.Reused(KEY, task_id="T2"))
+    said = by_app(app, "explain", KEY)
+    assert said.status == Exit.OK
+    assert [line for line in said.out.splitlines() if line.startswith(KEY)] == [
+        f"{KEY} in Shelf",
+        f"{KEY} in Shelf (2)",
+    ]
+    first, second = (json.loads(line) for line in by_app(app, "explain", KEY, "--json").out.splitlines())
+    assert (first["store"], second["store"]) == ("Shelf", "Shelf (2)")
+
+
+class Refusing(Shelf):
+    """A store that does not let us read what was noted."""
+
+    def history(self, key: str) -> list[Noted]:
+        raise StoreRefused("no right to it")
+
+
+def test_a_store_that_refuses_its_history_says_so(by_url: Callable[..., Said]) -> None:
+    said = Run(by_url, Refusing())("explain", KEY)
+    assert (said.status, said.err) == (Exit.REFUSED, "Error: no right to it\n")
+
+
+def test_an_older_day_is_told_with_its_date(on_shelf: Run, shelf: Shelf) -> None:
+    shelf.note([Note(KEY, "mended by hand", 3 * 86400, 9 * 86400)])
+    assert re.search(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \(3 d ago\)  mended by hand\n", on_shelf("explain", KEY).out)
+
+
+LONG = {"task_id": FIRST, "holder": "worker-17.eu-west-1.shop.example.com:31337"}
+EVERY = [
+    (events.Acquired(KEY, retries=2, copy=3, redelivered=True, **LONG), "(retry 2, copy 3, delivered before)"),
+    (events.TakenOver(KEY, crashes=2, **LONG), "after 2 crashes"),
+    (events.Completed(KEY, ran=0.04, **LONG), "completed after 0.04 s"),
+    (events.Failed(KEY, error="CardDeclined", ran=5, **LONG), "failed for good after 5 s: CardDeclined"),
+    (events.Released(KEY, reason="crashed", **LONG), "released: its process died"),
+    (events.Released(KEY, reason="retry", ran=1, **LONG), "released after 1 s: the task retries"),
+    (events.Released(KEY, reason="pondered", **LONG), "released: pondered"),
+    (
+        events.ReleaseFailed(KEY, reason="retry", error="down", ran=1, **LONG),
+        "lease has to run out, for the store could",
+    ),
+    (events.Replayed(KEY, state="completed", **LONG), "replayed to task 00000000..."),
+    (events.Replayed(KEY, state="failed", **LONG), "its failure replayed to task 00000000..."),
+    (events.Conflicted(KEY, held_by="host:1", held_for=SECOND, **LONG), "is being done by host:1 for task 00000000..."),
+    (events.Conflicted(KEY, held_by="host:1", **LONG), "is being done by host:1 for the same task"),
+    (events.Conflicted(KEY, remaining=3, **LONG), "while it waits for a retry"),
+    (events.Deferred(KEY, delay=30, copy=2, **LONG), "deferred: its copy 2 tries again in 30 s"),
+    (events.Superseding(KEY, **LONG), "a copy of task 00000000... dropped: a later one has taken its place"),
+    (events.Reused(KEY, original=SECOND, **LONG), "which has other arguments"),
+    (events.CrashLooped(KEY, crashes=5, **LONG), "after 5 crashes in a row"),
+    (events.LeaseMissed(KEY, ending="ValueError: x", ran=9, **LONG), "taken over after 9 s: ValueError, unrecorded"),
+    (events.SettleFailed(KEY, error="down " * 50, ran=9, **LONG), "after 9 s, and the store could not be told: down"),
+    (events.RanUnprotected(KEY, error="down", **LONG), "without a lease, since the store could not serve: down"),
+]
+
+
+@pytest.mark.parametrize(("event", "words"), EVERY, ids=lambda value: type(value).__name__)
+def test_every_event_has_a_sentence_that_fits_a_terminal(by_url: Callable[..., Said], event: Event, words: str) -> None:
+    shelf = Shelf()
+    note(shelf, event, ago=2 * 86400)
+    assert words in sentence(facts_of(text_of(event)))
+    out = Run(by_url, shelf)("explain", KEY).out
+    assert max(map(len, out.splitlines())) <= 80
+    assert words.split()[-1] in out
+
+
+def test_every_kind_of_event_that_is_noted_has_one() -> None:
+    told = {type(event) for event, _ in EVERY}
+    about_stores = {events.StoreFailed, events.StoreRecovered}
+    kinds = {getattr(events, name) for name in events.__all__} - {Event} - about_stores
+    assert told == kinds
+
+
+def test_what_this_version_does_not_know_is_told_by_its_name() -> None:
+    assert sentence({"event": "Teleported", "to": "host:2"}) == "Teleported"
+
+
+RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host:1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "stands", "means"),
+    [
+        ({"remaining": 20.0}, "in progress by host:1, task T1; its lease lasts 20 s", "Wait"),
+        ({"retention": 3600.0}, "whose lease ran out; kept for 60 min", "next delivery takes over"),
+        ({"state": State.COMPLETED, "age": 60.0}, "completed 60 s ago by task T1", "answered with its result"),
+        ({"state": State.FAILED, "age": 0.1}, "failed 0.1 s ago", "forget KEY"),
+        ({"state": State.RELEASED, "reason": "failed"}, "released: the run failed", "next delivery runs"),
+        ({"state": State.RELEASED, "reason": "retry", "remaining": 30.0}, "the task retries", "due in 30 s"),
+        ({"state": State.RELEASED, "reason": "crashed", "crashes": 1}, "process died; 1 crash in a row", "runs"),
+        ({"state": State.RELEASED, "reason": "crash_loop", "crashes": 5}, "kept dying; 5 crashes", "what kills the"),
+        ({"state": State.RELEASED, "reason": ""}, "released: given back", "next delivery runs"),
+    ],
+)
+def test_each_state_of_a_record_is_told_and_what_it_means(changes: dict[str, Any], stands: str, means: str) -> None:
+    record = replace(RECORD, **changes)
+    assert stands in standing(record)
+    assert means in meaning(record)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_of_a_release_has_words(reason: Reason) -> None:
+    told = standing(replace(RECORD, state=State.RELEASED, reason=reason.value))
+    assert len(told.removeprefix("released: ").split()) > 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0001, "0 s"), (0.04, "0.04 s"), (3.14159, "3.1 s"), (31.2, "31 s"), (89, "89 s"), (120, "2 min"),
+     (5400, "2 h"), (80000, "22 h"), (86400 * 30, "30 d")],
+)  # fmt: skip
+def test_a_duration_is_told_in_its_largest_unit(seconds: float, words: str) -> None:
+    assert span(seconds) == words
+
+
+def test_a_record_that_was_released_is_explained(on_shelf: Run, shelf: Shelf) -> None:
+    release(shelf, KEY)
+    assert "Nobody is doing it. The next delivery runs." in on_shelf("explain", KEY).out

@@ -1,0 +1,110 @@
+"""One check after the other, whatever becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import sleep
+
+import pytest
+
+from celery_idempotent.doctor import Patient, round_trips
+from celery_idempotent.doctor.examination import examined
+from celery_idempotent.doctor.finding import Finding, Severity, Unasked, error, ok, warning
+from celery_idempotent.errors import ConfigurationError, IdempotencyError, StoreRefused, StoreUnreachable
+from celery_idempotent.stores.memory import MemoryStore
+
+
+def well(_: object) -> Finding:
+    return ok("fine")
+
+
+def no_concern(_: object) -> None:
+    return None
+
+
+def no_right(_: object) -> Finding:
+    raise Unasked("It does not say.", "Ask nicely.")
+
+
+def no_right_either(_: object) -> Finding:
+    raise Unasked("It does not say.", "Ask nicely.")
+
+
+def other_right(_: object) -> Finding:
+    raise Unasked("It is silent.", "Ask nicely.")
+
+
+def surprise(_: object) -> Finding:
+    return ok(str(int("twelve")))
+
+
+def codes(*checks: Callable[[object], Finding | None]) -> list[str]:
+    return [finding.code for finding in examined(checks, None)]
+
+
+def test_the_name_of_a_check_is_the_code_of_what_it_finds() -> None:
+    (finding,) = examined([well], None)
+    assert (finding.code, finding.severity, finding.found) == ("well", Severity.OK, "fine")
+
+
+def test_a_check_may_have_nothing_to_say() -> None:
+    assert codes(no_concern, well) == ["well"]
+
+
+def test_what_one_remedy_would_tell_is_one_finding() -> None:
+    *_, finding = examined([no_right, well, other_right, no_right_either], None)
+    assert codes(no_right, well, other_right, no_right_either) == ["well", "not-checked"]
+    assert finding.found == (
+        "It does not say. Not checked: no-right, no-right-either. It is silent. Not checked: other-right."
+    )
+    assert finding.remedy == "Ask nicely."
+
+
+def test_an_odd_answer_is_told_and_hides_nothing() -> None:
+    assert codes(surprise, well) == ["well", "not-checked"]
+    *_, finding = examined([surprise], None)
+    assert "twelve" in finding.found
+    assert finding.found.endswith("Not checked: surprise.")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (StoreUnreachable("down"), "store-unreachable"),
+        (StoreRefused("no"), "store-refused"),
+        (ConfigurationError("wrong"), "configuration"),
+    ],
+)
+def test_a_store_that_does_not_serve_ends_the_examination(failure: IdempotencyError, code: str) -> None:
+    def asks(_: object) -> Finding:
+        raise failure
+
+    found = list(examined([well, asks, surprise], None))
+    assert [finding.code for finding in found] == ["well", code]
+    assert found[-1].error is failure
+    assert found[-1].severity is Severity.ERROR
+
+
+def test_a_finding_may_make_an_end() -> None:
+    def hopeless(_: object) -> Finding:
+        return error("gone", "come back", ends=True)
+
+    def bad(_: object) -> Finding:
+        return warning("bad", "mend it")
+
+    assert codes(bad, hopeless, well) == ["bad", "hopeless"]
+
+
+def test_a_store_that_is_very_slow_is_not_asked_twenty_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    class Slow(MemoryStore):
+        def ping(self) -> None:
+            asked.append(0.06)
+            sleep(asked[-1])  # what is measured
+
+    monkeypatch.setattr(round_trips, "SLOW", 0.05)
+    monkeypatch.setattr(round_trips, "PATIENCE", 0.1)
+    finding = round_trips.slow_store(Patient(Slow(), "slow"))
+    assert finding.severity is Severity.WARNING
+    assert len(asked) < round_trips.PINGS

@@ -1,0 +1,276 @@
+"""What is declared wrongly is told then, and what is declared well keeps its shape."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_idempotent import ConfigurationError, KeyReused, Policy, current_lease, idempotent
+from celery_idempotent.stores.memory import MemoryStore
+
+BOTH: dict[str, Any] = {"store": "memory://", "key": "order"}
+
+
+def plain(order: str, cents: int = 999) -> str:
+    """Charge an order."""
+    return order
+
+
+@idempotent(store="memory://", key="order")
+def of_a_module(order: str) -> str:
+    return order
+
+
+# -- told when declared ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key": "order"}, r"Expected store of plain, got none.*store=\"redis://"),
+        ({"store": "memory://"}, "Expected key of plain, got none"),
+        ({}, "Expected store and key of plain"),
+        ({**BOTH, "kee": 1}, r"got 'kee': did you mean 'key'"),
+        ({**BOTH, "key": "ordre"}, r"got 'ordre': did you mean 'order'"),
+        ({**BOTH, "fingerprint": ["sents"]}, r"got 'sents': did you mean 'cents'"),
+        ({**BOTH, "lease_ttl": 0}, "lease_ttl"),
+        ({**BOTH, "on_conflict": "wiat"}, "on_conflict"),
+        ({**BOTH, "scope": "tenant"}, r"the name of a header, and a call has none\. Write scope=lambda tenant: tenant"),
+        ({**BOTH, "large_results": "backend"}, "Celery's result backend"),
+        ({**BOTH, "serializer": "jason"}, "serializer='jason'"),
+        ({**BOTH, "compression": "zippy"}, "compression"),
+        ({**BOTH, "name": ""}, "Expected name of .*plain to be text, got ''"),
+        ({**BOTH, "name": 7}, "Expected name of .*plain to be text, got 7"),
+        ({**BOTH, "namespace": ""}, "Expected namespace of .*plain to be text"),
+        ({**BOTH, "store": ""}, "store"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_told_when_the_function_is_declared(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        idempotent(**options)(plain)
+
+
+@pytest.mark.parametrize("written", [plain, len, lambda order: order], ids=["def", "builtin", "lambda"])
+def test_parentheses_that_are_missing_are_told(written: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"write @idempotent\(\.\.\.\), with parentheses"):
+        idempotent(written)
+
+
+def generator(order: str) -> Iterator[str]:
+    yield order
+
+
+async def async_generator(order: str) -> AsyncIterator[str]:
+    yield order
+
+
+@pytest.mark.parametrize("function", [generator, async_generator])
+def test_what_yields_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"Expected {function.__name__} to return, and it yields"):
+        idempotent(**BOTH)(function)
+
+
+class Shop:
+    def __call__(self, order: str) -> str:
+        return order
+
+
+@pytest.mark.parametrize(
+    ("thing", "said"),
+    [
+        (staticmethod(plain), "decorate the function within"),
+        (classmethod(plain), "decorate the function within"),
+        (functools.partial(plain, cents=1), "write def"),
+        (Shop(), "write def"),
+        (Shop, "write def"),
+        (property(plain), "write def"),
+        (None, "write def"),
+        (max, "whose arguments can be told"),
+    ],
+    ids=lambda thing: thing if isinstance(thing, str) else type(thing).__name__,
+)
+def test_what_is_no_function_is_refused(thing: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        idempotent(**BOTH)(thing)
+
+
+# -- told when called: a decorator within may hide what it yields ------------------------------------------------------
+
+
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as most do, with a plain function."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+async def coroutine(order: str) -> str:
+    return order
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, async_generator])
+def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any) -> None:
+    store = MemoryStore()
+    call = idempotent(store=store, key="order")(hidden(function))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"Expected .* to have done its work when it returns"):
+            call("ORD-1")
+    assert [record.reason for record in store.scan()] == ["failed"]
+
+
+# -- shape -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_keeps_its_name_its_words_and_its_signature() -> None:
+    call = idempotent(**BOTH)(plain)
+    assert (call.__name__, call.__qualname__, call.__module__) == ("plain", "plain", __name__)
+    assert call.__doc__ == "Charge an order."
+    assert inspect.signature(call) == inspect.signature(plain)
+    assert call.__wrapped__ is plain  # type: ignore[attr-defined]
+    assert call.__wrapped__("ORD-1") == "ORD-1"  # type: ignore[attr-defined]
+    assert not inspect.iscoroutinefunction(call)
+
+
+def test_a_coroutine_function_stays_one() -> None:
+    call = idempotent(**BOTH)(coroutine)
+    assert inspect.iscoroutinefunction(call)
+    assert asyncio.run(call("ORD-1")) == "ORD-1"
+    assert asyncio.run(call.__wrapped__("ORD-1")) == "ORD-1"  # type: ignore[attr-defined]
+
+
+def test_a_function_of_a_module_can_be_pickled() -> None:
+    assert pickle.loads(pickle.dumps(of_a_module)) is of_a_module
+
+
+def test_options_may_be_shared_and_overruled() -> None:
+    shared = Policy(store=MemoryStore(), key="order", on_duplicate="raise")
+    call = idempotent(shared, on_duplicate="replay")(plain)
+    assert [call("ORD-1"), call("ORD-1")] == ["ORD-1", "ORD-1"]
+    assert idempotent({"store": MemoryStore(), "key": "order"})(plain)("ORD-1") == "ORD-1"
+
+
+def test_keys_are_called_as_the_function_is_unless_it_is_said_otherwise() -> None:
+    def key(order: str) -> str:
+        lease = current_lease()
+        assert lease is not None
+        return lease.key
+
+    where = f"{__name__}.{key.__qualname__}"
+    assert idempotent(**BOTH)(key)("1") == f"idem:{where}::1"
+    assert idempotent(**BOTH, name="charge", namespace="shop")(key)("1") == "shop:charge::1"
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+class Till:
+    runs: list[tuple[Any, ...]] = []  # noqa: RUF012 - of all tills
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @idempotent(store=MemoryStore(), key="order")
+    def charge(self, order: str) -> int:
+        self.runs.append((self.number, order))
+        return self.number
+
+    @idempotent(store=MemoryStore(), key=lambda self, order: (self.number, order))
+    def count(self, order: str) -> int:
+        return self.number
+
+    @classmethod
+    @idempotent(store=MemoryStore(), key="order")
+    def of_class(cls, order: str) -> str:
+        return f"{cls.__name__} {order}"
+
+    @staticmethod
+    @idempotent(store=MemoryStore(), key="order")
+    def static(order: str) -> str:
+        return order
+
+    @idempotent(store=MemoryStore(), key="order")
+    async def later(self, order: str) -> int:
+        return self.number
+
+
+def test_the_object_of_a_method_is_no_part_of_its_key() -> None:
+    assert [Till(1).charge("ORD-1"), Till(2).charge("ORD-1"), Till.charge(Till(3), order="ORD-1")] == [1, 1, 1]
+    assert Till.runs == [(1, "ORD-1")]
+
+
+def test_the_object_of_a_method_may_be_a_part_of_its_key() -> None:
+    assert [Till(1).count("ORD-1"), Till(2).count("ORD-1"), Till(1).count("ORD-1")] == [1, 2, 1]
+
+
+def test_methods_of_classes_are_guarded_within_their_decorators() -> None:
+    assert [Till.of_class("1"), Till(1).of_class("1"), Till.static("1"), Till(1).static("1")] == [
+        *("Till 1", "Till 1", "1", "1")
+    ]
+
+
+def test_a_coroutine_may_be_a_method() -> None:
+    async def main() -> list[int]:
+        return [await Till(1).later("ORD-1"), await Till(2).later("ORD-1")]
+
+    assert asyncio.run(main()) == [1, 1]
+
+
+def test_a_bound_method_may_be_decorated() -> None:
+    class Bank:
+        def charge(self, order: str) -> str:
+            return order
+
+    assert idempotent(**BOTH)(Bank().charge)("ORD-1") == "ORD-1"
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_the_same_however_they_are_given() -> None:
+    runs = []
+
+    @idempotent(store=MemoryStore(), key=("order", "line"))
+    def charge(order: str, /, line: int = 1, *rest: int, currency: str = "EUR", **more: Any) -> int:
+        runs.append(order)
+        return len(runs)
+
+    assert [charge("1"), charge("1", 1), charge("1", line=1), charge("1", currency="EUR")] == [1, 1, 1, 1]
+    assert [charge("1", 2), charge("1", 2, currency="EUR")] == [2, 2]
+    for call in (lambda: charge("1", currency="USD"), lambda: charge("1", 1, 2), lambda: charge("1", note="x")):
+        with pytest.raises(KeyReused):
+            call()
+    assert runs == ["1", "1"]
+
+
+def test_a_key_may_be_among_the_keywords_that_a_function_collects() -> None:
+    @idempotent(store=MemoryStore(), key="order")
+    def charge(**options: Any) -> list[str]:
+        return sorted(options)
+
+    assert charge(order="1", cents=1) == charge(order="1", cents=1) == ["cents", "order"]
+
+
+def test_a_key_may_be_computed() -> None:
+    @idempotent(store=MemoryStore(), key=lambda message: message["id"], fingerprint=False)
+    def consume(message: dict[str, Any]) -> int:
+        return int(message["attempt"])
+
+    assert [consume({"id": "a", "attempt": 1}), consume({"id": "a", "attempt": 2})] == [1, 1]
+
+
+def test_arguments_named_as_the_decorators_own_are_the_functions() -> None:
+    @idempotent(store=MemoryStore(), key="function")
+    def call(self: int, args: int, kwargs: int, function: str) -> list[object]:
+        return [self, args, kwargs, function]
+
+    assert call(self=1, args=2, kwargs=3, function="f") == [1, 2, 3, "f"]

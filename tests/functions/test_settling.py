@@ -1,0 +1,146 @@
+"""A function that settles within its caller's own transaction: effect and record, or neither."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_idempotent import SettleNotCommitted, current_lease, idempotent
+from celery_idempotent.binding import history
+from celery_idempotent.errors import LeaseLost
+from celery_idempotent.events import Event
+from celery_idempotent.records import State
+from celery_idempotent.stores import Store, open_store
+from tests.functions.calls import names
+from tests.stores.benches import age, known
+
+KEY = "idem:shop.charge::ORD-1"
+Connect = Callable[[], AbstractContextManager[Any]]
+
+
+@pytest.fixture(params=["sqlite_url", pytest.param("postgres_url", marks=pytest.mark.thorough)])
+def place(request: pytest.FixtureRequest, sqlite_path: Path) -> Iterator[tuple[Store, Connect]]:
+    """A store, and a function that opens a connection to its database with a table of charges."""
+    url: str = request.getfixturevalue(request.param)
+    store = open_store(url)
+
+    @contextmanager
+    def connect() -> Iterator[Any]:
+        if url.startswith("sqlite"):
+            with closing(sqlite3.connect(sqlite_path)) as connection, connection:
+                yield connection
+        else:
+            database, schema = url.split("?")[0], url.split("schema=")[1].split("&")[0]
+            with psycopg.connect(database, options=f"-c search_path={schema}") as connection:
+                yield connection
+
+    with connect() as connection:
+        connection.execute("create table charges (number text)")
+    yield store, connect
+    history.flush(10.0)
+    store.close()
+
+
+def charges(connect: Connect) -> int:
+    with connect() as connection:
+        return int(connection.execute("select count(*) from charges").fetchone()[0])
+
+
+def charging(store: Store, connect: Connect, after: Callable[[Any], object] = lambda connection: None) -> Any:
+    @idempotent(store=store, key="order", name="shop.charge")
+    def charge(order: str) -> str:
+        lease = current_lease()
+        assert lease is not None
+        with connect() as connection:
+            connection.execute("insert into charges values ('one')")
+            lease.settle({"charged": order}, using=connection)
+            after(connection)
+        return "what is returned does not count"
+
+    return charge
+
+
+def test_what_was_settled_is_the_result_of_this_call_and_of_duplicates(
+    place: tuple[Store, Connect], heard: list[Event]
+) -> None:
+    charge = charging(*place)
+    assert charge("ORD-1") == charge("ORD-1") == {"charged": "ORD-1"}
+    assert charges(place[1]) == 1
+    assert known(place[0], KEY).state is State.COMPLETED
+    assert names(heard) == ["Acquired", "Completed", "Replayed"]
+
+
+def test_what_was_rolled_back_is_not_recorded(place: tuple[Store, Connect], heard: list[Event]) -> None:
+    def fail(connection: Any) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        charging(*place, fail)("ORD-1")
+    assert charges(place[1]) == 0
+    assert known(place[0], KEY).state is State.RELEASED
+    assert charging(*place)("ORD-1") == {"charged": "ORD-1"}
+    assert names(heard) == ["Acquired", "Released", "Acquired", "Completed"]
+
+
+def test_what_was_not_committed_is_an_error(place: tuple[Store, Connect]) -> None:
+    with pytest.raises(SettleNotCommitted):
+        charging(*place, lambda connection: connection.rollback())("ORD-1")
+    assert charges(place[1]) == 0
+    assert known(place[0], KEY).state is State.RELEASED
+
+
+def test_who_lost_its_lease_cannot_commit(place: tuple[Store, Connect]) -> None:
+    store, connect = place
+    lost: list[LeaseLost] = []
+
+    @idempotent(store=store, key="order", name="shop.charge")
+    def charge(order: str) -> object:
+        lease = current_lease()
+        assert lease is not None
+        if lost_already:
+            return "theirs"
+        lost_already.append(1)
+        age(store, KEY, 61)
+        charge(order)
+        with connect() as connection:
+            connection.execute("insert into charges values ('one')")
+            try:
+                lease.settle("mine", using=connection)
+            except LeaseLost as error:
+                lost.append(error)
+                raise
+        return "mine"
+
+    lost_already: list[int] = []
+    assert charge("ORD-1") == "theirs"
+    assert len(lost) == 1
+    assert charges(connect) == 0
+
+
+def test_a_coroutine_settles_in_the_thread_that_has_its_connection(place: tuple[Store, Connect]) -> None:
+    store, connect = place
+
+    @idempotent(store=store, key="order", name="shop.charge")
+    async def charge(order: str) -> object:
+        def work() -> None:
+            lease = current_lease()
+            assert lease is not None
+            with connect() as connection:
+                connection.execute("insert into charges values ('one')")
+                lease.settle({"charged": order}, using=connection)
+
+        await asyncio.to_thread(work)
+        return None
+
+    async def main() -> list[object]:
+        return [await charge("ORD-1"), await charge("ORD-1")]
+
+    assert asyncio.run(main()) == [{"charged": "ORD-1"}] * 2
+    assert charges(connect) == 1

@@ -1,0 +1,261 @@
+"""A job that meets a running one of the same operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from rq import Queue, Retry
+from rq.job import Job
+from rq.utils import now
+
+from celery_idempotent import Policy, events
+from celery_idempotent.rq import jobs
+from celery_idempotent.rq.decorator import JobBinding
+from celery_idempotent.rq.delivery import JobDelivery
+from celery_idempotent.stores.memory import MemoryStore
+from tests.proxy import Proxy
+from tests.rq import shop
+from tests.rq.conftest import StartRq
+from tests.rq.desk import Desk, hearing
+from tests.waiting import wait_until
+
+CHARGE = "idem:tests.rq.shop.charge::ORD-1"
+
+
+def when_it_conflicts(desk: Desk, do: Callable[[], object]) -> Job:
+    """Run a job in this process, and do something once it waits for the holder of its operation."""
+    done: list[Future[Any]] = []
+    with ThreadPoolExecutor(1) as pool, hearing(events.Conflicted, then=lambda event: done.append(pool.submit(do))):
+        job = desk.run(shop.charge, "ORD-1")
+        for future in done:
+            future.result()
+    assert len(done) == 1
+    return job
+
+
+# -- where a scheduler runs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_with_a_scheduler_it_is_put_off_and_takes_no_worker(desk: Desk, start_rq: StartRq) -> None:
+    after = desk.gates.close("after ORD-1")
+    start_rq(scheduler=True)
+    first = desk.queue.enqueue(shop.charge, "ORD-1")
+    after.reached()
+    start_rq()
+    second = desk.queue.enqueue(shop.charge, "ORD-1")
+    wait_until(lambda: desk.scheduled(second), 30, "the second job to be scheduled")
+    assert desk.meta(second)["outcome"] == "deferred"
+    # Its worker goes on with other work.
+    other = desk.queue.enqueue(shop.report, "monday")
+    assert desk.wait_for(other, "finished").return_value() == "monday charged 1"
+    after.open()
+    assert desk.wait_for(first, "finished").return_value() == "ORD-1 charged 1"
+    assert desk.wait_for(second, "finished").return_value() == "ORD-1 charged 1"
+    assert desk.meta(second)["outcome"] == "replayed"
+
+
+def test_however_often_it_is_put_off_no_retry_of_its_own_is_spent(desk: Desk) -> None:
+    release = desk.hold(CHARGE)
+    with desk.scheduler() as scheduler:
+        job = desk.run(shop.charge, "ORD-1", ending="retry 1 at first", retry=Retry(max=2))
+        for number in range(1, 8):
+            found = desk.again(job)
+            assert desk.scheduled(job)
+            assert (found.number_of_retries or 0, found.retries_left) == (0, 2)
+            assert desk.meta(job)["deferrals"] == number
+            desk.bring_back(scheduler)
+            desk.burst()
+        release()
+        desk.bring_back(scheduler)
+        desk.burst()
+    # It runs, and its own one retry is still there.
+    found = desk.again(job)
+    assert found.return_value() == "ORD-1 charged 2"
+    assert found.retries_left == 2
+    assert desk.effects("ORD-1") == 2
+
+
+def test_a_job_in_the_midst_of_its_own_retries_is_put_off_and_goes_on_counting_where_it_was(desk: Desk) -> None:
+    with desk.scheduler() as scheduler:
+        job = desk.run(shop.charge, "ORD-1", ending="retry 3 60", retry=Retry(max=2))
+        desk.bring_back(scheduler)
+        desk.burst()
+        counted = desk.again(job).number_of_retries
+        desk.lapse()
+        release = desk.hold(CHARGE)
+        for _ in range(3):
+            desk.bring_back(scheduler)
+            desk.burst()
+            assert desk.scheduled(job)
+            assert desk.again(job).number_of_retries == counted
+        release()
+    assert desk.effects("ORD-1") == 2
+
+
+def test_the_pauses_grow_and_end_with_the_lease_in_its_way(desk: Desk) -> None:
+    desk.hold(CHARGE)
+    with hearing(events.Deferred) as heard, desk.scheduler() as scheduler:
+        desk.run(shop.charge, "ORD-1")
+        for _ in range(8):
+            desk.bring_back(scheduler)
+            desk.burst()
+    delays = [event.delay for event in heard if isinstance(event, events.Deferred)]
+    assert [event.copy for event in heard if isinstance(event, events.Deferred)] == list(range(1, 10))
+    assert 1 <= delays[0] <= 2
+    assert delays[4] > delays[0]
+    assert max(delays) <= 60
+    assert all(delay == int(delay) >= 1 for delay in delays)
+
+
+def test_it_is_put_off_in_the_queue_that_it_came_from(desk: Desk) -> None:
+    desk.hold(CHARGE)
+    queue = Queue("other", connection=desk.connection)
+    desk.queue = queue
+    with desk.scheduler():
+        job = desk.run(shop.charge, "ORD-1", result_ttl=7, ttl=3600, meta={"mine": 1}, description="a charge")
+        assert desk.scheduled(job)
+    assert (job.origin, job.result_ttl, job.meta["mine"], job.description) == ("other", 7, 1, "a charge")
+
+
+def test_an_async_job_is_put_off_too(desk: Desk) -> None:
+    release = desk.hold("idem:tests.rq.shop.charge_slowly::ORD-1")
+    with desk.scheduler() as scheduler:
+        job = desk.run(shop.charge_slowly, "ORD-1")
+        assert desk.scheduled(job)
+        release()
+        desk.bring_back(scheduler)
+        desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
+# -- where none runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_without_a_scheduler_it_waits_until_it_can_run(desk: Desk) -> None:
+    release = desk.hold(CHARGE)
+    job = when_it_conflicts(desk, release)
+    assert job.return_value() == "ORD-1 charged 1"
+
+
+def test_without_a_scheduler_it_waits_until_it_is_answered(desk: Desk, start_rq: StartRq) -> None:
+    after = desk.gates.close("after ORD-1")
+    start_rq()
+    first = desk.queue.enqueue(shop.charge, "ORD-1")
+    after.reached()
+    second = when_it_conflicts(desk, after.open)
+    assert desk.wait_for(first, "finished").return_value() == "ORD-1 charged 1"
+    assert second.return_value() == "ORD-1 charged 1"
+    assert desk.effects("ORD-1") == 1
+
+
+def test_it_gives_up_before_its_own_time_is_up_and_says_what_to_do(desk: Desk) -> None:
+    release = desk.hold(CHARGE)
+    job = desk.run(shop.charge, "ORD-1", job_timeout=5, retry=Retry(max=3))
+    assert job.get_status() == "failed"
+    error = desk.error(job)
+    assert error.startswith("celery_idempotent.errors.Conflict")
+    assert "--with-scheduler" in error
+    assert "requeue" in error
+    assert job.retries_left == 3
+    release()
+    job.requeue()
+    desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
+def test_its_time_began_before_its_module_was_imported(desk: Desk) -> None:
+    """As RQ counts: what it waits for is over before RQ's limit, however long the import took."""
+    job = Job.create(shop.charge, ("ORD-1",), connection=desk.connection, timeout=180)
+    assert jobs.seconds_running(job) == 0
+    job.started_at = now() - timedelta(seconds=100)
+    binding = JobBinding(
+        shop.charge.__wrapped__, Policy(), name=None, namespace="idem", store=MemoryStore, serializer="json"
+    )
+    delivery = JobDelivery(binding, job, shop.charge, ("ORD-1",), {})._delivery()
+    assert 0 < delivery.patience <= 0.8 * 180 - 100
+
+
+# -- where it is enqueued ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_where_it_is_enqueued_it_fails_and_says_how_to_wait(desk: Desk) -> None:
+    desk.hold("idem:tests.rq.shop.charge_or_wait::ORD-1")
+    queue = Queue(is_async=False, connection=desk.connection)
+    with desk.scheduler():
+        job = queue.enqueue(shop.charge_or_wait, "ORD-1")
+    assert desk.status(job) == "failed"
+    assert "wait_timeout" in desk.error(job)
+    assert not desk.scheduled(job)
+
+
+def test_where_it_is_enqueued_it_does_not_wait_unless_it_is_told_to(desk: Desk) -> None:
+    desk.hold(CHARGE)
+    queue = Queue(is_async=False, connection=desk.connection)
+    with hearing(events.Conflicted) as heard:
+        job = queue.enqueue(shop.charge, "ORD-1")
+    assert len(heard) == 1
+    assert "Conflict" in desk.error(job)
+
+
+# -- as the policy says ------------------------------------------------------------------------------------------------
+
+
+def test_who_wants_an_error_gets_one(desk: Desk) -> None:
+    desk.hold("idem:tests.rq.shop.charge_or_raise::ORD-1")
+    with desk.scheduler():
+        job = desk.run(shop.charge_or_raise, "ORD-1")
+    assert job.get_status() == "failed"
+    assert "Conflict" in desk.error(job)
+
+
+def test_who_waits_a_while_is_put_off_after_it(desk: Desk) -> None:
+    desk.hold("idem:tests.rq.shop.charge_or_wait::ORD-1")
+    with desk.scheduler():
+        job = desk.run(shop.charge_or_wait, "ORD-1")
+        assert desk.scheduled(job)
+    assert desk.meta(job)["outcome"] == "deferred"
+
+
+# -- where the store cannot be reached ---------------------------------------------------------------------------------
+
+
+def away(proxy: Proxy) -> None:
+    proxy.refuse()
+    proxy.reset()
+
+
+def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(desk: Desk, through: Proxy) -> None:
+    away(through)
+    with desk.scheduler() as scheduler:
+        job = desk.run("tests.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
+        assert desk.scheduled(job)
+        assert (job.retries_left, desk.effects("ORD-1")) == (1, 0)
+        through.heal()
+        desk.bring_back(scheduler)
+        desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
+def test_without_one_it_fails_within_its_time_and_a_requeue_runs_it(desk: Desk, through: Proxy) -> None:
+    away(through)
+    job = desk.run("tests.rq.shop.charge_through", "ORD-1", job_timeout=2)
+    assert desk.error(job).startswith("celery_idempotent.errors.StoreUnreachable")
+    through.heal()
+    job.requeue()
+    desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
+def test_where_it_is_enqueued_nobody_waits_long_for_a_store(desk: Desk, through: Proxy) -> None:
+    away(through)
+    queue = Queue(is_async=False, connection=desk.connection)
+    job = queue.enqueue("tests.rq.shop.charge_through", "ORD-1")  # may take three minutes
+    assert desk.error(job).startswith("celery_idempotent.errors.StoreUnreachable")
+    assert desk.effects("ORD-1") == 0

@@ -1,0 +1,127 @@
+"""Exceptions that a signal handler raises wherever the main thread happens to be, as time limits do."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from celery_idempotent.flags import Flag
+from celery_idempotent.heartbeat import Heartbeat
+from celery_idempotent.holding import Holding
+from celery_idempotent.records import Claim, Lease
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.sqlite import SqliteStore
+
+pytestmark = [
+    pytest.mark.thorough,
+    # An alarm would ring within coverage's own lock as well, and leave that one taken; or while something is collected,
+    # where nothing can be raised.
+    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+#: How often each is tried. Where a lock is taken by Python code, a few hundred leave one locked.
+TRIES = 4000
+STEP, LONGEST = 0.2e-6, 60e-6
+PROMPTLY = 10.0
+
+
+class Rings(Exception):
+    """A time limit."""
+
+
+@pytest.fixture(autouse=True)
+def alarm() -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Rings
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def interrupt(work: Callable[[], object]) -> int:
+    """Do the work many times, with an alarm at another moment of it each time; return how often it rang within."""
+    rang = 0
+    for number in range(TRIES):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-6, number * STEP % LONGEST))
+            work()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Rings:
+            rang += 1
+    return rang
+
+
+def is_free(lock: threading.Lock | threading.RLock) -> bool:
+    """Tell whether another thread gets the lock."""
+    got: list[bool] = []
+
+    def take() -> None:
+        got.append(lock.acquire(timeout=PROMPTLY))
+        if got[0]:
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return got == [True]
+
+
+def test_a_flag_can_be_raised_after_any_interruption() -> None:
+    flag = Flag()
+
+    def work() -> None:
+        flag.set()
+        flag.wait(0.001)
+        flag.clear()
+
+    assert interrupt(work)
+    assert is_free(flag._lock)
+
+
+def test_a_flag_wakes_who_waits_for_it_and_tells_who_waited_in_vain() -> None:
+    flag, woken = Flag(), []
+    assert (flag.is_set(), flag.wait(0.001)) == (False, False)
+    thread = threading.Thread(target=lambda: woken.append(flag.wait(PROMPTLY)))
+    thread.start()
+    flag.set()
+    thread.join()
+    assert (woken, flag.is_set(), flag.wait()) == ([True], True, True)
+    flag.clear()
+    assert not flag.wait(0)
+
+
+def test_leases_are_renewed_after_any_interruption() -> None:
+    heart, store = Heartbeat(), MemoryStore()
+    holding = Holding(store, Lease(Claim("k", "me", 3000.0, 60.0), 1), monotonic())
+
+    heart._thread = cast(Any, SimpleNamespace(is_alive=lambda: True))  # one that is running already
+
+    def work() -> None:
+        heart._step = 5000.0  # so that the thread is told of a shorter one
+        heart.watch(holding)
+        heart.forget(holding)
+
+    assert interrupt(work)
+    assert is_free(heart._lock)
+
+
+def test_a_file_of_records_is_open_to_other_threads_after_any_interruption(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "records.db"))
+    store.get("k")
+    with warnings.catch_warnings():  # a connection that is lost by an interruption is closed when it is collected
+        warnings.simplefilter("ignore", ResourceWarning)
+        assert interrupt(lambda: store.get("k"))
+        gc.collect()
+    assert is_free(store._connections._lock)
+    store.close()
