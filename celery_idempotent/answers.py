@@ -73,8 +73,8 @@ class Delivery:
         task_id: The message's id, for events.
         wants_result: Whether somebody reads the value: a caller, a callback, a chain, a chord.
         patience: Longest time in seconds that the delivery may be held before the body runs.
-        must_wait: Tells whether to spend it waiting for whoever holds the key, since nobody would deliver this again;
-            asked when it meets somebody.
+        least_wait: Tells for how long in seconds it waits for whoever holds the key, whatever the policy says; asked
+            once it meets somebody.
         stopping: Tells whether this process is about to stop, so that nobody should wait.
         lost_error: Which `LeaseLost` the body's holding raises.
         max_lease: Seconds after which its lease is not renewed any more, or None.
@@ -92,7 +92,7 @@ class Delivery:
     task_id: str = ""
     wants_result: bool = True
     patience: float = float("inf")
-    must_wait: Callable[[], bool] = lambda: False
+    least_wait: Callable[[], float] = lambda: 0.0
     stopping: Callable[[], bool] = lambda: False
     lost_error: type[LeaseLost] = LeaseLost
     max_lease: float | None = None

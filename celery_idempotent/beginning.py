@@ -39,6 +39,7 @@ class Beginning:
         self.guard, self.delivery = guard, delivery
         self.patience = Pauses(STORE_PAUSE, delivery.patience, delivery.stopping)
         self.waiting: Pauses | None = None
+        self.least = 0.0
 
     def step(self) -> Holding | Answer | float:
         """Return what the body is to run under, or the answer, or the seconds to sleep before the next step.
@@ -103,9 +104,9 @@ class Beginning:
             telling.conflicts(delivery, record)
             if policy.on_conflict == "raise" and another:
                 raise complaints.being_done(record)
-            limit = float("inf") if delivery.must_wait() else policy.wait_timeout
+            self.least = delivery.least_wait()
+            limit = max(self.least, policy.wait_timeout if policy.on_conflict == "wait" else 0.0)
             self.waiting = Pauses(WAIT_PAUSE, min(limit, self.patience.end - monotonic()), delivery.stopping)
         # One that comes again by itself need not wait for the holder it met.
-        waits = delivery.must_wait() or (policy.on_conflict == "wait" and another)
-        pause = self.waiting.next() if waits else None
+        pause = self.waiting.next() if another or self.least else None
         return Busy(record.remaining, record.task_id) if pause is None else pause

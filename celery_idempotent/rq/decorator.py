@@ -125,10 +125,9 @@ def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..
 
 def _runner(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return what runs the body to its end, as RQ does with what is a coroutine."""
-    if not inspect.iscoroutinefunction(function):
-        return function
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return asyncio.run(function(*args, **kwargs))
+        value = function(*args, **kwargs)
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
 
     return run

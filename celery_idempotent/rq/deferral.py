@@ -1,4 +1,4 @@
-"""Coming back later: a job that cannot run now returns a `Retry`, which RQ schedules.
+"""Coming back later: a job that cannot run now returns a `Retry`, with which RQ schedules it, or enqueues it anew.
 
 RQ counts what a job returns as `Retry` against the ``max`` that it names. A deferral is none of the job's own retries,
 so the count is set back by as much as RQ is about to add.
@@ -14,15 +14,17 @@ from rq.job import Job, Retry
 
 from .jobs import META
 
-__all__ = ["Unspent", "can_be_put_off", "deferrals", "put_off"]
+__all__ = ["FIRST_DELAY", "TURN", "Unspent", "can_be_put_off", "deferrals", "delay_before", "put_off"]
 
 #: Seconds to wait at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
+#: Seconds for which a job waits where it is, whenever its turn comes, if nobody would enqueue it later.
+TURN = 1.0
 #: Least ttl in seconds of a job that can be put off: RQ's scheduler looks once a second, and counts in whole ones.
 LEAST_TTL = 4
 #: How often a job may be put off: for ever.
 ALWAYS = 2**31
-#: Whether RQ counts a returned Retry that it schedules; before 2.8 it counts those alone that it enqueues at once.
+#: Whether RQ counts a returned Retry that it schedules; each that it enqueues at once it counts, also before 2.8.
 _COUNTS = "retry" in inspect.signature(Job._handle_retry_result).parameters
 
 
@@ -64,7 +66,12 @@ def delay_before(number: int, remaining: float, ttl: int | None) -> int:
 
 
 def put_off(job: Job, delay: int) -> Retry:
-    """Return what the job is to return, so that it comes back in ``delay`` seconds with all its own retries."""
-    if _COUNTS:
+    """Return what the job is to return, so that it comes back in ``delay`` seconds with all its own retries.
+
+    Arguments:
+        job: The job.
+        delay: Whole seconds after which a scheduler is to enqueue it; 0 to have it enqueued now, behind all others.
+    """
+    if _COUNTS or not delay:
         job.number_of_retries = (job.number_of_retries or 0) - 1
     return Retry(max=ALWAYS, interval=delay)

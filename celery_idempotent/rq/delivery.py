@@ -11,7 +11,7 @@ from rq.exceptions import ShutDownImminentException
 from rq.job import Job, Retry
 from rq.timeouts import BaseTimeoutException
 
-from .. import events
+from .. import events, recording
 from ..answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
 from ..binding import current_holder, history
 from ..complaints import in_progress, not_kept
@@ -25,10 +25,10 @@ from ..errors import (
     PreviouslyFailed,
     ResultUnavailable,
 )
-from ..functions import FunctionBinding
+from ..functions import FunctionBinding, check_returned
 from ..holding import Holding
 from ..hooks import logger
-from ..records import Claim, Reason, Release, new_owner
+from ..records import Claim, Lease, Reason, Release, new_owner
 from . import deferral, jobs
 from .handover import Handover
 
@@ -67,7 +67,7 @@ class JobDelivery:
         self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
         # RQ's time limit began before the module of the job was imported, which may have taken long.
         self.came, self.ran = monotonic() - jobs.seconds_running(job), False
-        self.given = job.meta.get(jobs.KEY)
+        self.given, self.key = job.meta.get(jobs.KEY), ""
         self.handover = Handover.take()
 
     def answer(self) -> Any:
@@ -80,16 +80,12 @@ class JobDelivery:
         try:
             if self.handover is not None:
                 self.handover.check(self.binding)
-            delivery = self._delivery()
-            answer = self.binding.guard.run(delivery)
-            if self.ran and isinstance(answer, (Busy, Dropped)) and self._stays:
-                # It lost its lease, and nothing would bring it back: it waits for its heir, as any duplicate does.
-                delivery = self._delivery()
-                answer = self.binding.guard.run(delivery)
-            return self._conclude(delivery, answer)
+            return self._conclude(self._delivery())
         except _Retried as retried:
             return retried.retry
         except Exception as error:
+            if not self.ran:
+                self._refused(error)
             if self._is_permanent(error) and self.job.retries_left:
                 self.job.retries_left = deferral.Unspent(self.job.retries_left)  # type: ignore[assignment]
             raise
@@ -100,7 +96,7 @@ class JobDelivery:
         def body(holding: Holding) -> Any:
             self._begins(holding)
             with running(holding):
-                value = self.run(*self.args, **self.kwargs)
+                value = check_returned(self.binding.name, self.run(*self.args, **self.kwargs))
             if isinstance(value, Retry):
                 raise _Retried(value)
             return value
@@ -110,7 +106,7 @@ class JobDelivery:
             self.handover.tell(self.binding, claim, self._max_lease, self.job.id)
         story = self.binding.story(claim)
         patience = min(PATIENCE * jobs.seconds_allowed(self.job), LONGEST_WAIT) - (monotonic() - self.came)
-        if jobs.is_synchronous(self.job):  # the caller waits, who may be serving a request
+        if self._is_synchronous:  # the caller waits, who may be serving a request
             patience = min(patience, self.binding.policy.wait_timeout)
         return Delivery(
             claim,
@@ -120,7 +116,7 @@ class JobDelivery:
             task_id=self.job.id,
             wants_result=jobs.has_reader(self.job),
             patience=patience,
-            must_wait=lambda: self._stays,
+            least_wait=self._turn,
             tell=story,
             noted=story,
             max_lease=self._max_lease,
@@ -131,8 +127,9 @@ class JobDelivery:
         binding, job = self.binding, self.job
         arguments = binding.arguments(self.given, self.args, self.kwargs)
         explicit = binding.explicit(self.given)
+        self.key = binding.key(self.given, jobs.occurrence(job), arguments, job.meta)
         return Claim(
-            key=binding.key(self.given, jobs.occurrence(job), arguments, job.meta),
+            key=self.key,
             owner=self.handover.owner if self.handover is not None else new_owner(),
             lease_ttl=binding.policy.lease_ttl,
             keep_ttl=binding.policy.failure_ttl,
@@ -148,10 +145,16 @@ class JobDelivery:
         return self.binding.policy.max_lease or (allowed + GRACE if allowed < float("inf") else None)
 
     @cached_property
-    def _stays(self) -> bool:
-        """Whether the job must wait where it is, since nothing would bring it back."""
-        comes_back = deferral.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
-        return not (jobs.is_synchronous(self.job) or comes_back)
+    def _is_synchronous(self) -> bool:
+        return jobs.is_synchronous(self.job)
+
+    @cached_property
+    def _can_be_scheduled(self) -> bool:
+        return deferral.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
+
+    def _turn(self) -> float:
+        """Return the seconds for which the job waits where it is, lest it goes round in circles."""
+        return 0.0 if self._is_synchronous or self._can_be_scheduled else deferral.TURN
 
     def _begins(self, holding: Holding) -> None:
         self.ran = True
@@ -159,7 +162,7 @@ class JobDelivery:
         self._mark(outcome="ran", key=holding.key, fence=holding.fence)
 
     def _ending(self, error: BaseException) -> Ending:
-        job = self.job
+        job, again = self.job, self.job.should_retry and not self._is_permanent(error)
         match error:
             case _Retried(retry=retry):
                 if job.number_of_retries and job.number_of_retries >= retry.max:
@@ -168,12 +171,13 @@ class JobDelivery:
             case ShutDownImminentException():
                 return Release(Reason.SHUTDOWN)
         ending = self.binding.ending_of(error)
-        again = isinstance(ending, Release) and ending.reason is Reason.FAILED and job.should_retry
-        # RQ will run it again: whoever else has this key waits for that.
-        return Release(Reason.RETRY, job.get_retry_interval()) if again else ending
+        if again and isinstance(ending, Release) and ending.reason is Reason.FAILED:
+            # RQ will run it again: whoever else has this key waits for that.
+            return Release(Reason.RETRY, job.get_retry_interval())
+        return ending
 
-    def _conclude(self, delivery: Delivery, answer: Answer) -> Any:
-        match answer:
+    def _conclude(self, delivery: Delivery) -> Any:
+        match self._answer(delivery):
             case Ran(value):
                 return value
             case Replayed(value, record):
@@ -184,23 +188,29 @@ class JobDelivery:
                 raise not_kept(record, "the run that did it left none")
             case Dropped():  # the lease was lost, and whoever has it now may settle
                 return self._stand_aside(delivery, Busy(deferral.FIRST_DELAY))
-            case Busy():
-                return self._stand_aside(delivery, answer)
-        raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+            case Busy() as busy:
+                return self._stand_aside(delivery, busy)
+            case other:  # pragma: no cover
+                raise AssertionError(f"the guard gave no answer but {other!r}")
+
+    def _answer(self, delivery: Delivery) -> Answer:
+        guard = self.binding.guard
+        try:
+            return guard.run(delivery)
+        except BaseTimeoutException as error:
+            # It rings wherever the job happens to be: also between its grant and its body, where nobody would release.
+            ending = self._ending(error)
+            if isinstance(ending, Release):
+                recording.release(delivery, Holding(guard.store, Lease(delivery.claim, 0), monotonic()), ending)
+            raise
 
     def _stand_aside(self, delivery: Delivery, busy: Busy) -> Any:
         """Have the job come back later, or fail where nothing would bring it back."""
         key, job = delivery.claim.key, self.job
-        if jobs.is_synchronous(job):
+        if self._is_synchronous:
             raise busy.error or in_progress(key, busy.remaining)
-        if not jobs.has_scheduler(job):
-            raise busy.error or Conflict(
-                f"{key!r} is being done elsewhere, job {job.id} has waited for it for {delivery.waited:.0f} s, and no "
-                f"scheduler runs for the queue {job.origin!r} that would bring the job back. Start workers with "
-                "--with-scheduler; then requeue the job, which will be answered with the result."
-            )
         number = deferral.deferrals(job)
-        delay = deferral.delay_before(number, busy.remaining, job.ttl)
+        delay = deferral.delay_before(number, busy.remaining, job.ttl) if self._can_be_scheduled else 0
         self._mark(outcome="deferred", key=key, deferrals=number + 1)
         told = events.Deferred(
             key, self.binding.name, job.id, holder=delivery.claim.holder, delay=delay, copy=number + 1
@@ -208,10 +218,15 @@ class JobDelivery:
         self.binding.tell(told)
         return deferral.put_off(job, delay)
 
-    def _is_permanent(self, error: Exception) -> bool:
+    def _is_permanent(self, error: BaseException) -> bool:
         if isinstance(error, Conflict):
             return not error.remaining
         return isinstance(error, (*_PERMANENT, *self.binding.policy.remember_failures))
+
+    def _refused(self, error: Exception) -> None:
+        """Say in the job's meta why it fails without having run."""
+        remembered = isinstance(error, (PreviouslyFailed, *self.binding.policy.remember_failures))
+        self._mark(outcome="replayed" if remembered else "refused", key=self.key, error=type(error).__name__)
 
     def _mark(self, **said: Any) -> None:
         """Write what becomes of the job where RQ's dashboards show it."""

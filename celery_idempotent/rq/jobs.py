@@ -11,6 +11,7 @@ from rq.queue import Queue
 from rq.scheduler import RQScheduler
 from rq.serializers import DefaultSerializer
 from rq.utils import now
+from rq.worker import Worker
 
 __all__ = [
     "KEY",
@@ -31,6 +32,10 @@ __all__ = [
 KEY = "idempotency_key"
 #: Entry of a job's meta in which this library says what became of the job.
 META = "idempotency"
+#: Least seconds to which a scheduler renews its lock each time it has looked for what is due.
+LOCK_TTL = 60
+#: Seconds after which a scheduler that did not renew it is taken for dead.
+SILENCE = 20
 
 
 def job_running(function: Callable[..., Any]) -> Job | None:
@@ -88,12 +93,14 @@ def serializer_of(job: Job) -> str:
 
 def is_synchronous(job: Job) -> bool:
     """Tell whether the job runs where it was enqueued (``is_async=False``), so that nobody would deliver it again."""
-    return job.worker_name == "sync"
+    # That is what RQ calls the worker then; a real one may be called so, too, and is registered.
+    return job.worker_name == "sync" and not job.connection.exists(Worker.redis_worker_namespace_prefix + "sync")
 
 
 def has_scheduler(job: Job) -> bool:
     """Tell whether somebody enqueues what is scheduled for the job's queue."""
-    return bool(job.connection.exists(RQScheduler.get_locking_key(job.origin)))
+    # Redis answers with a negative number where there is none.
+    return int(job.connection.ttl(RQScheduler.get_locking_key(job.origin))) > LOCK_TTL - SILENCE
 
 
 def note(job: Job, said: dict[str, Any]) -> None:

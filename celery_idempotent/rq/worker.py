@@ -6,7 +6,9 @@ out; and they renew the lease of a horse that cannot, as C code holds its interp
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -29,14 +31,16 @@ class _Leases:
 
     connection: Any
     job_monitoring_interval: int
+    _horse_pid: int
 
     _offer: Offer | None = None
     _reaped: tuple[Any, ...] | None = None
     _began = 0.0
+    _told = False
 
     def fork_work_horse(self, job: Any, queue: Any) -> None:
         """Start the horse, which is given the owner of its delivery."""
-        self._reaped, self._began = None, monotonic()
+        self._reaped, self._began, self._told = None, monotonic(), False
         self._close()
         self._offer = Offer(self.job_monitoring_interval)
         with self._offer.made():
@@ -49,10 +53,12 @@ class _Leases:
 
     def wait_for_horse(self) -> tuple[Any, ...]:
         """Wait until the horse is gone, and release what it held."""
-        # RQ looks at its horse in between by an alarm, which may also ring just when the horse is reaped.
+        # RQ looks at its horse in between by an alarm. One that rang while the horse is reaped would lose its status,
+        # and RQ would take it for killed.
         if self._reaped is None:
+            _wait_for(self._horse_pid)
+            signal.alarm(0)  # nothing is waited for any more, and to release must not be broken off either
             self._reaped = super().wait_for_horse()  # type: ignore[misc]
-        signal.alarm(0)  # nothing is waited for any more, and to release must not be broken off
         if self._reaped[1] != 0:
             self._speak("released", self._release)
         self._close()
@@ -63,16 +69,16 @@ class _Leases:
         if held is None:
             return
         try:
-            if held.store is None:
+            if held.store is not None:
+                speak(held)
+            elif not self._told:
+                self._told = True  # once for each horse, however long it runs
                 logger.warning(
-                    "The lease on %s cannot be %s for its horse: the store of %s is an object, which its worker does "
-                    "not know. Give the store's URL instead.",
+                    "The lease on %s can be neither renewed nor released for its horse: the store of %s is an object, "
+                    "which its worker does not know. Give the store's URL instead.",
                     held.key,
-                    done,
                     held.task,
                 )
-            else:
-                speak(held)
         except IdempotencyError as error:
             logger.warning("The lease on %s could not be %s for its horse: %s", held.key, done, error)
 
@@ -104,6 +110,14 @@ class _Leases:
         if self._offer is not None:
             self._offer.close()
             self._offer = None
+
+
+def _wait_for(pid: int) -> None:
+    """Wait until a child has ended, and leave it to be reaped."""
+    waitid: Any = getattr(os, "waitid", None)  # Python has it on macOS since 3.13
+    if waitid is not None:
+        with suppress(ChildProcessError):
+            waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 class IdempotentWorker(_Leases, Worker):

@@ -36,9 +36,9 @@ class Desk:
     def close(self) -> None:
         self.store.close()
 
-    def burst(self, **options: Any) -> None:
-        """Work off what is in the queue, in this process."""
-        burst(self.queue, **options)
+    def burst(self, jobs: int | None = None) -> None:
+        """Work off what is in the queue, or so many jobs of it, in this process."""
+        burst(self.queue, jobs=jobs)
 
     def run(self, function: Callable[..., Any] | str, *args: Any, **options: Any) -> Job:
         """Enqueue a job, work the queue off, and return the job as it is then."""
@@ -63,6 +63,10 @@ class Desk:
     def meta(self, job: Job) -> dict[str, Any]:
         """Return what the library says of a job in its meta."""
         return dict(self.again(job).meta["idempotency"])
+
+    def deferrals(self, job: Job) -> int:
+        """Return how often a job was put off so far."""
+        return int(self.again(job).meta.get("idempotency", {}).get("deferrals", 0))
 
     def error(self, job: Job) -> str:
         """Return the last line of what RQ keeps of a failure."""
@@ -122,6 +126,7 @@ class Desk:
 
     def bring_back(self, scheduler: RQScheduler) -> None:
         """Enqueue what is scheduled, however late it is due."""
+        scheduler.heartbeat()
         registry = ScheduledJobRegistry(queue=self.queue)
         for job_id in registry.get_job_ids():
             self.connection.zadd(registry.key, {job_id: 1})

@@ -170,15 +170,15 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def burst(*queues: Queue, worker: type[Any] = SimpleWorker, **options: Any) -> None:
-    """Work on what is in the queues, in this process, until they are empty."""
+def burst(*queues: Queue, worker: type[Any] = SimpleWorker, jobs: int | None = None, **options: Any) -> None:
+    """Work on what is in the queues, in this process, until they are empty, or so many jobs were done."""
     serializer = options.pop("serializer", queues[0].serializer)
     quiet = type(
         worker.__name__, (worker,), {"subscribe": lambda self: None}
     )  # to commands, in a thread that ends late
     made = quiet(list(queues), connection=queues[0].connection, serializer=serializer, **options)
     with signals_kept():
-        made.work(burst=True, logging_level="CRITICAL")
+        made.work(burst=True, max_jobs=jobs, logging_level="CRITICAL")
 
 
 @contextmanager

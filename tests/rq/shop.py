@@ -170,6 +170,23 @@ def within(order: str) -> list[Any]:
     return [charge_plainly(f"{order} inner"), within(f"{order} itself") if " " not in order else None]
 
 
+async def _charge_later(order: str) -> str:
+    await asyncio.sleep(0)
+    return f"{order} charged {effect(order)}"
+
+
+@idempotent(key="order")
+def charge_later(order: str) -> Any:
+    """Return a coroutine, which RQ runs, though it is no coroutine function."""
+    return _charge_later(order)
+
+
+@idempotent(key="order")
+def charge_each(order: str) -> Any:
+    """Return what has not done its work yet, though it is no generator function."""
+    return (effect(f"{order}-{item}") for item in range(3))
+
+
 @idempotent(key="order")
 def charge_plainly(order: str) -> int:
     return effect(order)

@@ -79,7 +79,7 @@ def test_a_job_id_that_is_used_again_for_the_same_is_answered_and_tells_whose_re
 
 def test_a_job_is_never_put_off_for_longer_than_rq_keeps_it(queue: Queue, run: Callable[..., Job]) -> None:
     hold(queue, "ORD-1")
-    queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler")
+    queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler", ex=61)
     job = run(attacked.charge, "ORD-1", 5, ttl=deferral.LEAST_TTL)
     for _ in range(4):  # each time for twice as long
         due = queue.scheduled_job_registry.get_expiration_time(job)
@@ -95,7 +95,7 @@ def test_a_job_is_never_put_off_for_longer_than_rq_keeps_it(queue: Queue, run: C
 
 def test_a_job_that_rq_keeps_for_too_short_waits_where_it_is(queue: Queue, run: Callable[..., Job]) -> None:
     store, lease = hold(queue, "ORD-1")
-    queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler")
+    queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler", ex=61)
     release = threading.Timer(0.5, store.release, (lease, Release(Reason.FAILED)))
     release.start()
     assert run(attacked.charge, "ORD-1", 5, ttl=1).return_value() == "ORD-1 charged 5"

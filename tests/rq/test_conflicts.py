@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rq import Queue, Retry
 from rq.job import Job
+from rq.scheduler import RQScheduler
 from rq.utils import now
 
 from celery_idempotent import Policy, events
@@ -21,6 +23,7 @@ from tests.proxy import Proxy
 from tests.rq import shop
 from tests.rq.conftest import StartRq
 from tests.rq.desk import Desk, hearing
+from tests.rq.nodes import burst
 from tests.waiting import wait_until
 
 CHARGE = "idem:tests.rq.shop.charge::ORD-1"
@@ -154,18 +157,72 @@ def test_without_a_scheduler_it_waits_until_it_is_answered(desk: Desk, start_rq:
     assert desk.effects("ORD-1") == 1
 
 
-def test_it_gives_up_before_its_own_time_is_up_and_says_what_to_do(desk: Desk) -> None:
+def test_without_a_scheduler_it_waits_a_second_and_goes_behind_the_others_and_spends_no_retry(desk: Desk) -> None:
     release = desk.hold(CHARGE)
-    job = desk.run(shop.charge, "ORD-1", job_timeout=5, retry=Retry(max=3))
-    assert job.get_status() == "failed"
-    error = desk.error(job)
-    assert error.startswith("celery_idempotent.errors.Conflict")
-    assert "--with-scheduler" in error
-    assert "requeue" in error
-    assert job.retries_left == 3
+    job = desk.queue.enqueue(shop.charge, "ORD-1", ending="retry 1 at first", job_timeout=5, retry=Retry(max=2))
+    for number in range(1, 5):
+        other = desk.queue.enqueue(shop.report, f"day {number}")
+        with hearing(events.Deferred) as heard:
+            desk.burst(jobs=1)
+        assert [(event.delay, event.copy) for event in heard if isinstance(event, events.Deferred)] == [(0, number)]
+        found = desk.again(job)
+        assert desk.queue.get_job_ids() == [other.id, job.id]
+        assert (found.number_of_retries or 0, found.retries_left) == (0, 2)
+        assert (desk.meta(job)["outcome"], desk.meta(job)["deferrals"]) == ("deferred", number)
+        desk.burst(jobs=1)
+        assert desk.status(other) == "finished"
     release()
-    job.requeue()
     desk.burst()
+    # It runs, and its own one retry is still there.
+    found = desk.again(job)
+    assert (found.return_value(), found.retries_left) == ("ORD-1 charged 2", 2)
+    assert desk.effects("ORD-1") == 2
+
+
+def test_without_a_scheduler_a_job_that_may_take_less_than_a_lease_outlives_the_one_in_its_way(desk: Desk) -> None:
+    """As that of its own killed horse: RQ alone would run it again at once."""
+    desk.hold(CHARGE)
+    job = desk.queue.enqueue(shop.charge, "ORD-1", job_timeout=1)
+    for _ in range(3):
+        desk.burst(jobs=1)
+        assert desk.status(job) == "queued"
+    desk.lapse()
+    desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
+def test_a_scheduler_that_has_died_and_left_its_lock_is_none(desk: Desk) -> None:
+    desk.hold(CHARGE)
+    with desk.scheduler():
+        lock = RQScheduler.get_locking_key(desk.queue.name)
+        assert desk.connection.ttl(lock) > jobs.LOCK_TTL - 5, "which it has just taken"
+        desk.connection.expire(lock, jobs.LOCK_TTL - jobs.SILENCE)
+        job = desk.queue.enqueue(shop.charge, "ORD-1")
+        desk.burst(jobs=1)
+        assert desk.status(job) == "queued"
+        assert not desk.scheduled(job)
+
+
+def test_a_scheduler_that_lives_renews_its_lock_long_before_it_is_taken_for_dead(desk: Desk, start_rq: StartRq) -> None:
+    start_rq(scheduler=True)
+    lock = RQScheduler.get_locking_key(desk.queue.name)
+    wait_until(lambda: desk.connection.ttl(lock) > 0, 30, "the scheduler to take its lock")
+    left = []
+    for _ in range(30):
+        left.append(desk.connection.ttl(lock))
+        time.sleep(0.1)
+    assert min(left) > jobs.LOCK_TTL - jobs.SILENCE / 2
+
+
+def test_a_worker_in_burst_mode_waits_for_what_it_was_asked_to_do(desk: Desk, start_rq: StartRq) -> None:
+    """Its scheduler is none: it holds no lock while the worker performs a job."""
+    release = desk.hold(CHARGE)
+    job = desk.queue.enqueue(shop.charge, "ORD-1")
+    worker = start_rq(scheduler=True, options=["--burst"], ready=False)
+    wait_until(lambda: desk.deferrals(job) >= 2, 30, "the job to come back")
+    assert worker.running
+    release()
+    assert worker.wait() == 0
     assert desk.again(job).return_value() == "ORD-1 charged 1"
 
 
@@ -179,6 +236,7 @@ def test_its_time_began_before_its_module_was_imported(desk: Desk) -> None:
     )
     delivery = JobDelivery(binding, job, shop.charge, ("ORD-1",), {})._delivery()
     assert 0 < delivery.patience <= 0.8 * 180 - 100
+    assert delivery.least_wait() == 1
 
 
 # -- where it is enqueued ----------------------------------------------------------------------------------------------
@@ -204,6 +262,16 @@ def test_where_it_is_enqueued_it_does_not_wait_unless_it_is_told_to(desk: Desk) 
     assert "Conflict" in desk.error(job)
 
 
+def test_a_worker_that_is_called_as_rq_calls_none_is_one_all_the_same(desk: Desk) -> None:
+    release = desk.hold(CHARGE)
+    job = desk.queue.enqueue(shop.charge, "ORD-1")
+    burst(desk.queue, name="sync", jobs=1)
+    assert desk.status(job) == "queued"
+    release()
+    desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
 # -- as the policy says ------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +281,8 @@ def test_who_wants_an_error_gets_one(desk: Desk) -> None:
         job = desk.run(shop.charge_or_raise, "ORD-1")
     assert job.get_status() == "failed"
     assert "Conflict" in desk.error(job)
+    key = "idem:tests.rq.shop.charge_or_raise::ORD-1"
+    assert desk.meta(job) == {"outcome": "refused", "error": "Conflict", "key": key}
 
 
 def test_who_waits_a_while_is_put_off_after_it(desk: Desk) -> None:
@@ -243,12 +313,12 @@ def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(des
     assert desk.again(job).return_value() == "ORD-1 charged 1"
 
 
-def test_without_one_it_fails_within_its_time_and_a_requeue_runs_it(desk: Desk, through: Proxy) -> None:
+def test_without_one_it_goes_behind_the_others_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
-    job = desk.run("tests.rq.shop.charge_through", "ORD-1", job_timeout=2)
-    assert desk.error(job).startswith("celery_idempotent.errors.StoreUnreachable")
+    job = desk.queue.enqueue("tests.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
+    desk.burst(jobs=1)
+    assert (desk.status(job), desk.again(job).retries_left, desk.effects("ORD-1")) == ("queued", 1, 0)
     through.heal()
-    job.requeue()
     desk.burst()
     assert desk.again(job).return_value() == "ORD-1 charged 1"
 

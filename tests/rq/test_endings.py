@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from rq import Callback, Queue, Retry
 from rq.job import Job
+from rq.timeouts import JobTimeoutException
 
 from celery_idempotent import events
+from celery_idempotent.beginning import Beginning
+from celery_idempotent.heartbeat import Heartbeat
 from celery_idempotent.records import State
 from celery_idempotent.rq.jobs import occurrence
 from tests.proxy import Proxy
@@ -111,6 +114,9 @@ def test_a_final_failure_is_raised_for_every_job_of_its_key_and_no_retry_is_spen
     for job in (first, second):
         assert (job.get_status(), job.retries_left) == ("failed", 3)
         assert "Declined: no ORD-1" in desk.error(job)
+    assert desk.meta(first)["outcome"] == "ran"
+    key = "idem:tests.rq.shop.charge::ORD-1"
+    assert desk.meta(second) == {"outcome": "replayed", "error": "Declined", "key": key}
     assert desk.record().state is State.FAILED
     assert desk.effects("ORD-1") == 1
 
@@ -254,6 +260,31 @@ def test_a_job_whose_time_is_up_while_it_claims_leaves_no_lease_behind(desk: Des
     assert desk.error(job).startswith("rq.timeouts.JobTimeoutException")
     assert desk.record().state is State.RELEASED
     assert desk.effects("ORD-1") == 0
+
+
+@pytest.mark.parametrize(
+    "where", [(Beginning, "step"), (Heartbeat, "watch"), (Heartbeat, "forget")], ids=["granted", "renewed", "over"]
+)
+def test_a_job_whose_time_is_up_between_two_steps_of_its_guard_leaves_no_lease_behind(
+    desk: Desk, where: tuple[type[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its lease is granted, once it is renewed, and once the body is over."""
+    owner, name = where
+    done, rung = getattr(owner, name), []
+
+    def ring(*args: Any) -> Any:
+        found = done(*args)
+        if not rung:
+            rung.append(found)
+            raise JobTimeoutException("the alarm rang")
+        return found
+
+    monkeypatch.setattr(owner, name, ring)
+    job = desk.run(shop.charge, "ORD-1", ending="raise at first")
+    assert "the alarm rang" in str(job.latest_result().exc_string)
+    assert len(rung) == 1
+    assert (desk.record().state, desk.record().reason) == (State.RELEASED, "failed")
+    assert desk.run(shop.charge, "ORD-1", ending="return", retry=Retry(max=1)).get_status() == "finished"
 
 
 # -- what RQ does after it ---------------------------------------------------------------------------------------------

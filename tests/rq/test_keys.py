@@ -131,6 +131,7 @@ def test_a_job_without_the_key_that_it_must_have_fails_before_it_runs_and_for_go
     assert job.get_status() == "failed"
     assert "MissingKey" in desk.error(job)
     assert job.retries_left == 3
+    assert desk.meta(job) == {"outcome": "refused", "error": "MissingKey"}
     assert desk.journal.count() == 0
     assert desk.records() == []
 
@@ -154,6 +155,7 @@ def test_a_key_that_is_used_again_for_other_arguments_fails_the_job_at_once_and_
     assert other.get_status() == "failed"
     assert "KeyReused" in desk.error(other)
     assert other.retries_left == 3
+    assert desk.meta(other) == {"outcome": "refused", "error": "KeyReused", "key": "idem:tests.rq.shop.answer::ORD-1"}
     assert desk.effects("ORD-1") == 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from rq import Queue, connections
+from rq import Queue, Retry, connections
 from rq.decorators import job as rq_job
 from rq.serializers import JSONSerializer
 
@@ -236,6 +236,20 @@ def test_generators_are_refused_where_they_are_declared() -> None:
     for function in (generator, async_generator):
         with pytest.raises(ConfigurationError, match="it yields"):
             idempotent(key="order")(function)
+
+
+def test_a_coroutine_that_a_function_returns_is_run_before_its_result_is_recorded(desk: Desk) -> None:
+    jobs = [desk.run(shop.charge_later, "ORD-1") for _ in range(2)]
+    assert [job.return_value() for job in jobs] == ["ORD-1 charged 1"] * 2
+    assert desk.settled()
+    assert desk.effects("ORD-1") == 1
+
+
+def test_a_function_that_returns_work_which_is_not_done_yet_fails_and_says_so(desk: Desk) -> None:
+    job = desk.run(shop.charge_each, "ORD-1", retry=Retry(max=2, interval=60))
+    assert (job.get_status(), job.retries_left) == ("failed", 2)
+    assert "have done its work when it returns, got generator" in desk.error(job)
+    assert (desk.record().reason, desk.record().remaining) == ("failed", 0), "no retry is due"
 
 
 def test_what_is_declared_wrongly_is_told_where_it_is_declared() -> None:

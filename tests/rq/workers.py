@@ -31,6 +31,8 @@ STOCK = "rq.worker.Worker"
 STOCK_SPAWNED = "rq.worker.SpawnWorker"
 READY_SECONDS = 40.0
 STOP_SECONDS = 40.0
+#: Seconds at the end of a test for a worker to end by itself.
+GRACE = 3.0
 #: Seconds for whatever a test waits for; no test needs them.
 PATIENCE = 60.0
 
@@ -171,7 +173,7 @@ class Shop:
         self.gates.open_all()
         for worker in self.workers:
             if worker.process is not None:
-                processes.end(worker.process)
+                processes.end(worker.process, grace=GRACE)  # what it ran is measured only if it ends by itself
         for pid in self.members():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -209,7 +209,8 @@ class LostUpdates(MemoryStore):
     """Look, then take, and do not look again."""
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
-        row = deepcopy(self._row(claim.key, self._now()))
+        with self._lock:  # a look is whole
+            row = deepcopy(self._row(claim.key, self._now()))
         time.sleep(0.0005)
         answer, row = rules.acquire(claim.key, row, claim, self._now())
         self._rows[claim.key] = row
@@ -272,10 +273,11 @@ class SettledWithoutAWord(MemoryStore):
     """Say that it was settled, and forget it."""
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
-        before = deepcopy(self._rows.get(lease.key))
-        super().settle(lease, outcome, ttl=ttl)
-        if before is not None:
-            self._rows[lease.key] = before
+        with self._lock:
+            before = deepcopy(self._rows.get(lease.key))
+            super().settle(lease, outcome, ttl=ttl)
+            if before is not None:
+                self._rows[lease.key] = before
 
 
 BROKEN = [
