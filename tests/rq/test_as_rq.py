@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,11 @@ from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegist
 
 from celery_idempotent import events
 from celery_idempotent.rq.jobs import id_of
+from tests import processes
 from tests.rq import shop
 from tests.rq.desk import Desk, hearing
+from tests.rq.nodes import ROOT
+from tests.waiting import wait_until
 
 # -- dependencies ------------------------------------------------------------------------------------------------------
 
@@ -265,3 +271,30 @@ def test_a_job_that_runs_where_it_is_enqueued_says_its_outcome_too(desk: Desk) -
     queue = Queue(is_async=False, connection=desk.connection)
     job = queue.enqueue(shop.charge, "ORD-1")
     assert desk.meta(job)["outcome"] == "ran"
+
+
+# -- cron --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_two_cron_schedulers_enqueue_twice_runs_once_with_a_key_that_names_the_occurrence(
+    desk: Desk, tmp_path: Path
+) -> None:
+    config = tmp_path / "crontab.py"
+    config.write_text(
+        "from rq import cron\n"
+        "from tests.rq import shop\n"
+        'cron.register(shop.charge, queue_name="default", args=("today",), interval=1)\n'
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    command = [sys.executable, "-m", "rq.cli", "cron", "--url", desk.url, str(config)]
+    with (tmp_path / "cron.log").open("ab") as log:
+        crons = [processes.spawn(command, env=env, stdout=log, stderr=log) for _ in range(2)]
+    try:
+        wait_until(lambda: len(desk.queue) >= 5, 60, lambda: (tmp_path / "cron.log").read_text())
+    finally:
+        for cron in crons:
+            processes.end(cron)
+    jobs = desk.queue.get_jobs()
+    desk.burst()
+    assert {desk.again(job).return_value() for job in jobs} == {"today charged 1"}
+    assert desk.effects("today") == 1
