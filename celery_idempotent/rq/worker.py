@@ -115,7 +115,7 @@ class _Leases:
 def _wait_for(pid: int) -> None:
     """Wait until a child has ended, and leave it to be reaped."""
     waitid: Any = getattr(os, "waitid", None)  # Python has it on macOS since 3.13
-    if waitid is not None:
+    if waitid is not None and pid:
         with suppress(ChildProcessError):
             waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 

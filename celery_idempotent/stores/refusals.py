@@ -39,6 +39,11 @@ def translated(error: Exception, command: Sequence[Any], url: str) -> StoreError
         return StoreRefused(
             f"The idempotency store {url} is no Cluster ({what}). Name it redis://, or the right nodes."
         )
+    if isinstance(error, ResponseError) and str(error).lower().startswith("unknown command"):
+        return StoreRefused(
+            f"The idempotency store {url} lacks a command ({what}). Expected a Redis or Valkey with its Lua scripts, "
+            'and none of its commands renamed; of fakeredis, install "fakeredis[lua]".'
+        )
     if isinstance(error, REFUSALS) or any(words in str(error) for words in _REFUSED):
         return StoreRefused(
             f"The idempotency store {url} refused us ({what}). "

@@ -62,6 +62,7 @@ def test_with_a_scheduler_it_is_put_off_and_takes_no_worker(desk: Desk, start_rq
     assert desk.meta(second)["outcome"] == "replayed"
 
 
+@pytest.mark.smoke
 def test_however_often_it_is_put_off_no_retry_of_its_own_is_spent(desk: Desk) -> None:
     release = desk.hold(CHARGE)
     with desk.scheduler() as scheduler:
@@ -83,6 +84,7 @@ def test_however_often_it_is_put_off_no_retry_of_its_own_is_spent(desk: Desk) ->
     assert desk.effects("ORD-1") == 2
 
 
+@pytest.mark.smoke
 def test_a_job_in_the_midst_of_its_own_retries_is_put_off_and_goes_on_counting_where_it_was(desk: Desk) -> None:
     with desk.scheduler() as scheduler:
         job = desk.run(shop.charge, "ORD-1", ending="retry 3 60", retry=Retry(max=2))
@@ -157,6 +159,7 @@ def test_without_a_scheduler_it_waits_until_it_is_answered(desk: Desk, start_rq:
     assert desk.effects("ORD-1") == 1
 
 
+@pytest.mark.smoke
 def test_without_a_scheduler_it_waits_a_second_and_goes_behind_the_others_and_spends_no_retry(desk: Desk) -> None:
     release = desk.hold(CHARGE)
     job = desk.queue.enqueue(shop.charge, "ORD-1", ending="retry 1 at first", job_timeout=5, retry=Retry(max=2))

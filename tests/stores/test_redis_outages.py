@@ -167,6 +167,11 @@ class TestServersThatRefuse:
                 verb(store, name)()
             assert SECRET not in str(caught.value)
 
+    def test_a_server_without_scripts_is_refused_and_says_what_it_lacks(self, own_redis: Start, opened: Open) -> None:
+        server = own_redis(rename_command='EVALSHA ""')
+        with pytest.raises(StoreRefused, match=r"lacks a command .*(?i:evalsha).* Lua scripts"):
+            take(opened(server.url()))
+
     def test_a_missing_password_is_refused(self, own_redis: Start, opened: Open) -> None:
         server = own_redis(requirepass="right")
         with pytest.raises(StoreRefused, match="Check the password"):
