@@ -26,7 +26,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.awaiting import THREADS
 from celery_idempotent.binding import heartbeat
-from celery_idempotent.events import Event
+from celery_idempotent.events import Event, StoreFailed
 from celery_idempotent.records import State
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -34,7 +34,7 @@ from tests.functions.calls import PROMPTLY, names, told_in_pairs
 from tests.servers import RedisServer
 from tests.stores.benches import age, known, take
 from tests.stores.sqlite_children import Child
-from tests.unit.scripted import ScriptedStore
+from tests.unit.scripted import Door, ScriptedStore
 from tests.waiting import wait_until
 
 KEY = "idem:shop.charge::ORD-1"
@@ -362,6 +362,32 @@ def test_a_lease_that_is_granted_to_who_was_cancelled_is_given_back(
     assert heartbeat.holdings() == []
 
 
+def test_a_claim_that_fails_after_its_caller_was_cancelled_leaves_nothing_behind(
+    scripted: ScriptedStore, heard: list[Event]
+) -> None:
+    door = Door()
+
+    def go_down() -> None:
+        door.pass_through()
+        raise StoreUnreachable("down")
+
+    async def main() -> None:
+        task = asyncio.create_task(charge("ORD-1"))
+        await until(door.entered.is_set)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        door.open()
+        await until(lambda: any(isinstance(event, StoreFailed) for event in heard))
+        assert scripted.count("acquire") == 1
+
+    scripted.before("acquire", go_down)
+    charge, runs = counted(scripted, on_store_error="raise")
+    run(main())
+    assert runs == []
+    assert heartbeat.holdings() == []
+
+
 def test_a_lease_that_came_just_before_the_cancellation_is_given_back(scripted: ScriptedStore) -> None:
     async def main() -> None:
         task = asyncio.create_task(charge("ORD-1"))
@@ -529,15 +555,21 @@ from celery_idempotent import idempotent
 async def charge(order, cents=999):
     while threading.main_thread().is_alive():
         await asyncio.sleep(0.001)
+    if order == "ORD-3":
+        raise ValueError("declined")
     return "charged"
 
 async def main():
     print([await charge("ORD-1"), await charge("ORD-1"), await charge("ORD-2")])
+    try:
+        await charge("ORD-3")
+    except ValueError as error:
+        print(error)
 
 threading.Thread(target=lambda: asyncio.run(main())).start()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "['charged', 'charged', 'charged']\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['charged', 'charged', 'charged']\ndeclined\n", "")
     charge, runs = counted(redis_url)
     assert run(charge("ORD-1")) == run(charge("ORD-2")) == "charged"
     assert runs == []
