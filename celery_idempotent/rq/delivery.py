@@ -28,6 +28,7 @@ from ..errors import (
 from ..functions import FunctionBinding, check_returned
 from ..holding import Holding
 from ..hooks import logger
+from ..pauses import sleep
 from ..records import Claim, Lease, Reason, Release, new_owner
 from . import deferral, jobs
 from .handover import Handover
@@ -210,7 +211,11 @@ class JobDelivery:
         if self._is_synchronous:
             raise busy.error or in_progress(key, busy.remaining)
         number = deferral.deferrals(job)
-        delay = deferral.delay_before(number, busy.remaining, job.ttl) if self._can_be_scheduled else 0
+        if self._can_be_scheduled:
+            delay = deferral.delay_before(number, busy.remaining, job.ttl)
+        else:
+            delay, turn = 0, min(deferral.TURN, PATIENCE * jobs.seconds_allowed(job))
+            sleep(max(0.0, turn - delivery.waited))  # who waited for a holder has done so
         self._mark(outcome="deferred", key=key, deferrals=number + 1)
         told = events.Deferred(
             key, self.binding.name, job.id, holder=delivery.claim.holder, delay=delay, copy=number + 1

@@ -194,6 +194,19 @@ def test_without_a_scheduler_a_job_that_may_take_less_than_a_lease_outlives_the_
     assert desk.again(job).return_value() == "ORD-1 charged 1"
 
 
+def test_without_a_scheduler_a_job_whose_record_cannot_be_read_goes_round_no_faster_either(desk: Desk) -> None:
+    desk.connection.set(CHARGE, "somebody's")
+    job = desk.queue.enqueue(shop.charge, "ORD-1")
+    began = time.monotonic()
+    for _ in range(2):
+        desk.burst(jobs=1)
+        assert desk.status(job) == "queued"
+    assert time.monotonic() - began >= 1.9
+    desk.connection.delete(CHARGE)
+    desk.burst()
+    assert desk.again(job).return_value() == "ORD-1 charged 1"
+
+
 def test_a_scheduler_that_has_died_and_left_its_lock_is_none(desk: Desk) -> None:
     desk.hold(CHARGE)
     with desk.scheduler():
