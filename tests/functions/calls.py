@@ -8,20 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from celery_idempotent import current_lease, events, idempotent
+from celery_idempotent import current_lease, idempotent
 from celery_idempotent.events import Event
+from tests.faults.conservation import ENDINGS, STARTS
 
 __all__ = ["ENDINGS", "PROMPTLY", "STARTS", "Held", "counted", "names", "told_in_pairs"]
 
-STARTS = (events.Acquired, events.TakenOver)
-ENDINGS = (
-    events.Completed,
-    events.Failed,
-    events.Released,
-    events.ReleaseFailed,
-    events.LeaseMissed,
-    events.SettleFailed,
-)
 #: Seconds that a test waits for another thread before it fails.
 PROMPTLY = 30.0
 
