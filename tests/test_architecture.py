@@ -116,8 +116,6 @@ STORES = {
     # Loaded when an app names no store, to serve from the Redis it has.
     "celery.inherited": {"redis"},
 }
-MODULE_LINES = 250
-SCRIPT_LINES = {".lua": 30, ".sql": 42}
 
 
 def modules() -> dict[str, Path]:
@@ -237,23 +235,6 @@ def test_all_is_sorted(module: str) -> None:
             # CONSTANTS, Classes, functions; each by name.
             wanted = sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
             assert list(names) == wanted, f"{module or NAME}.__all__ is not sorted"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_fits_its_size(module: str) -> None:
-    lines = len(MODULES[module].read_text().splitlines())
-    assert lines <= MODULE_LINES, f"{module or NAME} has {lines} lines, {MODULE_LINES} are allowed"
-
-
-SCRIPTS = sorted(path for path in PACKAGE.rglob("*") if path.suffix in SCRIPT_LINES)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_fits_its_size(path: Path) -> None:
-    lines, most = len(path.read_text().splitlines()), SCRIPT_LINES[path.suffix]
-    assert lines <= most, f"{path.name} has {lines} lines, {most} are allowed"
 
 
 PROBE = """
