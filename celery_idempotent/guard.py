@@ -85,9 +85,9 @@ class Guard:
             self._leave(delivery, holding)
 
     def hold(self, delivery: Delivery, holding: Holding) -> None:
-        """Tell that the body begins, and have its lease renewed from now on."""
+        """Renew the lease from now on, and emit the event that the body begins."""
+        self.heartbeat.watch(holding)  # first: a hook may take longer than the lease lasts
         telling.begins(delivery, holding)
-        self.heartbeat.watch(holding)
 
     def end(self, delivery: Delivery, holding: Holding, value: object, error: BaseException | None) -> Answer:
         """Answer a delivery whose body returned ``value``, or raised ``error``; raises what `run` raises after it."""

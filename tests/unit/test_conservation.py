@@ -34,7 +34,7 @@ def worker() -> Iterator[Bench]:
     """A bench of its own for one example."""
     with pytest.MonkeyPatch.context() as patch:
         clock, told = Clock().install(patch), listening()
-        patch.setattr(Heartbeat, "_run", lambda self: None)
+        patch.setattr("celery_idempotent.heartbeat._Server.run", lambda self: None)
         made = Bench(clock, next(told))
         made.store = Shop(Database())
         yield made

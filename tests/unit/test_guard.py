@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -155,7 +156,7 @@ heard = pytest.fixture(listening)
 @pytest.fixture
 def bench(clock: Clock, heard: list[Event], monkeypatch: pytest.MonkeyPatch) -> Bench:
     # Renewals are made by calling `beat`.
-    monkeypatch.setattr(Heartbeat, "_run", lambda self: None)
+    monkeypatch.setattr("celery_idempotent.heartbeat._Server.run", lambda self: None)
     return Bench(clock, heard)
 
 
@@ -227,6 +228,25 @@ def test_a_lease_is_renewed_while_its_body_runs_and_no_longer(bench: Bench) -> N
     assert bench.deliver(body) == Ran(None)
     assert bench.store.count("renew") == 5
     assert watched == bench.heartbeat.holdings() == []
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_lease_is_renewed_before_any_hook_gets_its_first_event(bench: Bench, taken_over: bool) -> None:
+    """A hook may take longer than the lease lasts; meanwhile nobody else may get it."""
+    if taken_over:
+        bench.elsewhere()
+        bench.clock.advance(bench.policy.lease_ttl)
+    renewed: list[list[str]] = []
+
+    def hook(event: Event) -> None:
+        renewed.append([holding.key for holding in bench.heartbeat.holdings()])
+
+    hooks.add_hook(hook, {events.TakenOver if taken_over else events.Acquired})
+    try:
+        bench.deliver()
+    finally:
+        hooks.remove_hook(hook)
+    assert renewed == [[KEY]]
 
 
 def test_a_short_task_costs_two_commands(bench: Bench) -> None:
@@ -705,11 +725,10 @@ def test_an_adapter_that_cannot_tell_what_an_exception_means_does_not_hide_it(
 
 
 def test_a_thread_that_cannot_be_started_gives_the_lease_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def watch(holding: Holding) -> None:
-        bench.heartbeat._holdings[id(holding)] = holding
+    def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(bench.heartbeat, "watch", watch)
+    monkeypatch.setattr(threading.Thread, "start", start)
     sure(RuntimeError, bench.deliver)
     assert bench.record.state is State.RELEASED
     assert bench.runs == bench.heartbeat.holdings() == []

@@ -22,7 +22,7 @@ from celery_idempotent.holding import Holding
 from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Release, State
 from tests.unit.scripted import PROMPTLY, Clock, ScriptedStore
 
-RUN = Heartbeat._run
+RUN = module._Server.run
 TTL = 60.0
 
 
@@ -39,8 +39,14 @@ def store() -> ScriptedStore:
 @pytest.fixture
 def heart(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
     """A heartbeat that beats when a test calls `beat`, and not by itself."""
-    monkeypatch.setattr(Heartbeat, "_run", lambda self: None)
+    monkeypatch.setattr(module._Server, "run", lambda self: None)
     return Heartbeat()
+
+
+def only(heart: Heartbeat) -> module._Server:
+    """Return the one server on which this process has had leases."""
+    [server] = heart._servers.values()
+    return server
 
 
 def take(store: ScriptedStore, key: str = "k", *, ttl: float = TTL, owner: str = "me") -> Lease:
@@ -552,9 +558,11 @@ class Watch:
 def loop(heart: Heartbeat, clock: Clock, waits: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Run the thread's loop in this thread, and return for how long it slept each time."""
     watch = Watch(clock, waits)
-    monkeypatch.setattr(heart, "_wake", watch)
+    server = only(heart)
+    monkeypatch.setattr(server, "_wake", watch)
+    monkeypatch.setattr(server, "_lock", watch)
     with pytest.raises(Ended):
-        RUN(heart)
+        RUN(server)
     return watch.waited
 
 
@@ -576,12 +584,56 @@ def test_the_thread_wakes_when_a_renewal_is_due_and_else_once_a_step(
     assert store.count("renew") == 3
 
 
-def test_an_idle_thread_wakes_once_a_step_and_calls_nobody(
-    heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_a_thread_that_wakes_and_has_no_lease_ends_and_the_next_lease_starts_another(
+    beating: Heartbeat, store: ScriptedStore
 ) -> None:
-    heart.forget(heart.watch(hold(store, clock)))
-    assert loop(heart, clock, 3, monkeypatch) == [20.0, 20.0, 20.0]
-    assert store.calls == []
+    for _ in range(2):
+        holding = beating.watch(Holding(store, take(store, ttl=0.03), module.monotonic()))
+        thread = only(beating).thread
+        beating.forget(holding)
+        thread.join(PROMPTLY)
+        assert not thread.is_alive()
+        assert beating._servers == {}
+
+
+def test_a_server_that_hangs_keeps_no_lease_on_another_from_renewal(beating: Heartbeat) -> None:
+    """Two stores, of which one answers no more: the leases of the other must not run out."""
+    hung, sound = ScriptedStore(), ScriptedStore()
+    door, renewed = hung.block("renew"), threading.Event()
+    stuck = beating.watch(Holding(hung, take(hung, ttl=0.03), module.monotonic()))
+    assert door.entered.wait(PROMPTLY)
+    for _ in range(2):
+        sound.after("renew", lambda: None)
+    sound.after("renew", renewed.set)
+    beating.watch(Holding(sound, take(sound, ttl=0.03), module.monotonic()))
+    assert renewed.wait(PROMPTLY)
+    assert stuck.renewals == 0
+    door.open()
+
+
+def test_a_node_that_hangs_keeps_no_lease_on_another_node_of_its_cluster_from_renewal(
+    beating: Heartbeat, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "part", lambda key: key[0], raising=False)
+    door, renewed, renew = threading.Event(), threading.Event(), store.renew
+    stuck = threading.Event()
+
+    def half(leases: Any) -> Any:
+        if leases[0].key == "a":
+            stuck.set()
+            door.wait(PROMPTLY)
+        else:
+            renewed.set()
+        return renew(leases)
+
+    monkeypatch.setattr(store, "renew", half)
+    beating.watch(Holding(store, take(store, "a", ttl=0.03), module.monotonic()))
+    assert stuck.wait(PROMPTLY)
+    beating.watch(Holding(store, take(store, "b", ttl=0.03), module.monotonic()))
+    try:
+        assert renewed.wait(PROMPTLY)
+    finally:
+        door.set()
 
 
 def test_an_unexpected_error_does_not_end_the_thread(
@@ -592,14 +644,14 @@ def test_an_unexpected_error_does_not_end_the_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     heart.watch(hold(store, clock))
-    beat, errors = heart.beat, [MemoryError("full"), RuntimeError("changed size")]
+    beat, errors = only(heart).beat, [MemoryError("full"), RuntimeError("changed size")]
 
     def failing_twice(now: float) -> float:
         if errors:
             raise errors.pop(0)
         return beat(now)
 
-    monkeypatch.setattr(heart, "beat", failing_twice)
+    monkeypatch.setattr(only(heart), "beat", failing_twice)
     assert loop(heart, clock, 4, monkeypatch) == [1.0, 1.0, 18.0, 20.0]
     assert [line.getMessage() for line in caplog.records] == ["A heartbeat failed; the next one is due in 1.0 s"] * 2
     assert "changed size" in caplog.text
@@ -610,7 +662,7 @@ def test_an_error_does_not_make_a_thread_with_short_leases_sleep_longer_than_a_s
     heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heart.watch(hold(store, clock, ttl=1.5))
-    monkeypatch.setattr(heart, "beat", lambda now: 1 / 0)
+    monkeypatch.setattr(only(heart), "beat", lambda now: 1 / 0)
     assert loop(heart, clock, 1, monkeypatch) == [0.5]
 
 
@@ -619,8 +671,8 @@ def test_a_shorter_ttl_shortens_the_step_and_wakes_the_thread_and_a_longer_does_
 ) -> None:
     heart.watch(hold(store, clock, "first"))
     watch = Watch(clock, 0)
-    monkeypatch.setattr(heart, "_wake", watch)
-    monkeypatch.setattr(heart, "_thread", threading.main_thread())  # any that is alive
+    monkeypatch.setattr(only(heart), "_wake", watch)
+    monkeypatch.setattr(only(heart), "thread", threading.main_thread())  # any that is alive
     for key, ttl, step, notified in [
         ("longer", 90.0, 20.0, 0),
         ("same", 60.0, 20.0, 0),
@@ -628,12 +680,11 @@ def test_a_shorter_ttl_shortens_the_step_and_wakes_the_thread_and_a_longer_does_
         ("again", 60.0, 10.0, 1),
     ]:
         heart.watch(hold(store, clock, key, ttl=ttl))
-        assert (heart._step, watch.notified) == (step, notified), key
+        assert (only(heart).step, watch.notified) == (step, notified), key
 
 
 def test_one_daemon_thread_is_started_by_the_first_lease(beating: Heartbeat, store: ScriptedStore) -> None:
     before = set(threading.enumerate())
-    assert beating._thread is None
     for key in "abc":
         holding = Holding(store, take(store, key), module.monotonic())
         assert beating.watch(holding) is holding
@@ -668,11 +719,11 @@ def test_work_may_end_while_the_thread_stands_in_the_store(beating: Heartbeat, s
 
 def test_a_thread_that_ended_is_replaced_with_its_step(heart: Heartbeat, store: ScriptedStore, clock: Clock) -> None:
     heart.watch(hold(store, clock, "a", ttl=30.0))
-    first = heart._thread
+    first = only(heart).thread
     first.join(PROMPTLY)
     heart.watch(hold(store, clock, "b", ttl=90.0))
-    assert heart._thread is not first
-    assert heart._step == 30.0
+    assert only(heart).thread is not first
+    assert only(heart).step == 10.0
     assert len(heart.holdings()) == 2
 
 
@@ -681,12 +732,12 @@ def test_a_forked_child_starts_anew_and_leaves_the_parents_leases_alone(
     heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     inherited = heart.watch(hold(store, clock, "parent"))
-    wake, pid = heart._wake, os.getpid()
+    lock, pid = heart._lock, os.getpid()
     monkeypatch.setattr(module.os, "getpid", lambda: pid + step)
     assert heart.holdings() == []
     own = heart.watch(hold(store, clock, "child"))
     assert heart.holdings() == [own]
-    assert heart._wake is not wake  # the parent's thread may have held it when the child was forked
+    assert heart._lock is not lock  # the parent's thread may have held it when the child was forked
     clock.advance(20.0)
     heart.beat(clock())
     assert store.calls == [("renew", ([own.lease],))]

@@ -105,10 +105,12 @@ def test_leases_are_renewed_after_any_interruption() -> None:
     heart, store = Heartbeat(), MemoryStore()
     holding = Holding(store, Lease(Claim("k", "me", 3000.0, 60.0), 1), monotonic())
 
-    heart._thread = cast(Any, SimpleNamespace(is_alive=lambda: True))  # one that is running already
+    heart.watch(Holding(store, Lease(Claim("other", "me", 3000.0, 60.0), 1), monotonic()))  # a thread is running
+    [server] = heart._servers.values()
+    server.thread = cast(Any, SimpleNamespace(is_alive=lambda: True))  # Thread.is_alive itself bears no interruption
 
     def work() -> None:
-        heart._step = 5000.0  # so that the thread is told of a shorter one
+        server.step = 5000.0  # so that the thread is woken for a shorter one
         heart.watch(holding)
         heart.forget(holding)
 
