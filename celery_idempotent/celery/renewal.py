@@ -8,6 +8,7 @@ asked about.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
@@ -20,8 +21,10 @@ from .. import deputy
 from ..errors import IdempotencyError
 from ..holding import RENEWALS_PER_TTL
 from ..hooks import logger
+from ..stores.base import Store
 from .request import IdempotentRequest
 from .visibility import copied
+from .worker import idempotent_tasks
 
 __all__ = ["OPTION", "MainRenewal", "RenewalStep"]
 
@@ -38,41 +41,46 @@ class _Watch:
 
 
 class MainRenewal:
-    """Renew the leases of deliveries that run in children, in a thread of the main process.
+    """Renew the leases of deliveries that run in children, in a thread of the main process for each store.
 
     Arguments:
         step: Seconds between two looks.
+        stores: The stores of the worker's tasks; one that hangs holds up the renewals in no other.
     """
 
-    def __init__(self, step: float) -> None:
+    def __init__(self, step: float, stores: Iterable[Store]) -> None:
         self._step = step
-        self._watched: WeakKeyDictionary[IdempotentRequest, _Watch] = WeakKeyDictionary()
+        self._watched: dict[Store, WeakKeyDictionary[IdempotentRequest, _Watch]] = {
+            store: WeakKeyDictionary() for store in stores
+        }
 
     def start(self) -> None:
-        """Start the thread, which ends with the process: a worker that stops may wait for its last bodies."""
-        threading.Thread(target=self._run, name="celery-idempotent-renewal", daemon=True).start()
+        """Start the threads, which end with the process: a worker that stops may wait for its last bodies."""
+        for store in self._watched:
+            threading.Thread(target=self._run, args=(store,), name="celery-idempotent-renewal", daemon=True).start()
 
     def stop(self) -> None:
         """Go on; see `start`."""
 
-    def _run(self) -> None:
+    def _run(self, store: Store) -> None:
         while True:
             sleep(self._step)
             try:
-                self.beat(monotonic())
+                self.beat(store, monotonic())
             except Exception:  # noqa: BLE001 - whatever it was, the children need this thread
                 logger.exception("The leases of children could not be renewed; the next look is in %s s", self._step)
 
-    def beat(self, now: float) -> None:
-        """Renew what is due at ``now``."""
-        for request in [
-            found for found in copied(worker_state.active_requests) if isinstance(found, IdempotentRequest)
-        ]:
-            watch = self._watched.get(request)
+    def beat(self, store: Store, now: float) -> None:
+        """Renew what is due at ``now`` in one store."""
+        watched = self._watched[store]
+        for request in copied(worker_state.active_requests):
+            if not isinstance(request, IdempotentRequest) or request.task._binding.guard.store is not store:
+                continue
+            watch = watched.get(request)
             if watch is None:
                 max_lease = request.max_lease()
                 end = float("inf") if max_lease is None else now - self._step + max_lease
-                self._watched[request] = _Watch(now + _pause(request), end)
+                watched[request] = _Watch(now + _pause(request), end)
             elif watch.due <= now < watch.until:
                 watch.due = now + _pause(request)
                 _renew(request)
@@ -102,10 +110,9 @@ class RenewalStep(bootsteps.StartStopStep):
 
     def create(self, worker: Any) -> MainRenewal:
         """Return what the worker starts once its pool has its children."""
-        return MainRenewal(min(_leases(worker.app)) / RENEWALS_PER_TTL)
+        stores = {task._binding.guard.store for task in idempotent_tasks(worker.app)}
+        return MainRenewal(min(_leases(worker.app)) / RENEWALS_PER_TTL, stores)
 
 
 def _leases(app: Any) -> list[float]:
-    from .worker import idempotent_tasks
-
     return [task._binding.policy.lease_ttl for task in idempotent_tasks(app)]

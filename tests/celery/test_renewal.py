@@ -17,6 +17,7 @@ from celery_idempotent.celery.renewal import MainRenewal
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.hooks import logger
 from celery_idempotent.records import Lease
+from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker
@@ -101,49 +102,49 @@ class TestWhatIsRenewed:
     def test_a_lease_is_renewed_every_third_of_its_ttl_and_not_at_first_sight(
         self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
     ) -> None:
-        request, renewal = request_of(), MainRenewal(10.0)
+        request, renewal = request_of(), MainRenewal(10.0, [store])
         lease = self.held(store, request)
         age(store, lease.key, 25)
         for now, remaining in ((100.0, 5), (109.0, 5), (110.0, 30)):
-            renewal.beat(now)
+            renewal.beat(store, now)
             assert known(store, lease.key).remaining == pytest.approx(remaining, abs=1)
         age(store, lease.key, 25)
         for now, remaining in ((119.0, 5), (120.0, 30)):
-            renewal.beat(now)
+            renewal.beat(store, now)
             assert known(store, lease.key).remaining == pytest.approx(remaining, abs=1)
         assert (known(store, lease.key).owner, known(store, lease.key).fence) == (lease.owner, lease.fence)
 
     def test_a_lease_that_lasted_as_long_as_it_may_is_not_renewed(
         self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
     ) -> None:
-        request, renewal = request_of(max_lease=45), MainRenewal(10.0)
+        request, renewal = request_of(max_lease=45), MainRenewal(10.0, [store])
         lease = self.held(store, request)
-        renewal.beat(100.0)
+        renewal.beat(store, 100.0)
         age(store, lease.key, 25)
-        renewal.beat(136.0)
+        renewal.beat(store, 136.0)
         assert known(store, lease.key).remaining == pytest.approx(5, abs=1)
 
     def test_a_delivery_that_waits_for_its_turn_renews_nothing(
         self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
     ) -> None:
-        request, renewal = request_of(), MainRenewal(10.0)
+        request, renewal = request_of(), MainRenewal(10.0, [store])
         key = request.claim().key
-        renewal.beat(100.0)
-        renewal.beat(110.0)
+        renewal.beat(store, 100.0)
+        renewal.beat(store, 110.0)
         assert store.get(key) is None
         store.acquire(claim(key, lease_ttl=30.0))
         age(store, key, 25)
-        renewal.beat(120.0)
+        renewal.beat(store, 120.0)
         assert known(store, key).remaining == pytest.approx(5, abs=1)
 
     def test_what_is_settled_is_left_alone(
         self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]
     ) -> None:
-        request, renewal = request_of(), MainRenewal(10.0)
+        request, renewal = request_of(), MainRenewal(10.0, [store])
         lease = self.held(store, request)
         store.settle(lease, DONE, ttl=60)
-        renewal.beat(100.0)
-        renewal.beat(110.0)
+        renewal.beat(store, 100.0)
+        renewal.beat(store, 110.0)
         assert known(store, lease.key).payload == DONE.payload
 
     def test_a_store_that_does_not_answer_is_asked_again(
@@ -153,9 +154,9 @@ class TestWhatIsRenewed:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        request, renewal = request_of(), MainRenewal(10.0)
+        request, renewal = request_of(), MainRenewal(10.0, [store])
         lease = self.held(store, request)
-        renewal.beat(100.0)
+        renewal.beat(store, 100.0)
         age(store, lease.key, 15)
         with monkeypatch.context() as patched:
 
@@ -163,19 +164,31 @@ class TestWhatIsRenewed:
                 raise StoreUnreachable("away")
 
             patched.setattr(store, "get", fail)
-            renewal.beat(110.0)
+            renewal.beat(store, 110.0)
         assert logger.isEnabledFor(logging.WARNING)
         assert logger.propagate
         assert request in worker_state.active_requests
         assert "its lease was not renewed for it: away" in caplog.text
-        renewal.beat(120.0)
+        renewal.beat(store, 120.0)
         assert known(store, lease.key).remaining == pytest.approx(30, abs=1)
 
+    def test_a_store_that_hangs_keeps_no_lease_in_another_from_renewal(self) -> None:
+        hung, sound = MemoryStore(), MemoryStore()
+        renewal, looked = MainRenewal(0.01, [hung, sound]), threading.Event()
+        door = threading.Event()
+        renewal.beat = lambda store, now: door.wait() if store is hung else looked.set()  # type: ignore[method-assign]
+        renewal.start()
+        try:
+            assert looked.wait(10)
+        finally:
+            renewal.beat = lambda store, now: threading.Event().wait()  # type: ignore[method-assign]
+            door.set()
+
     def test_its_thread_outlives_an_error(self, caplog: pytest.LogCaptureFixture) -> None:
-        renewal = MainRenewal(0.01)
+        renewal = MainRenewal(0.01, [MemoryStore()])
         beats: list[float] = []
 
-        def beat(now: float) -> None:
+        def beat(store: Store, now: float) -> None:
             beats.append(now)
             if len(beats) > 2:
                 threading.Event().wait()  # for ever: it ends with the process
