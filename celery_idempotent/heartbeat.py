@@ -28,8 +28,8 @@ class Heartbeat:
     """Renew every holding that is watched, in batches, three times per ttl.
 
     The first lease on a server (a store, or one node of a cluster) starts its thread, also after a fork. The thread
-    sleeps in steps of a third of the shortest ttl it has seen, so that a shorter task costs no wake-up, and ends after a
-    step without any lease.
+    sleeps in steps of a third of the shortest ttl it has seen, so that a shorter task costs no wake-up, and ends
+    after a step without any lease.
 
     Arguments:
         renewed: Called after each round in which leases were due (default: nothing is).

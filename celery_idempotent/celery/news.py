@@ -48,7 +48,10 @@ _ends: tuple[int, int] | None = None
 _main = 0
 _consumer: Callable[[], Any] | None = None
 _unread = b""
-_reading = threading.Lock()
+#: A thread may take it again: a signal's handler sends events too, wherever the main thread is.
+_reading = threading.RLock()
+#: whether the thread that has the lock is reading
+_busy = False
 
 
 def prepare(*, children: bool = True) -> None:
@@ -107,22 +110,36 @@ def _hand_over(name: str, task: str, task_id: str, facts: dict[str, Any]) -> Non
 
 
 def drain() -> None:
-    """Send what children have handed over so far; it neither waits nor raises."""
-    global _unread
+    """Send what children have handed over so far; it neither waits for them nor raises.
+
+    Called by a signal's handler in the middle of itself, it leaves the rest to the call that was interrupted.
+    """
+    global _busy
     if _ends is None or os.getpid() != _main:
         return
     with _reading:
-        while True:
-            try:
-                _unread += os.read(_ends[0], 65536)
-            except BlockingIOError:
-                break
-        *lines, _unread = _unread.split(b"\n")
-        for line in lines:
-            try:
-                _send(json.loads(line))
-            except Exception:  # noqa: BLE001 - whatever it is, it must not reach the task whose event was about to be sent
-                logger.exception("What has become of a task could not be told to monitors: %s", line.decode())
+        if _busy:
+            return
+        _busy = True
+        try:
+            _drain(_ends[0])
+        finally:
+            _busy = False
+
+
+def _drain(end: int) -> None:
+    global _unread
+    while True:
+        try:
+            _unread += os.read(end, 65536)
+        except BlockingIOError:
+            break
+    *lines, _unread = _unread.split(b"\n")
+    for line in lines:
+        try:
+            _send(json.loads(line))
+        except Exception:  # noqa: BLE001 - whatever it is, it must not reach the task whose event was about to be sent
+            logger.exception("What has become of a task could not be told to monitors: %s", line.decode())
 
 
 def _send(news: dict[str, Any]) -> None:

@@ -330,6 +330,26 @@ class TestThePipe:
         assert "could not be told to monitors" in caplog.text
         assert [fields["uuid"] for _, fields in sent] == ["next"]
 
+    def test_a_signal_whose_handler_sends_events_may_come_while_they_are_sent(
+        self, sent: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        """As a cold shutdown does in the main thread, wherever that is: to wait there would be to wait for ever."""
+        dispatcher = self.consumer.event_dispatcher
+        send = dispatcher.send
+
+        def interrupted(kind: str, **fields: Any) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+            send(kind, **fields)
+
+        dispatcher.send = staticmethod(interrupted)
+        before = signal.signal(signal.SIGUSR1, lambda *_: news.drain())
+        try:
+            self.as_child(*(Replayed("k", "t", f"id-{number}") for number in range(3)))
+            news.drain()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert [fields["uuid"] for _, fields in sent] == ["id-0", "id-1", "id-2"]
+
     def test_without_a_consumer_nothing_is_sent_and_nothing_raised(self) -> None:
         news.tell(Replayed("k", "t", "i"))
         self.as_child(Replayed("k", "t", "i"))

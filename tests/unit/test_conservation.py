@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from celery_idempotent import events
 from celery_idempotent.answers import Ran
 from celery_idempotent.errors import LeaseLost, SettleNotCommitted, StoreRefused, StoreUnreachable
-from celery_idempotent.heartbeat import Heartbeat
 from celery_idempotent.holding import Holding
 from celery_idempotent.records import Reason, Release, State
 from tests.faults.conservation import ENDINGS, STARTS
