@@ -75,8 +75,7 @@ class Heartbeat:
 
     def _drop(self, server: _Server) -> None:
         """Forget a server that has no leases; called with the lock held."""
-        if self._servers.get(server.address) is server:
-            del self._servers[server.address]
+        self._servers = {address: each for address, each in self._servers.items() if each is not server}
 
 
 class _Server:
