@@ -5,6 +5,9 @@ kombu notes when it hands a message out, and any worker puts back into its queue
 writes the note anew for all that its channel holds, so that the timeout counts from the worker's last sign of life, and
 may be short. The note is compared with other workers' clocks, so it is this worker's wall clock, as kombu's own.
 
+The same step looks once a second for what nobody holds any more, and has kombu put it back. kombu itself looks every
+100 s where Celery's event loop runs, and practically never with gevent and eventlet.
+
 The worker's event loop does it: a worker whose loop is stuck holds nothing back for ever. A thread does it only while
 the loop stands still for a reason: a solo pool runs a body, or the worker waits for its last bodies before it stops.
 It never waits longer for a broker that does not answer than kombu's own sweep, which uses the same connections.
@@ -31,6 +34,8 @@ __all__ = ["Held", "VisibilityStep", "copied"]
 REFRESHES_PER_TIMEOUT = 3
 #: Most seconds between two refreshes.
 LONGEST_INTERVAL = 60.0
+#: Seconds between two looks for messages whose worker has died.
+RESTORE_INTERVAL = 1.0
 #: Most messages in one command, which no other client can interrupt.
 BATCH = 5_000
 
@@ -46,7 +51,7 @@ class Held:
         self.channel = channel
         self.interval = min(channel.qos.visibility_timeout / REFRESHES_PER_TIMEOUT, LONGEST_INTERVAL)
         self.ended = threading.Event()
-        self._failing = False
+        self._failing: set[str] = set()
 
     @classmethod
     def of(cls, channel: Any) -> Held | None:
@@ -65,15 +70,33 @@ class Held:
         return [tag for tag in copied(qos._delivered) if tag not in left_out]
 
     def refresh(self) -> None:
-        """Tell the broker that all of it is still held; an error is logged once, and never raised."""
+        """Note for all of it that it is still held; an error is logged once, and never raised."""
+        self._try(self._refresh, "The visibility of unacked messages could not be refreshed, trying again: %r")
+
+    def restore(self) -> None:
+        """Put back into their queues what dead workers held; an error is logged once, and never raised."""
+        self._try(self._restore, "The messages of dead workers could not be looked for, trying again: %r")
+
+    def _try(self, work: Callable[[], None], text: str) -> None:
         try:
-            self._refresh()
+            work()
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer has to go on
-            if not self._failing:
-                logger.warning("The visibility of unacked messages could not be refreshed, trying again: %r", error)
-            self._failing = True
+            if text not in self._failing:
+                logger.warning(text, error)
+            self._failing.add(text)
         else:
-            self._failing = False
+            self._failing.discard(text)
+
+    def _restore(self) -> None:
+        qos = self.channel.qos
+        if not self.channel.active_queues:  # as in kombu: what consumes nothing restores nothing
+            return
+        # One command where nothing is overdue. kombu takes a mutex for each look, and a worker that is killed while it
+        # has it keeps all others from looking for five minutes.
+        with self.channel.conn_or_acquire() as client:
+            oldest = client.zrange(f"{_prefix(client)}{qos.unacked_index_key}", 0, 0, withscores=True)
+        if oldest and oldest[0][1] < time.time() - qos.visibility_timeout:
+            qos.restore_visible(num=self.channel.unacked_restore_limit, interval=1)
 
     def _refresh(self) -> None:
         tags = self.tags()
@@ -99,7 +122,7 @@ class Held:
 
 
 class VisibilityStep(bootsteps.StartStopStep):
-    """Refresh what the consumer's channel holds, from one connection to the next."""
+    """Refresh what the consumer's channel holds, and restore what dead workers held, from one connection to the next."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -125,12 +148,16 @@ class VisibilityStep(bootsteps.StartStopStep):
         if held is None:
             return
 
-        def tick() -> None:
-            if not held.ended.is_set():
-                held.refresh()
-                c.timer.call_after(held.interval, tick)
+        def repeat(work: Callable[[], None], interval: float) -> None:
+            def tick() -> None:
+                if not held.ended.is_set():
+                    work()
+                    c.timer.call_after(interval, tick)
 
-        c.timer.call_after(held.interval, tick)
+            c.timer.call_after(interval, tick)
+
+        repeat(held.refresh, held.interval)
+        repeat(held.restore, RESTORE_INTERVAL)
         if isinstance(c.pool, SoloPool):
             held.keep_refreshing(lambda: bool(state.active_requests))
 
@@ -150,6 +177,12 @@ class VisibilityStep(bootsteps.StartStopStep):
         if self._held is not None:
             self._held.ended.set()
             self._held = None
+
+
+def _prefix(client: Any) -> str:
+    """Return what a command of this client must put before a key by itself: kombu before 5.7 prefixes no ZRANGE."""
+    prefixed = getattr(client, "PREFIXED_SIMPLE_COMMANDS", ("ZRANGE",))
+    return "" if "ZRANGE" in prefixed else str(client.global_keyprefix)
 
 
 def _overdue() -> Iterable[str]:

@@ -201,6 +201,27 @@ def test_what_a_dead_worker_held_is_delivered_again(
     assert journal.count("started", "running") == 2
 
 
+@pytest.mark.parametrize("pool", ["gevent", "eventlet", "prefork"])
+def test_an_idle_worker_takes_over_what_a_dead_one_held_as_soon_as_it_times_out(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, pool: str
+) -> None:
+    """By itself: kombu looks every 100 s at best, and never with gevent and eventlet."""
+    options = {"pool": pool, "visibility_timeout": TIMEOUT, "env": {"LEASE_TTL": "2"}}
+    first = start_worker(HELD, concurrency=1, prefetch=2, **options)
+    gate = gates.close("running")
+    running = app.module.guarded.delay("running")
+    gate.reached()
+    prefetched = app.module.plain.delay("prefetched")
+    wait_until(lambda: deliveries(prefetched, first), message="the task to be prefetched")
+    idle = start_worker(HELD, concurrency=2, **options)
+    first.kill("SIGKILL")
+    gate.open()
+    assert running.get(timeout=40) == "done running"
+    assert prefetched.get(timeout=40) == "done prefetched"
+    assert journal.count("started", "running") == 2
+    assert deliveries(running, idle) >= 1
+
+
 def test_a_task_that_has_run_for_longer_than_its_max_lease_is_handed_to_others(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, journal: Journal, gates: Gates
 ) -> None:
@@ -400,6 +421,44 @@ class TestTheTagsOfAChannel:
         assert redis_client.zscore("unacked_index", tag) is None
         assert redis_client.llen("celery") == 1
 
+    @pytest.mark.smoke
+    @pytest.mark.parametrize("prefix", ["", "shop:"])
+    def test_what_is_overdue_is_put_back_and_what_is_not_is_left_alone(
+        self, connect: Callable[..., Any], redis_client: redis.Redis, prefix: str
+    ) -> None:
+        channel, dead = (connect(global_keyprefix=prefix) for _ in range(2))
+        queue = Queue("celery", channel=dead)
+        queue.declare()
+        channel._active_queues.append("celery")
+        with dead.connection.client.Producer() as producer:
+            producer.publish("work", routing_key="celery")
+        tag = queue.get().delivery_tag
+        held = Held(channel)
+        held.restore()
+        assert redis_client.zcard(f"{prefix}unacked_index") == 1
+        redis_client.zadd(f"{prefix}unacked_index", {tag: time.time() - TIMEOUT - 1})
+        channel._active_queues.clear()
+        held.restore()
+        assert redis_client.zcard(f"{prefix}unacked_index") == 1  # by what consumes nothing
+        channel._active_queues.append("celery")
+        held.restore()
+        assert redis_client.zcard(f"{prefix}unacked_index") == 0
+        assert redis_client.llen(f"{prefix}celery") == 1
+
+    def test_a_look_at_nothing_is_one_command_and_takes_no_mutex(
+        self, connect: Callable[..., Any], queue: Queue, redis_client: redis.Redis
+    ) -> None:
+        channel = connect()
+        queue.bind(channel).get()
+        channel._active_queues.append("celery")
+        Held(channel).restore()
+        before = redis_client.info("commandstats")
+        Held(channel).restore()
+        after = redis_client.info("commandstats")
+        rest = {"cmdstat_info"}
+        calls = {name: after[name]["calls"] - before.get(name, {"calls": 0})["calls"] for name in after.keys() - rest}
+        assert {name: count for name, count in calls.items() if count} == {"cmdstat_zrange": 1}
+
     def test_many_are_refreshed_in_batches(
         self, connect: Callable[[], Any], queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -449,21 +508,25 @@ class TestTheTagsOfAChannel:
         with channel.connection.client.Producer() as producer:
             producer.publish("work", routing_key="celery")
         message = queue.get()
+        channel._active_queues.append("celery")
         held = Held(channel)
 
         def fail() -> int:
             with server.client() as client:
                 client.delete("unacked_index")
                 client.set("unacked_index", "no sorted set")
-            held.refresh()
-            held.refresh()
+            for _ in range(2):
+                held.refresh()
+                held.restore()
             with server.client() as client:
                 client.delete("unacked_index")
+            assert caplog.text.count("could not be looked for") == caplog.text.count("could not be refreshed")
             return caplog.text.count("could not be refreshed")
 
         with caplog.at_level(logging.WARNING, "celery_idempotent"):
             assert fail() == 1
             held.refresh()
+            held.restore()
             assert fail() == 2
         message.ack()
 

@@ -15,14 +15,12 @@ SHORT, LONG = 10.0, 600.0
 SQS_MOST = 12 * HOUR
 #: kombu's own, which can be set since 5.7: a look every so many seconds, times so many.
 INTERVAL, THROTTLE = 10, 10
-#: Pools whose workers have no time to look: the first two hardly ever, a busy solo worker not at all.
-SELDOM_LOOKING = {"gevent", "eventlet", "solo"}
+#: Pools whose workers have no time to look, with our step and without it: a busy solo worker looks for nothing.
+SELDOM_LOOKING = {True: {"solo"}, False: {"gevent", "eventlet", "solo"}}
 #: Seconds between two looks from which on it is said, where the timeout itself is short.
 SELDOM = 60
-GOOD = (
-    'app.conf.broker_transport_options = {"visibility_timeout": 30, "unacked_restore_interval": 5, '
-    '"unacked_restore_throttle": 1}'
-)
+GOOD = 'app.conf.broker_transport_options = {"visibility_timeout": 30}'
+OFTEN = GOOD.replace("}", ', "unacked_restore_interval": 5, "unacked_restore_throttle": 1}')
 
 
 def _longer(seconds: float) -> str:
@@ -112,14 +110,14 @@ def soft_shutdown_long(facts: Facts) -> Finding | None:
 
 def restore_seldom(facts: Facts) -> Finding | None:
     """See how often somebody looks for what timed out."""
-    if facts.broker != "redis" or facts.visibility is None:
+    if facts.broker != "redis" or facts.visibility is None or facts.refreshed:  # our step looks every second
         return None
     options = facts.broker_options
     every = float(options.get("unacked_restore_interval", INTERVAL)) * options.get("unacked_restore_throttle", THROTTLE)
     if every > SELDOM and facts.visibility <= SELDOM:
         return info(
             f"Workers look every {every:g} s for what timed out after {facts.visibility:g} s.",
-            f"{GOOD} (kombu 5.7 or newer)",
+            f"{OFTEN} (kombu 5.7 or newer)",
         )
     return ok(f"workers look every {every:g} s for what timed out")
 
@@ -129,7 +127,7 @@ def nobody_restores(facts: Facts) -> Finding | None:
     if facts.broker != "redis":
         return None
     pool = str(facts.conf.worker_pool)
-    if pool in SELDOM_LOOKING:
+    if pool in SELDOM_LOOKING[facts.refreshed]:
         return warning(
             f"worker_pool is {pool}: such workers hardly ever look for what timed out, and the task of a killed worker "
             "may stay where it is.",
