@@ -48,6 +48,8 @@ class Binding:
 
     #: What to do about a scope that is missing.
     scope_hint = "mend the scope function"
+    #: Name of the argument that is the object of a method; "" where none is.
+    receiver = ""
 
     def __init__(self, name: str, signature: inspect.Signature, policy: Policy, namespace: str) -> None:
         policy.check_signature(signature, name)
@@ -134,11 +136,18 @@ class Binding:
         return value
 
     def fingerprint(self, arguments: Mapping[str, object]) -> str:
-        """Return the digest of the arguments that calls with the same key must share; "" to compare none."""
+        """Return the digest of the arguments that calls with the same key must share; "" to compare none.
+
+        Raises:
+            MissingKey: an argument has no value that could be compared.
+        """
         option = self.policy.fingerprint
         if option is False:
             return ""
-        return keys.fingerprint(arguments, leave_out=() if option is True else option)
+        leave_out = set() if option is True else set(option)
+        if self.receiver and not keys.has_fields(arguments[self.receiver]):
+            leave_out.add(self.receiver)
+        return keys.fingerprint(arguments, leave_out=leave_out)
 
 
 @cache

@@ -85,6 +85,13 @@ def opened(wanted: object) -> Store:
     return _stores.get(wanted) or _stores.setdefault(wanted, open_store(wanted))
 
 
+def _receiver(function: Callable[..., Any], signature: inspect.Signature) -> str:
+    """Return the name of the argument that is the object of a method, "" where the function is none or is bound."""
+    within = function.__qualname__.rpartition(".")[0]
+    first = next(iter(signature.parameters), "")
+    return first if first in ("self", "cls") and within and not within.endswith("<locals>") else ""
+
+
 class FunctionBinding(Binding):
     """One function with its policy, on one store.
 
@@ -117,6 +124,7 @@ class FunctionBinding(Binding):
             if not (isinstance(text, str) and text):
                 raise ConfigurationError(f"Expected {option} of {function.__qualname__} to be text, got {text!r}.")
         super().__init__(name, inspect.signature(function), policy, namespace)
+        self.receiver = _receiver(function, self.signature)
         if policy.large_results == BACKEND:
             raise ConfigurationError(
                 f"Expected large_results of {name} to be a URL of files, got {BACKEND!r}, which is Celery's result "

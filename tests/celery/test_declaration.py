@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import pytest
 from celery import Celery, shared_task
 from celery.worker.request import Request
 
-from celery_idempotent import ConfigurationError, IdempotentTask, MissingKey, Policy
+from celery_idempotent import ConfigurationError, IdempotentTask, KeyReused, MissingKey, Policy
 from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -268,6 +269,24 @@ def test_a_key_that_cannot_be_told_fails_the_task_before_it_runs(app: Celery, ke
     with pytest.raises(MissingKey, match=text):
         task.apply(("A",))
     assert runs.get() == []
+
+
+def test_an_argument_that_json_cannot_carry_is_compared_by_value(app: Celery) -> None:
+    def charge(order_id: str, cents: Any) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge, idempotency={"key": "order_id"})
+    assert [task.apply(("A", Fraction(1, 2))).get(), task.apply(("A", Fraction(2, 4))).get()] == ["A", "A"]
+    with pytest.raises(KeyReused):
+        task.apply(("A", Fraction(1, 3)))
+    with pytest.raises(MissingKey, match="argument 'cents'"):
+        task.apply(("A", lambda: 1))
+    assert runs.get() == ["A"]
+
+
+def test_no_arguments_are_compared_where_the_key_is_the_task_id(app: Celery) -> None:
+    assert declare(app).apply((len, iter(()))).get().startswith("<built-in function len> <")
 
 
 def test_an_empty_key_from_the_producer_fails_the_task_before_it_runs(app: Celery) -> None:

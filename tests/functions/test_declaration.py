@@ -7,6 +7,7 @@ import functools
 import inspect
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -210,6 +211,27 @@ def test_the_object_of_a_method_is_no_part_of_its_key() -> None:
 
 def test_the_object_of_a_method_may_be_a_part_of_its_key() -> None:
     assert [Till(1).count("ORD-1"), Till(2).count("ORD-1"), Till(1).count("ORD-1")] == [1, 2, 1]
+
+
+def test_an_object_that_is_data_is_compared_as_an_argument_is() -> None:
+    @dataclass
+    class Order:
+        number: str
+        cents: int
+
+        @idempotent(store=MemoryStore(), key=lambda self: self.number)
+        def charge(self) -> int:
+            return self.cents
+
+        @staticmethod
+        @idempotent(store=MemoryStore(), key="self")
+        def nested(self: str, cents: int = 1) -> str:
+            return self
+
+    assert [Order("A", 1).charge(), Order("A", 1).charge()] == [1, 1]
+    with pytest.raises(KeyReused):
+        Order("A", 99999).charge()
+    assert Order.nested("A") == "A"
 
 
 def test_methods_of_classes_are_guarded_within_their_decorators() -> None:

@@ -9,6 +9,7 @@ from rq import Callback, Repeat, Retry
 
 from tests.rq import shop
 from tests.rq.desk import Desk
+from tests.unit import compared
 
 # -- without a key -----------------------------------------------------------------------------------------------------
 
@@ -111,6 +112,12 @@ def test_the_producer_gives_a_key_in_the_job_s_meta(desk: Desk) -> None:
 def test_the_producer_s_key_is_stronger_than_the_function_s(desk: Desk) -> None:
     jobs = [desk.run(shop.keyed_elsewhere, "ORD-1", meta={"idempotency_key": key}) for key in ("a", "b")]
     assert [job.return_value() for job in jobs] == [f"idem:tests.rq.shop.keyed_elsewhere::{key}" for key in ("a", "b")]
+
+
+def test_an_argument_that_pickle_alone_can_carry_is_compared_by_value(desk: Desk) -> None:
+    jobs = [desk.run(shop.answer, "ORD-1", compared.Order("A", cents)) for cents in (1, 1, 99999)]
+    assert [desk.status(job) for job in jobs] == ["finished", "finished", "failed"]
+    assert "KeyReused" in desk.error(jobs[2])
 
 
 @pytest.mark.parametrize(

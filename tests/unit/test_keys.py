@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import decimal
+import enum
+import functools
 import inspect
+import io
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections import Counter, OrderedDict
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery, signature
 from kombu.utils import json as kombu_json
+from pydantic import v1 as pydantic_1
 
 from celery_idempotent import keys
 from celery_idempotent.errors import MissingKey
 from celery_idempotent.keys import bind, canonical, compose, compose_default, fingerprint, resolve
+from tests.unit import compared
 
 DATA = Path(__file__).parent / "data"
 
@@ -177,9 +189,185 @@ def test_a_fingerprint_leaves_out_what_it_is_told_to() -> None:
     assert fingerprint({"a": 1, "at": 5}, leave_out=["at"]) == fingerprint({"a": 1}) != fingerprint({"a": 1, "at": 5})
 
 
-def test_a_value_without_canonical_form_counts_by_its_type() -> None:
-    assert fingerprint({"a": Money("1")}) == fingerprint({"a": Money("2")}) != fingerprint({"a": Coin("1")})
-    assert fingerprint({"a": Money("1")}) != fingerprint({"a": f"<{keys._name(Money)}>"})
+# -- fingerprint: by value ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", compared.LOST.values(), ids=compared.LOST)
+def test_what_a_class_adds_to_one_of_pythons_own_counts_although_pickle_loses_it(pair: tuple[Any, Any]) -> None:
+    one, other = (fingerprint({"a": value}) for value in pair)
+    assert one != other
+    assert fingerprint({"a": pair[0]}) == one
+
+
+@pytest.mark.parametrize("pair", compared.PAIRS.values(), ids=compared.PAIRS)
+def test_what_json_cannot_carry_is_compared_by_value(pair: tuple[Any, Any]) -> None:
+    one, other = (fingerprint({"a": value}) for value in pair)
+    assert one != other
+    assert fingerprint({"a": copy.deepcopy(pair[0])}) == one
+    for around in (lambda value: [value], lambda value: {"in": (value,)}):
+        assert fingerprint({"a": around(pair[0])}) != fingerprint({"a": around(pair[1])})
+
+
+def test_no_two_values_are_equal_that_are_not() -> None:
+    written = compared.fingerprints()
+    assert len(set(written)) == len(written)
+
+
+@pytest.mark.parametrize("seed", ["1", "12345"])
+def test_a_value_is_compared_alike_in_every_process_and_after_the_trip_through_pickle(seed: str) -> None:
+    found = f"{Path(keys.__file__).parents[1]}:{Path(__file__).parents[2]}"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": found}
+    command = [sys.executable, "-c", "from tests.unit import compared; compared.write()"]
+    written = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert written.splitlines() == compared.fingerprints()
+
+
+def test_equal_fields_of_different_classes_differ() -> None:
+    alike = [
+        *(compared.Order("A", 1), compared.Refund("A", 1), compared.Parcel("A", 1), compared.Letter("A", 1)),
+        *({"number": "A", "cents": 1}, ["A", 1], compared.Plain(number="A", cents=1)),
+        *(Path("/a"), "/a", Fraction(1), 1, complex(1), range(1), [0], compared.Kind.CARD, "CARD"),
+    ]
+    assert len({fingerprint({"a": value}) for value in alike}) == len(alike)
+    lines = [compared.Line(item="x"), compared.DearLine.model_construct(item="x")]
+    assert len({fingerprint({"a": compared.Cart.model_construct(lines=[line])}) for line in lines}) == 2
+
+
+def test_what_follows_from_the_rest_does_not_count() -> None:
+    fresh, asked = compared.Plain(cents=1), compared.Plain(cents=1)
+    assert asked.total == 1
+    assert fingerprint({"a": asked}) == fingerprint({"a": fresh})
+    carts = [compared.Cart(number="A", lines=[compared.Line(item="x")]) for _ in range(2)]
+    assert carts[0].first.item == "x"
+    assert fingerprint({"a": carts[0]}) == fingerprint({"a": carts[1]})  # nor what is private
+    assert fingerprint({"a": compared.Cart(number="A", cents=0)}) == fingerprint({"a": compared.Cart(number="A")})
+
+
+def test_a_model_of_pydantic_1_is_compared_by_its_fields() -> None:
+    class Old(pydantic_1.BaseModel):
+        number: str
+        cents: int = 0
+        _seen: int = pydantic_1.PrivateAttr(default_factory=iter(range(9)).__next__)
+
+    assert fingerprint({"a": Old(number="A")}) == fingerprint({"a": Old(number="A", cents=0)})
+    assert fingerprint({"a": Old(number="A")}) != fingerprint({"a": Old(number="A", cents=1)})
+
+
+def test_an_enum_is_its_name_whatever_its_value_is() -> None:
+    class Open(enum.Enum):
+        DOOR = threading.Lock()
+        GATE = threading.RLock()
+
+    assert fingerprint({"a": Open.DOOR}) == fingerprint({"a": Open.DOOR}) != fingerprint({"a": Open.GATE})
+
+
+def test_a_field_that_was_never_set_is_none() -> None:
+    @dataclasses.dataclass
+    class Late:
+        number: str
+        total: int = dataclasses.field(init=False)
+
+    done = Late("A")
+    done.total = 0
+    assert fingerprint({"a": Late("A")}) == fingerprint({"a": Late("A")}) != fingerprint({"a": done})
+
+
+def test_what_json_makes_of_a_value_is_what_counts_where_it_carries_it() -> None:
+    class Signed(str): ...
+
+    class Registered(Money):
+        def __json__(self) -> object:
+            return self.amount
+
+    class Colour(str, enum.Enum):
+        RED = "red"
+
+    app = Celery(set_as_current=False)
+    alike = [
+        *((Signed("x"), "x"), (Registered("5"), "5"), (Colour.RED, "red"), (compared.Point(1, 2), [1, 2])),
+        *((OrderedDict(b=1, a=2), {"a": 2, "b": 1}), (Counter("aab"), {"a": 2, "b": 1}), (bytearray(b"a"), b"a")),
+        (signature("shop.charge", ("A",), app=app), json.loads(json.dumps(signature("shop.charge", ("A",))))),
+    ]
+    for value, read in alike:
+        assert fingerprint({"a": value}) == fingerprint({"a": read})
+
+
+def local() -> None: ...
+
+
+class Stateful:
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+
+class Unwilling:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda: lambda: None, lambda: (n for n in ()), lambda: iter({"a"}), threading.Lock, io.StringIO, Unwilling),
+        *(
+            functools.partial(open, os.devnull),
+            lambda: [Stateful(threading.Lock())],
+            lambda: {"a": Stateful(lambda: 1)},
+        ),
+        *(lambda: compared.Order("A", threading.Lock()), lambda: json, lambda: type("Local", (), {})),
+        *(lambda: compared.Order("A", [{"a": lambda: 1}]), lambda: {(1, 2): lambda: None}),
+        *(lambda: compared.named("a", threading.Lock()), lambda: functools.partial(lambda: None)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_has_no_value_to_compare_is_an_error_and_equal_to_nothing(make: Any) -> None:
+    value = make()
+    with pytest.raises(MissingKey, match=r"Expected the argument 'order' to have a value.*got \S+\.") as caught:
+        fingerprint({"order": value})
+    assert 'fingerprint=["order"]' in str(caught.value)
+    assert "fingerprint=False" in str(caught.value)
+    assert fingerprint({"order": value}, leave_out=["order"]) == fingerprint({})
+    if isinstance(value, io.IOBase):
+        value.close()
+
+
+def test_an_error_of_comparison_names_what_has_no_value() -> None:
+    with pytest.raises(MissingKey, match=r"got tests\.unit\.compared\.Order\. What is in _thread\.lock cannot be told"):
+        fingerprint({"order": compared.Order("A", threading.Lock())})
+
+
+def test_objects_that_contain_themselves_are_refused_and_those_that_are_met_twice_are_not() -> None:
+    with pytest.raises(MissingKey, match=r"compared\.Node contains itself"):
+        fingerprint({"a": compared.ring()})
+    one = compared.Order("A", 1)
+    assert fingerprint({"a": [one, one]}) == fingerprint({"a": [one, compared.Order("A", 1)]})
+
+
+def test_objects_nested_too_deeply_are_refused() -> None:
+    def nested(depth: int) -> Any:
+        value: Any = 1
+        for _ in range(depth):
+            value = compared.Order("A", value)
+        return value
+
+    most = keys.MAX_DEPTH // 2
+    assert fingerprint({"a": nested(most)}) != fingerprint({"a": nested(most - 1)})
+    with pytest.raises(MissingKey, match="Nested more than 100 levels deep"):
+        fingerprint({"a": nested(most + 1)})
+
+
+def test_a_lack_of_room_on_the_stack_is_no_equality() -> None:
+    class Deep:
+        def __reduce__(self) -> Any:
+            raise RecursionError("maximum recursion depth exceeded")
+
+    with pytest.raises(MissingKey, match="maximum recursion depth"):
+        fingerprint({"a": Deep()})
+
+
+def test_keys_are_as_strict_as_before() -> None:
+    for value in (compared.Order("A"), Path("/a"), compared.Kind.CARD, {(1, 2): 3}):
+        with pytest.raises(MissingKey, match="Expected the key to be text"):
+            key(value)
 
 
 # -- bind --------------------------------------------------------------------------------------------------------------
