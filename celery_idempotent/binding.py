@@ -38,9 +38,10 @@ class Binding:
 
     Arguments:
         name: What keys and events call it.
-        signature: Of its body, as its callers see it.
+        signature: Its own; see `keys.own_signature`.
         policy: Its options.
         namespace: How its keys begin.
+        hidden: A decorator hides which arguments the body gets (default: it does not).
 
     Raises:
         ConfigurationError: an option does not fit the signature, or cannot be used here.
@@ -51,8 +52,10 @@ class Binding:
     #: Name of the argument that is the object of a method; "" where none is.
     receiver = ""
 
-    def __init__(self, name: str, signature: inspect.Signature, policy: Policy, namespace: str) -> None:
-        policy.check_signature(signature, name)
+    def __init__(
+        self, name: str, signature: inspect.Signature, policy: Policy, namespace: str, *, hidden: bool = False
+    ) -> None:
+        policy.check_signature(signature, name, hidden=hidden)
         if policy.large_results not in (None, BACKEND):
             check_prefix(str(policy.large_results))
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace

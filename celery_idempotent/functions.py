@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from . import keys
 from .answers import Ending
 from .binding import BACKEND, Binding
 from .compression import LARGEST, NONE
@@ -53,7 +54,7 @@ def check_function(function: Any) -> None:
             "stops asking cannot be replayed. Return a list, or decorate the function that does one item's work."
         )
     try:
-        inspect.signature(function)
+        keys.own_signature(function)
     except ValueError as error:
         raise ConfigurationError(
             f"Expected a function whose arguments can be told, got {function!r} ({error}): wrap it in one of your own."
@@ -123,7 +124,8 @@ class FunctionBinding(Binding):
         for option, text in told.items():
             if not (isinstance(text, str) and text):
                 raise ConfigurationError(f"Expected {option} of {function.__qualname__} to be text, got {text!r}.")
-        super().__init__(name, inspect.signature(function), policy, namespace)
+        hidden = keys.hides_arguments(function)
+        super().__init__(name, keys.own_signature(function), policy, namespace, hidden=hidden)
         self.receiver = _receiver(function, self.signature)
         if policy.large_results == BACKEND:
             raise ConfigurationError(

@@ -27,11 +27,11 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii as _quote
 from pathlib import PurePath
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -40,7 +40,18 @@ from kombu.utils import json as kombu_json
 
 from .errors import MissingKey
 
-__all__ = ["KeySource", "bind", "canonical", "compose", "compose_default", "fingerprint", "resolve"]
+__all__ = [
+    "KeySource",
+    "bind",
+    "canonical",
+    "compose",
+    "compose_default",
+    "fingerprint",
+    "has_fields",
+    "hides_arguments",
+    "own_signature",
+    "resolve",
+]
 KeySource = str | Sequence[str] | Callable[..., object] | None
 
 MAX_DEPTH, MAX_PART = 100, 128  # the depth is far below Python's own limit, which depends on version and caller
@@ -62,6 +73,9 @@ _OWN_FORMS: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
 )
 _DERIVED_FROM = (str, int, float, list, tuple, dict, bytes, bytearray, date, time, Decimal, UUID, set, frozenset)
 _BUILT_IN = {*_DERIVED_FROM, bool, datetime, type(None)}
+_CACHED = type(lru_cache(len))
+#: Modules of decorators that hand all arguments through.
+_HANDING_THROUGH = {"contextlib", "celery.app.base"}
 _REDUCERS = {"__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__"}
 
 
@@ -104,6 +118,69 @@ def _comparable(name: str, value: object) -> str:
             f"same key, got {_name(type(value))}. {exc}. Pass an id or plain data instead, leave the argument out with "
             f'fingerprint=["{name}"], or compare none with fingerprint=False'
         ) from exc
+
+
+def own_signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return what a callable itself takes, and not what the callable takes that it wraps.
+
+    A decorator written with `functools.wraps` may add, drop or exchange arguments. Those of `contextlib`, Celery's own
+    for Pydantic and ``lru_cache`` hand them through, and a ``__signature__`` of its own is believed.
+
+    Arguments:
+        function: A function, method or other callable.
+
+    Raises:
+        ValueError: it does not tell.
+        TypeError: it is no callable.
+    """
+    function, declared = _outermost(function), _declared_signature(function)
+    if declared is not None:
+        return declared
+    if isinstance(function, FunctionType) and "__signature__" in vars(function):  # copied from what it wraps
+        bare = FunctionType(function.__code__, {}, function.__name__, function.__defaults__, function.__closure__)
+        bare.__kwdefaults__ = function.__kwdefaults__
+        return inspect.signature(bare)
+    if _is_proxy(function):
+        return inspect.signature(_anything)
+    return inspect.signature(function, follow_wrapped=False)
+
+
+def hides_arguments(function: Callable[..., Any]) -> bool:
+    """Tell whether a callable wraps another one and does not say which arguments that one gets."""
+    function = _outermost(function)
+    if isinstance(function, partial):
+        return hides_arguments(function.func)
+    if not hasattr(function, "__wrapped__") or _declared_signature(function) is not None:
+        return False
+    return any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own_signature(function).parameters.values())
+
+
+def _anything(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _outermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a callable is, below decorators that are known to hand all arguments through."""
+    of = function.__func__ if isinstance(function, MethodType) else function
+    while isinstance(of, _CACHED) or (hasattr(of, "__wrapped__") and _home(of) in _HANDING_THROUGH):
+        of = of.__wrapped__
+    return MethodType(of, function.__self__) if isinstance(function, MethodType) else of
+
+
+def _home(function: object) -> str | None:
+    """Return the module whose code a function has; its ``__module__`` is that of what it wraps."""
+    return function.__globals__.get("__name__") if isinstance(function, FunctionType) else None
+
+
+def _declared_signature(function: Any) -> inspect.Signature | None:
+    """Return the signature that a callable was given, and not by `functools.wraps`, which copies it."""
+    declared = getattr(function, "__signature__", None)
+    copied = getattr(getattr(function, "__wrapped__", None), "__signature__", None)
+    return declared if isinstance(declared, inspect.Signature) and declared is not copied else None
+
+
+def _is_proxy(function: Any) -> bool:
+    """Tell whether a callable is an object around another one, as those of wrapt."""
+    return hasattr(function, "__wrapped__") and type(function) not in (FunctionType, MethodType)
 
 
 def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
@@ -277,7 +354,7 @@ class _Comparison(_Form):
         reduced = _reduced(value)
         # What is beside it is nothing that pickle would keep, as the app that a signature of Celery's refers to.
         is_pair = isinstance(reduced, tuple) and len(reduced) == 2
-        args = reduced[1] if is_pair else ()
+        args: tuple[Any, ...] = reduced[1] if is_pair else ()
         is_plain = len(args) == 1 and type(args[0]) is base and self.encode(args[0], depth + 1) == form
         return form if is_plain else self._whole(value, None, depth)
 
@@ -438,7 +515,7 @@ def _call(source: Callable[..., object], arguments: Mapping[str, object]) -> obj
 def _wanted(source: Callable[..., object]) -> set[str] | None:
     """Return the names of the keywords that a callable takes, None if it takes any or does not tell."""
     try:
-        parameters = inspect.signature(source).parameters.values()
+        parameters = own_signature(source).parameters.values()
     except (TypeError, ValueError):
         return None
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}

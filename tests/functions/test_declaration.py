@@ -109,8 +109,8 @@ def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate as most do, with a plain function."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    def call(order: str) -> Any:
+        return function(order)
 
     return call
 
@@ -169,6 +169,46 @@ def test_keys_are_called_as_the_function_is_unless_it_is_said_otherwise() -> Non
     where = f"{__name__}.{key.__qualname__}"
     assert idempotent(**BOTH)(key)("1") == f"idem:{where}::1"
     assert idempotent(**BOTH, name="charge", namespace="shop")(key)("1") == "shop:charge::1"
+
+
+# -- decorators within -------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def test_names_of_arguments_that_a_decorator_hides_are_refused() -> None:
+    @with_session
+    def charge(session: str, order: str, cents: int = 0) -> str:
+        return order
+
+    for options in ({}, {"fingerprint": False}, {"key": lambda args: args[0], "fingerprint": ["cents"]}):
+        with pytest.raises(ConfigurationError, match="a decorator hides"):
+            idempotent(**{**BOTH, **options})(charge)
+
+
+def test_a_callable_makes_the_key_of_what_a_decorator_hides() -> None:
+    @idempotent(store=MemoryStore(), key=lambda args: args[0])
+    @with_session
+    def charge(session: str, order: str, cents: int = 0) -> list[Any]:
+        return [session, order, cents]
+
+    assert [charge("ORD-1"), charge("ORD-1"), charge("ORD-2", 5)] == [
+        *(["session", "ORD-1", 0], ["session", "ORD-1", 0], ["session", "ORD-2", 5])
+    ]
+    with pytest.raises(KeyReused):
+        charge("ORD-1", 5)
+
+
+def test_a_guarded_function_says_what_it_takes_to_what_guards_it_again() -> None:
+    inner = idempotent(store=MemoryStore(), key="order")(plain)
+    outer = idempotent(store=MemoryStore(), key="order", name="outer")(inner)
+    assert [outer("ORD-1"), outer(order="ORD-1", cents=999)] == ["ORD-1", "ORD-1"]
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import decimal
@@ -14,7 +15,9 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -22,13 +25,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wrapt
 from celery import Celery, signature
 from kombu.utils import json as kombu_json
 from pydantic import v1 as pydantic_1
 
 from celery_idempotent import keys
 from celery_idempotent.errors import MissingKey
-from celery_idempotent.keys import bind, canonical, compose, compose_default, fingerprint, resolve
+from celery_idempotent.keys import (
+    bind,
+    canonical,
+    compose,
+    compose_default,
+    fingerprint,
+    hides_arguments,
+    own_signature,
+    resolve,
+)
 from tests.unit import compared
 
 DATA = Path(__file__).parent / "data"
@@ -408,6 +421,102 @@ def test_arguments_that_do_not_fit_raise_what_the_call_would() -> None:
         bind(inspect.signature(lambda order: None), (), {})
 
 
+# -- own_signature -----------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def dated(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(order: str, *args: Any) -> Any:
+        return function("today", order, *args)
+
+    return wrapper
+
+
+def charge(session: str, order: str, cents: int = 0) -> Any:
+    return (session, order, cents)
+
+
+def spelled(function: Any) -> str:
+    names = {p.name: p.name if p.kind is not p.VAR_POSITIONAL else f"*{p.name}" for p in parameters_of(function)}
+    return ", ".join(f"**{p.name}" if p.kind is p.VAR_KEYWORD else names[p.name] for p in parameters_of(function))
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    return list(own_signature(function).parameters.values())
+
+
+class Shop:
+    def charge(self, order: str) -> None: ...
+
+    decorated = with_session(charge)
+
+    @contextlib.contextmanager
+    def opened(self) -> Any:
+        yield
+
+    @functools.lru_cache  # noqa: B019
+    def cached(self, order: str) -> None: ...
+
+
+@contextlib.contextmanager
+def transaction() -> Iterator[None]:
+    yield
+
+
+def described(function: Any) -> Any:
+    """Have a function say what it takes, as makefun and the package decorator do."""
+    function.__signature__ = inspect.Signature([inspect.Parameter("order", inspect.Parameter.KEYWORD_ONLY)])
+    return function
+
+
+@wrapt.decorator
+def injecting(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped("session", *args, **kwargs)
+
+
+@wrapt.decorator(adapter=lambda order: None)
+def adapted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped("session", *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes", "hidden"),
+    [
+        (charge, "session, order, cents", False),
+        (with_session(charge), "*args, **kwargs", True),
+        (dated(charge), "order, *args", True),
+        (with_session(described(lambda session, order: None)), "*args, **kwargs", True),
+        (described(with_session(charge)), "order", False),
+        (transaction()(charge), "session, order, cents", False),
+        (transaction()(with_session(charge)), "*args, **kwargs", True),
+        (with_session(transaction()(charge)), "*args, **kwargs", True),
+        (functools.lru_cache(charge), "session, order, cents", False),
+        (functools.partial(charge, "session"), "order, cents", False),
+        (functools.partial(with_session(charge), cents=1), "*args, **kwargs", True),
+        (Shop().charge, "order", False),
+        (Shop().decorated, "*args, **kwargs", True),
+        (transaction()(Shop().charge), "order", False),
+        (types.MethodType(transaction()(charge), "session"), "order, cents", False),
+        (types.MethodType(functools.lru_cache(charge), "session"), "order, cents", False),
+        (injecting(charge), "*args, **kwargs", True),
+        (adapted(charge), "order", False),
+        (lambda *args, **kwargs: None, "*args, **kwargs", False),
+    ],
+)
+def test_a_signature_is_the_callables_own_and_not_that_of_what_it_wraps(
+    function: Any, takes: str, hidden: bool
+) -> None:
+    assert (spelled(function), hides_arguments(function)) == (takes, hidden)
+
+
 # -- resolve -----------------------------------------------------------------------------------------------------------
 
 ARGUMENTS = {"order": "A-1", "lines": [{"id": 7}], "count": 0, "nothing": None, "empty": ""}
@@ -448,6 +557,27 @@ def test_a_callable_gets_the_arguments_it_names() -> None:
     assert resolve(lambda order, invoice="none": (order, invoice), ARGUMENTS) == ("A-1", "none")
     assert resolve(lambda **everything: sorted(everything), ARGUMENTS) == sorted(ARGUMENTS)
     assert resolve(Unhashable(), ARGUMENTS) == "A-1"
+
+
+def test_a_callable_gets_what_itself_takes_and_not_what_it_wraps() -> None:
+    def renamed(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(order: str) -> Any:
+            return function(order)
+
+        return wrapper
+
+    def with_tenant(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(**arguments: Any) -> Any:
+            return arguments.pop("tenant", "?"), function(**arguments)
+
+        return wrapper
+
+    arguments = {"order": "A", "tenant": "T"}
+    assert resolve(renamed(lambda number: number), arguments) == "A"
+    assert resolve(with_tenant(lambda order: order), arguments) == ("T", "A")
+    assert resolve(functools.lru_cache(lambda order: order), arguments) == "A"
 
 
 def test_a_callable_that_does_not_tell_its_signature_gets_them_all() -> None:
