@@ -59,6 +59,7 @@ class Binding:
         if policy.large_results not in (None, BACKEND):
             check_prefix(str(policy.large_results))
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
+        self._defaults = keys.defaults_of(signature)
         self._guard: Guard | None = None
 
     def _store(self) -> Store:
@@ -150,7 +151,7 @@ class Binding:
         leave_out = set() if option is True else set(option)
         if self.receiver and not keys.has_fields(arguments[self.receiver]):
             leave_out.add(self.receiver)
-        return keys.fingerprint(arguments, leave_out=leave_out)
+        return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)
 
 
 @cache

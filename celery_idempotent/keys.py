@@ -46,6 +46,7 @@ __all__ = [
     "canonical",
     "compose",
     "compose_default",
+    "defaults_of",
     "fingerprint",
     "has_fields",
     "hides_arguments",
@@ -60,6 +61,7 @@ _EMPTY = {"null", '""', "[]", "{}", "set[]", 'bytes""'}
 _SAFE = "".join(set(string.punctuation) - set("%:~"))
 _NEEDS_NO_ESCAPE = re.compile(r"[!-$&-9;-}]*").fullmatch
 _to_kombu: Callable[[object], Any] = kombu_json.JSONEncoder().default
+_NONE: Mapping[str, object] = {}
 _dumps: Callable[[object], str] = kombu_json.dumps
 _loads: Callable[[str], object] = kombu_json.loads
 # datetime stands before date, which it derives from. Decimal writes "e" or "E" as the caller's context says.
@@ -88,7 +90,9 @@ def canonical(value: object) -> str:
     return _strict.encode(value, 0)
 
 
-def fingerprint(arguments: Mapping[str, object], *, leave_out: Collection[str] = ()) -> str:
+def fingerprint(
+    arguments: Mapping[str, object], *, leave_out: Collection[str] = (), defaults: Mapping[str, object] = _NONE
+) -> str:
     """Digest the arguments of a call, so that another call under the same key can be compared with it.
 
     Arguments are compared by value: what `canonical` refuses, which pickle delivers and a plain function is given, by
@@ -97,6 +101,8 @@ def fingerprint(arguments: Mapping[str, object], *, leave_out: Collection[str] =
     Arguments:
         arguments: What `bind` returns.
         leave_out: Names of those that may differ (default: none).
+        defaults: What `defaults_of` returns (default: nothing). An argument that equals its default does not count, so
+            that a call stays the same when its function gets another parameter.
 
     Returns:
         32 hex digits of SHA-256.
@@ -104,9 +110,28 @@ def fingerprint(arguments: Mapping[str, object], *, leave_out: Collection[str] =
     Raises:
         MissingKey: an argument has no value that could be compared.
     """
-    compared = sorted(arguments.keys() - leave_out)
-    members = [f"{_quote(name)}:{_comparable(name, arguments[name])}" for name in compared]
+    members = []
+    for name in sorted(arguments.keys() - leave_out):
+        value, default = arguments[name], defaults.get(name, inspect.Parameter.empty)
+        if value is default:
+            continue
+        form = _comparable(name, value)
+        if default is inspect.Parameter.empty or form != _form_of_default(default):
+            members.append(f"{_quote(name)}:{form}")
     return sha256(f"{{{','.join(members)}}}".encode()).hexdigest()[:32]
+
+
+def defaults_of(signature: inspect.Signature) -> dict[str, object]:
+    """Return what `bind` gives arguments that a call leaves out: their defaults, and nothing for ``*args``."""
+    given = {p.name: () if p.kind is p.VAR_POSITIONAL else p.default for p in signature.parameters.values()}
+    return {name: default for name, default in given.items() if default is not inspect.Parameter.empty}
+
+
+def _form_of_default(default: object) -> str:
+    try:
+        return _Comparison().encode(default, 0)
+    except (TypeError, RecursionError):
+        return ""  # equal to itself alone
 
 
 def _comparable(name: str, value: object) -> str:

@@ -274,6 +274,29 @@ def test_a_key_that_cannot_be_told_fails_the_task_before_it_runs(app: Celery, ke
     assert runs.get() == []
 
 
+def test_a_parameter_with_a_default_that_a_deploy_adds_changes_nothing_for_duplicates(app: Celery) -> None:
+    def before(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    def after(order_id: str, cents: int = 5, *more: int, note: str = "") -> str:
+        return before(order_id)
+
+    new = Celery("deployed", broker="memory://", backend="cache+memory://", set_as_current=False)
+    new.conf.update(idempotency_store=app.conf.idempotency_store, task_eager_propagates=True)
+    old, deployed = (
+        declare(of, body, name="shop.charge", idempotency={"key": "order_id"})
+        for of, body in ((app, before), (new, after))
+    )
+    assert [old.apply(("A",)).get(), deployed.apply(("A",)).get(), deployed.apply(("A", 5)).get()] == ["A", "A", "A"]
+    assert [deployed.apply(("B",)).get(), old.apply(("B",)).get()] == ["B", "B"]  # and back again
+    for other in ({"cents": 6}, {"note": "x"}):
+        with pytest.raises(KeyReused):
+            deployed.apply(("A",), other)
+    assert runs.get() == ["A", "B"]
+    new.close()
+
+
 def test_an_argument_that_json_cannot_carry_is_compared_by_value(app: Celery) -> None:
     def charge(order_id: str, cents: Any) -> str:
         runs.get().append(order_id)

@@ -37,6 +37,7 @@ from celery_idempotent.keys import (
     canonical,
     compose,
     compose_default,
+    defaults_of,
     fingerprint,
     hides_arguments,
     own_signature,
@@ -200,6 +201,37 @@ def test_a_fingerprint_is_32_hex_digits_over_the_arguments_in_any_order() -> Non
 
 def test_a_fingerprint_leaves_out_what_it_is_told_to() -> None:
     assert fingerprint({"a": 1, "at": 5}, leave_out=["at"]) == fingerprint({"a": 1}) != fingerprint({"a": 1, "at": 5})
+
+
+def test_an_argument_that_equals_its_default_does_not_count() -> None:
+    def old(order: str) -> None: ...
+
+    def new(order: str, cents: Any = (5, 6), *more: int, note: str = "", **others: int) -> None: ...
+
+    def digest(task: Any, *args: Any, **kwargs: Any) -> str:
+        signature = inspect.signature(task)
+        return fingerprint(bind(signature, args, kwargs), defaults=defaults_of(signature))
+
+    before = digest(old, "A")
+    assert digest(new, "A") == digest(new, "A", (5, 6)) == digest(new, "A", [5, 6]) == before
+    assert digest(new, "A", note="") == digest(new, order="A", cents=[5, 6]) == before
+    others = [digest(new, "A", 5), digest(new, "A", [5, 6.0]), digest(new, "A", (5, 6), 7), digest(new, "A", note="x")]
+    others += [digest(new, "A", x=1), digest(new, "B"), digest(new, "A", None), digest(new, "A", ["5", "6"])]
+    assert len({before, *others}) == 1 + len(others)
+
+
+def test_a_default_that_has_no_value_is_left_out_where_it_is_not_given() -> None:
+    missing = threading.Lock()
+    defaults = {"a": missing}
+    assert fingerprint({"a": missing}, defaults=defaults) == fingerprint({})
+    assert fingerprint({"a": 1}, defaults=defaults) == fingerprint({"a": 1})
+    with pytest.raises(MissingKey):
+        fingerprint({"a": threading.Lock()}, defaults=defaults)
+
+
+def test_a_default_that_a_body_changed_is_still_the_default() -> None:
+    collected = [1]
+    assert fingerprint({"a": collected}, defaults={"a": collected}) == fingerprint({})
 
 
 # -- fingerprint: by value ---------------------------------------------------------------------------------------------
