@@ -108,6 +108,8 @@ class TaskBinding(Binding):
             result_max_bytes=int(policy.result_max_bytes),
             compression=policy.compression,
             annex=TaskAnnex(self.task, policy.large_results),
+            # A backend is its thread's own, and so is asked for each time.
+            prepare=lambda value: self.task.backend.prepare_value(value),
         )
 
     def max_lease(self, limit: float | None) -> float | None:
