@@ -265,6 +265,8 @@ class _Form:
     by_value = False
 
     def encode(self, value: object, depth: int, *, as_built_in: bool = False) -> str:
+        if type(value) is str:  # which most are
+            return _quote(value)
         if self.by_value and not as_built_in and type(value) not in _BUILT_IN and _is_derived(type(value)):
             return self.derived(value, depth)
         if isinstance(value, str):

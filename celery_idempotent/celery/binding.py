@@ -128,4 +128,5 @@ def _body_of(task: Any) -> Callable[..., Any]:
     take anything and hand it through.
     """
     run = inspect.getattr_static(type(task), "run")
-    return cast(Callable[..., Any], run.__get__(task, type(task)))
+    bound = run.__get__(task, type(task)) if hasattr(run, "__get__") else run
+    return cast(Callable[..., Any], bound)

@@ -396,6 +396,17 @@ def test_a_callable_makes_the_key_of_what_a_decorator_hides(app: Celery) -> None
     assert runs.get() == ["ORD-1", "ORD-2"]
 
 
+def test_the_body_of_a_class_may_be_any_callable(app: Celery) -> None:
+    class Charging:
+        def __call__(self, order_id: str, cents: int = 5) -> str:
+            return f"{order_id} {cents}"
+
+    for body in (Charging(), functools.partial(Charging(), cents=6), staticmethod(Charging())):
+        options = {"name": f"by.{type(body).__name__}", "run": body, "idempotency": {"key": "order_id"}}
+        task = app.register_task(type("Charge", (IdempotentTask,), options)())
+        assert task.apply(("A",)).get() == task.apply(kwargs={"order_id": "A"}).get()
+
+
 def test_what_instruments_a_task_afterwards_hides_nothing(app: Celery) -> None:
     """Sentry replaces ``run`` of the tasks of a worker, as Celery does for ``autoretry_for``."""
 

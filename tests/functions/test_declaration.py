@@ -336,3 +336,5 @@ def test_arguments_named_as_the_decorators_own_are_the_functions() -> None:
         return [self, args, kwargs, function]
 
     assert call(self=1, args=2, kwargs=3, function="f") == [1, 2, 3, "f"]
+    with pytest.raises(KeyReused):
+        call(self=2, args=2, kwargs=3, function="f")

@@ -401,12 +401,19 @@ def test_objects_nested_too_deeply_are_refused() -> None:
 
 
 def test_a_lack_of_room_on_the_stack_is_no_equality() -> None:
-    class Deep:
-        def __reduce__(self) -> Any:
+    class Deep(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
             raise RecursionError("maximum recursion depth exceeded")
 
     with pytest.raises(MissingKey, match="maximum recursion depth"):
         fingerprint({"a": Deep()})
+    assert fingerprint({"a": 1}, defaults={"a": Deep()}) == fingerprint({"a": 1})
+
+
+def test_the_order_of_members_does_not_count() -> None:
+    assert fingerprint({"a": {(1, 2): 1, (3, 4): 2}}) == fingerprint({"a": {(3, 4): 2, (1, 2): 1}})
+    assert fingerprint({"a": compared.Plain(x=1, y=2)}) == fingerprint({"a": compared.Plain(y=2, x=1)})
+    assert fingerprint({"a": compared.bag(x=1, y=2)}) == fingerprint({"a": compared.bag(y=2, x=1)})
 
 
 def test_keys_are_as_strict_as_before() -> None:
