@@ -38,9 +38,10 @@ class Binding:
 
     Arguments:
         name: What keys and events call it.
-        signature: Of its body, as its callers see it.
+        signature: Its own; see `keys.own_signature`.
         policy: Its options.
         namespace: How its keys begin.
+        hidden: A decorator hides which arguments the body gets (default: it does not).
 
     Raises:
         ConfigurationError: an option does not fit the signature, or cannot be used here.
@@ -48,12 +49,17 @@ class Binding:
 
     #: What to do about a scope that is missing.
     scope_hint = "mend the scope function"
+    #: Name of the argument that is the object of a method; "" where none is.
+    receiver = ""
 
-    def __init__(self, name: str, signature: inspect.Signature, policy: Policy, namespace: str) -> None:
-        policy.check_signature(signature, name)
+    def __init__(
+        self, name: str, signature: inspect.Signature, policy: Policy, namespace: str, *, hidden: bool = False
+    ) -> None:
+        policy.check_signature(signature, name, hidden=hidden)
         if policy.large_results not in (None, BACKEND):
             check_prefix(str(policy.large_results))
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
+        self._defaults = keys.defaults_of(signature)
         self._guard: Guard | None = None
 
     def _store(self) -> Store:
@@ -134,11 +140,18 @@ class Binding:
         return value
 
     def fingerprint(self, arguments: Mapping[str, object]) -> str:
-        """Return the digest of the arguments that calls with the same key must share; "" to compare none."""
+        """Return the digest of the arguments that calls with the same key must share; "" to compare none.
+
+        Raises:
+            MissingKey: an argument has no value that could be compared.
+        """
         option = self.policy.fingerprint
         if option is False:
             return ""
-        return keys.fingerprint(arguments, leave_out=() if option is True else option)
+        leave_out = set() if option is True else set(option)
+        if self.receiver and not keys.has_fields(arguments[self.receiver]):
+            leave_out.add(self.receiver)
+        return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)
 
 
 @cache

@@ -93,7 +93,9 @@ def idempotent(
             conclude = functools.partial(_conclude, binding, delivery)
             return await run_guarded(binding.guard, delivery, body, conclude)
 
-        return cast(F, call_async if inspect.iscoroutinefunction(function) else call)
+        guarded: Any = call_async if inspect.iscoroutinefunction(function) else call
+        guarded.__signature__ = binding.signature  # all arguments are handed through
+        return cast(F, guarded)
 
     return decorate
 

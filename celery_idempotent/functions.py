@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from . import keys
 from .answers import Ending
 from .binding import BACKEND, Binding
 from .compression import LARGEST, NONE
@@ -53,7 +54,7 @@ def check_function(function: Any) -> None:
             "stops asking cannot be replayed. Return a list, or decorate the function that does one item's work."
         )
     try:
-        inspect.signature(function)
+        keys.own_signature(function)
     except ValueError as error:
         raise ConfigurationError(
             f"Expected a function whose arguments can be told, got {function!r} ({error}): wrap it in one of your own."
@@ -83,6 +84,13 @@ def opened(wanted: object) -> Store:
         return cast(Store, wanted)
     # Of threads that come at once each may open one, which connects to nothing; all use the first.
     return _stores.get(wanted) or _stores.setdefault(wanted, open_store(wanted))
+
+
+def _receiver(function: Callable[..., Any], signature: inspect.Signature) -> str:
+    """Return the name of the argument that is the object of a method, "" where the function is none or is bound."""
+    within = function.__qualname__.rpartition(".")[0]
+    first = next(iter(signature.parameters), "")
+    return first if first in ("self", "cls") and within and not within.endswith("<locals>") else ""
 
 
 class FunctionBinding(Binding):
@@ -116,7 +124,9 @@ class FunctionBinding(Binding):
         for option, text in told.items():
             if not (isinstance(text, str) and text):
                 raise ConfigurationError(f"Expected {option} of {function.__qualname__} to be text, got {text!r}.")
-        super().__init__(name, inspect.signature(function), policy, namespace)
+        hidden = keys.hides_arguments(function)
+        super().__init__(name, keys.own_signature(function), policy, namespace, hidden=hidden)
+        self.receiver = _receiver(function, self.signature)
         if policy.large_results == BACKEND:
             raise ConfigurationError(
                 f"Expected large_results of {name} to be a URL of files, got {BACKEND!r}, which is Celery's result "

@@ -54,7 +54,8 @@ class Codec:
     ``accept`` are names or content types of the serializers that may be read (default: only ``serializer``).
     ``compress_above`` and ``result_max_bytes`` are bytes; ``compression`` "none" compresses nothing. ``annex`` keeps
     what is larger than ``result_max_bytes`` (default: None, such values are not kept). ``largest`` are the bytes that a
-    result may have before it is compressed. A codec may be used from several threads.
+    result may have before it is compressed. ``prepare`` makes of a value what is written in its place (default: None,
+    the value itself). A codec may be used from several threads.
     Raises ConfigurationError for a serializer or a compression that kombu does not have.
     """
 
@@ -68,6 +69,7 @@ class Codec:
         compression: str = "zlib",
         annex: Annex | None = None,
         largest: int = compressions.LARGEST,
+        prepare: Callable[[object], object] | None = None,
     ) -> None:
         try:
             self._accept = _accepted([serializer] if accept is None else accept)
@@ -86,6 +88,7 @@ class Codec:
         self._max = result_max_bytes
         self._largest = largest
         self._annex = annex
+        self._prepare = prepare
         self._head = f"{quote(serializer, safe='')}:".encode()
         self._compressed_head = f"{quote(serializer, safe='')}+{quote(compression, safe='')}:".encode()
 
@@ -175,7 +178,7 @@ class Codec:
 
     def _written(self, value: object, elsewhere: bool) -> tuple[bytes, bytes, bool]:
         """Return a value as it is kept, and whether its record has room for it; raise what a reader would meet."""
-        head, body = self._pack(value)
+        head, body = self._pack(value if self._prepare is None else self._prepare(value))
         fits = len(body) <= self._max
         if fits or elsewhere:
             self._read_back(head, body)

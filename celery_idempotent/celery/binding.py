@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+from .. import keys
 from ..binding import Binding, heartbeat
 from ..errors import ConfigurationError
 from ..policy import Policy
@@ -89,7 +91,9 @@ class TaskBinding(Binding):
     def __init__(self, task: Any) -> None:
         app = task._get_app()
         policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
-        super().__init__(task.name, signature_of(task), policy, default_namespace(app, policy.store))
+        body, namespace = _body_of(task), default_namespace(app, policy.store)
+        hidden = keys.hides_arguments(body)
+        super().__init__(task.name, keys.own_signature(body), policy, namespace, hidden=hidden)
         self.task = task
 
     def _store(self) -> Store:
@@ -104,6 +108,8 @@ class TaskBinding(Binding):
             result_max_bytes=int(policy.result_max_bytes),
             compression=policy.compression,
             annex=TaskAnnex(self.task, policy.large_results),
+            # A backend is its thread's own, and so is asked for each time.
+            prepare=lambda value: self.task.backend.prepare_value(value),
         )
 
     def max_lease(self, limit: float | None) -> float | None:
@@ -115,6 +121,12 @@ class TaskBinding(Binding):
         return self.policy.max_lease or (enforced + GRACE if enforced else None)
 
 
-def signature_of(task: Any) -> inspect.Signature:
-    """Return the signature of a task's body, without ``self``."""
-    return inspect.signature(getattr(task, "_orig_run", task.run))
+def _body_of(task: Any) -> Callable[..., Any]:
+    """Return the body of a task as it was declared.
+
+    ``task.run`` may have been replaced: for ``autoretry_for`` by Celery, in a worker by what watches its tasks. Those
+    take anything and hand it through.
+    """
+    run = inspect.getattr_static(type(task), "run")
+    bound = run.__get__(task, type(task)) if hasattr(run, "__get__") else run
+    return cast(Callable[..., Any], bound)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextvars
+import functools
+import inspect
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any, ClassVar
 
+import pydantic
 import pytest
 from celery import Celery, shared_task
 from celery.worker.request import Request
 
-from celery_idempotent import ConfigurationError, IdempotentTask, MissingKey, Policy
+from celery_idempotent import ConfigurationError, IdempotentTask, KeyReused, MissingKey, Policy
 from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -270,6 +274,47 @@ def test_a_key_that_cannot_be_told_fails_the_task_before_it_runs(app: Celery, ke
     assert runs.get() == []
 
 
+def test_a_parameter_with_a_default_that_a_deploy_adds_changes_nothing_for_duplicates(app: Celery) -> None:
+    def before(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    def after(order_id: str, cents: int = 5, *more: int, note: str = "") -> str:
+        return before(order_id)
+
+    new = Celery("deployed", broker="memory://", backend="cache+memory://", set_as_current=False)
+    new.conf.update(idempotency_store=app.conf.idempotency_store, task_eager_propagates=True)
+    old, deployed = (
+        declare(of, body, name="shop.charge", idempotency={"key": "order_id"})
+        for of, body in ((app, before), (new, after))
+    )
+    assert [old.apply(("A",)).get(), deployed.apply(("A",)).get(), deployed.apply(("A", 5)).get()] == ["A", "A", "A"]
+    assert [deployed.apply(("B",)).get(), old.apply(("B",)).get()] == ["B", "B"]  # and back again
+    for other in ({"cents": 6}, {"note": "x"}):
+        with pytest.raises(KeyReused):
+            deployed.apply(("A",), other)
+    assert runs.get() == ["A", "B"]
+    new.close()
+
+
+def test_an_argument_that_json_cannot_carry_is_compared_by_value(app: Celery) -> None:
+    def charge(order_id: str, cents: Any) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge, idempotency={"key": "order_id"})
+    assert [task.apply(("A", Fraction(1, 2))).get(), task.apply(("A", Fraction(2, 4))).get()] == ["A", "A"]
+    with pytest.raises(KeyReused):
+        task.apply(("A", Fraction(1, 3)))
+    with pytest.raises(MissingKey, match="argument 'cents'"):
+        task.apply(("A", lambda: 1))
+    assert runs.get() == ["A"]
+
+
+def test_no_arguments_are_compared_where_the_key_is_the_task_id(app: Celery) -> None:
+    assert declare(app).apply((len, iter(()))).get().startswith("<built-in function len> <")
+
+
 def test_an_empty_key_from_the_producer_fails_the_task_before_it_runs(app: Celery) -> None:
     with pytest.raises(MissingKey, match="empty"):
         declare(app).apply(("A",), idempotency_key="")
@@ -294,3 +339,114 @@ def test_the_scope_tells_tenants_apart(app: Celery) -> None:
     assert runs.get() == ["1", "1"]
     with pytest.raises(MissingKey, match="tenant"):
         task.apply(("1",))
+
+
+# -- decorators within -------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def bound_with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, "session", *args, **kwargs)
+
+    return wrapper
+
+
+def test_names_of_arguments_that_a_decorator_hides_are_refused(app: Celery) -> None:
+    def charge(session: str, order_id: str, cents: int = 0) -> None: ...
+
+    def bound(self: Any, session: str, order_id: str, cents: int = 0) -> None: ...
+
+    class Charge(IdempotentTask):
+        name = "shop.by_class"
+        idempotency: ClassVar = {"key": "order_id"}
+
+        @bound_with_session
+        def run(self, session: str, order_id: str) -> None: ...
+
+    hidden: list[Callable[[], Any]] = [
+        lambda: declare(app, with_session(charge), idempotency={"key": "order_id"}),
+        lambda: declare(app, bound_with_session(bound), name="b", bind=True, idempotency={"key": "order_id"}),
+        lambda: declare(app, with_session(charge), name="c", typing=False, idempotency={"key": "order_id"}),
+        lambda: declare(app, with_session(charge), name="d", autoretry_for=(OSError,), idempotency={"key": "order_id"}),
+        lambda: app.register_task(Charge()),
+    ]
+    for declaration in hidden:
+        with pytest.raises(ConfigurationError, match="a decorator hides"):
+            declaration()
+
+
+def test_a_callable_makes_the_key_of_what_a_decorator_hides(app: Celery) -> None:
+    def charge(session: str, order_id: str, cents: int = 0) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    key = {"key": lambda args=(), order_id=None: order_id or args[0], "fingerprint": False}
+    task = declare(app, with_session(charge), idempotency=key)
+    calls = [(("ORD-1",), {}), (("ORD-1", 0), {}), (("ORD-2", 0), {}), ((), {"order_id": "ORD-2"})]
+    assert [task.apply(*call).get() for call in calls] == ["ORD-1", "ORD-1", "ORD-2", "ORD-2"]
+    assert runs.get() == ["ORD-1", "ORD-2"]
+
+
+def test_the_body_of_a_class_may_be_any_callable(app: Celery) -> None:
+    class Charging:
+        def __call__(self, order_id: str, cents: int = 5) -> str:
+            return f"{order_id} {cents}"
+
+    for body in (Charging(), staticmethod(functools.partial(Charging(), cents=6))):
+        options = {"name": f"by.{type(body).__name__}", "run": body, "idempotency": {"key": "order_id"}}
+        task = app.register_task(type("Charge", (IdempotentTask,), options)())
+        assert task.apply(("A",)).get() == task.apply(kwargs={"order_id": "A"}).get()
+
+
+def test_what_instruments_a_task_afterwards_hides_nothing(app: Celery) -> None:
+    """Sentry replaces ``run`` of the tasks of a worker, as Celery does for ``autoretry_for``."""
+
+    def charge(order_id: str, cents: int = 5) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    for options in ({}, {"autoretry_for": (OSError,)}):
+        task = declare(app, charge, name=f"t{len(options)}", idempotency={"key": "order_id"}, **options)
+        instrumented = task.run
+
+        @functools.wraps(instrumented)
+        def run(*args: Any, _run: Callable[..., Any] = instrumented, **kwargs: Any) -> Any:
+            return _run(*args, **kwargs)
+
+        task.run = run
+        assert [task.apply(("A",)).get(), task.apply(kwargs={"order_id": "A", "cents": 5}).get()] == ["A", "A"]
+    assert runs.get() == ["A", "A"]
+
+
+class Cart(pydantic.BaseModel):
+    cents: int
+
+
+if "pydantic" in inspect.signature(Celery._task_from_fun).parameters:  # since Celery 5.5
+
+    @pytest.mark.parametrize("bind", [False, True])
+    def test_what_celery_wraps_for_pydantic_keeps_its_names(app: Celery, bind: bool) -> None:
+        def charge(order_id: str, cart: Cart) -> str:
+            runs.get().append(order_id)
+            return f"{order_id} {cart.cents}"
+
+        def bound(self: Any, order_id: str, cart: Cart) -> str:
+            return charge(order_id, cart)
+
+        task = declare(app, bound if bind else charge, bind=bind, pydantic=True, idempotency={"key": "order_id"})
+        assert [task.apply(("A", {"cents": 1})).get(), task.apply(("A",), {"cart": {"cents": 1}}).get()] == [
+            "A 1",
+            "A 1",
+        ]
+        with pytest.raises(KeyReused):
+            task.apply(("A", {"cents": 2}))
+        assert runs.get() == ["A"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from celery import Celery, chord, group
 from celery.app.task import Context, Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
@@ -69,6 +71,34 @@ def test_a_run_that_is_interrupted_from_the_keyboard_frees_the_key(app: Celery, 
         declare(app, raising(KeyboardInterrupt())).apply(("A",))
     [record] = store.scan()
     assert (record.state, record.reason) == (State.RELEASED, "shutdown")
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda app: AsyncResult("T1", app=app),
+        lambda app: AsyncResult("T1", app=app, parent=AsyncResult("T0", app=app)),
+        lambda app: GroupResult("G1", [AsyncResult("T1", app=app), AsyncResult("T2", app=app)]),
+        lambda app: EagerResult("T1", 5, "SUCCESS"),
+    ],
+)
+def test_the_result_of_another_task_is_kept_as_the_result_backend_would_keep_it(
+    store: FailingStore, make: Callable[[Celery], Any], backend: str | None
+) -> None:
+    app = Celery("inside", broker="memory://", backend=backend, set_as_current=False)
+    app.conf.update(idempotency_store=store, task_eager_propagates=True)
+    results = []
+
+    def dispatch(self: Any, order_id: str) -> Any:
+        results.append(make(app))
+        return results[-1]
+
+    task = declare(app, dispatch)
+    assert task.apply(("A",)).get() is results[0]
+    assert task.apply(("A",)).get() == json.loads(json.dumps(results[0].as_tuple()))
+    assert len(results) == 1
+    app.close()
 
 
 def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, store: FailingStore) -> None:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -108,8 +109,8 @@ def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate as most do, with a plain function."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    def call(order: str) -> Any:
+        return function(order)
 
     return call
 
@@ -170,6 +171,46 @@ def test_keys_are_called_as_the_function_is_unless_it_is_said_otherwise() -> Non
     assert idempotent(**BOTH, name="charge", namespace="shop")(key)("1") == "shop:charge::1"
 
 
+# -- decorators within -------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def test_names_of_arguments_that_a_decorator_hides_are_refused() -> None:
+    @with_session
+    def charge(session: str, order: str, cents: int = 0) -> str:
+        return order
+
+    for options in ({}, {"fingerprint": False}, {"key": lambda args: args[0], "fingerprint": ["cents"]}):
+        with pytest.raises(ConfigurationError, match="a decorator hides"):
+            idempotent(**{**BOTH, **options})(charge)
+
+
+def test_a_callable_makes_the_key_of_what_a_decorator_hides() -> None:
+    @idempotent(store=MemoryStore(), key=lambda args: args[0])
+    @with_session
+    def charge(session: str, order: str, cents: int = 0) -> list[Any]:
+        return [session, order, cents]
+
+    assert [charge("ORD-1"), charge("ORD-1"), charge("ORD-2", 5)] == [
+        *(["session", "ORD-1", 0], ["session", "ORD-1", 0], ["session", "ORD-2", 5])
+    ]
+    with pytest.raises(KeyReused):
+        charge("ORD-1", 5)
+
+
+def test_a_guarded_function_says_what_it_takes_to_what_guards_it_again() -> None:
+    inner = idempotent(store=MemoryStore(), key="order")(plain)
+    outer = idempotent(store=MemoryStore(), key="order", name="outer")(inner)
+    assert [outer("ORD-1"), outer(order="ORD-1", cents=999)] == ["ORD-1", "ORD-1"]
+
+
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +251,27 @@ def test_the_object_of_a_method_is_no_part_of_its_key() -> None:
 
 def test_the_object_of_a_method_may_be_a_part_of_its_key() -> None:
     assert [Till(1).count("ORD-1"), Till(2).count("ORD-1"), Till(1).count("ORD-1")] == [1, 2, 1]
+
+
+def test_an_object_that_is_data_is_compared_as_an_argument_is() -> None:
+    @dataclass
+    class Order:
+        number: str
+        cents: int
+
+        @idempotent(store=MemoryStore(), key=lambda self: self.number)
+        def charge(self) -> int:
+            return self.cents
+
+        @staticmethod
+        @idempotent(store=MemoryStore(), key="self")
+        def nested(self: str, cents: int = 1) -> str:
+            return self
+
+    assert [Order("A", 1).charge(), Order("A", 1).charge()] == [1, 1]
+    with pytest.raises(KeyReused):
+        Order("A", 99999).charge()
+    assert Order.nested("A") == "A"
 
 
 def test_methods_of_classes_are_guarded_within_their_decorators() -> None:
@@ -274,3 +336,5 @@ def test_arguments_named_as_the_decorators_own_are_the_functions() -> None:
         return [self, args, kwargs, function]
 
     assert call(self=1, args=2, kwargs=3, function="f") == [1, 2, 3, "f"]
+    with pytest.raises(KeyReused):
+        call(self=2, args=2, kwargs=3, function="f")

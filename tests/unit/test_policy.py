@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
 from collections.abc import Callable
@@ -360,3 +361,55 @@ def test_a_size_is_bytes() -> None:
         7340032,
         7516192768,
     ]
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(order_id: str, *args: Any, **kwargs: Any) -> Any:
+        return function("session", order_id, *args, **kwargs)
+
+    return wrapper
+
+
+@decorated
+def within(session: str, order_id: str, cents: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"key": "cents"}, r"^key: expected names of arguments of shop.charge\(order_id.*'cents': a decorator hides"),
+        ({"key": ["order_id", "cents"]}, "use a callable, as key=lambda args, \\*\\*kwargs"),
+        ({"key": "session"}, "key"),
+        ({"key": "kwargs"}, "key"),
+        ({"key": "order_id", "fingerprint": ["cents"]}, r"^fingerprint: .*compare none, with fingerprint=False"),
+    ],
+)
+def test_names_that_a_decorator_hides_are_refused(options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint):
+        Policy(**options).check_signature(inspect.signature(within, follow_wrapped=False), "shop.charge", hidden=True)
+
+
+def test_names_that_a_decorator_spells_are_known() -> None:
+    signature = inspect.signature(within, follow_wrapped=False)
+    Policy(key="order_id", fingerprint=["order_id"]).check_signature(signature, "shop.charge", hidden=True)
+    Policy(key=lambda args: args[0], fingerprint=False).check_signature(signature, "shop.charge", hidden=True)
+
+
+@pytest.mark.parametrize("option", ["key", "scope"])
+def test_a_callable_is_refused_whose_decorator_hides_that_it_does_not_take_all(option: str) -> None:
+    signature = inspect.signature(charge)
+
+    @decorated
+    def of_one(session: str, order_id: str) -> str:
+        return order_id
+
+    @decorated
+    def of_all(session: str, order_id: str, **others: Any) -> str:
+        return order_id
+
+    with pytest.raises(ConfigurationError, match=f"{option}: expected a callable that says which .* lambda order_id"):
+        Policy(**{option: of_one}).check_signature(signature, "shop.charge")
+    Policy(**{option: of_all}).check_signature(signature, "shop.charge")
+    Policy(**{option: of_one}).check_signature(inspect.signature(lambda order_id: None), "shop.charge")
+    Policy(**{option: functools.lru_cache(lambda order_id: order_id)}).check_signature(signature, "shop.charge")
