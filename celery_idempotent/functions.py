@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from . import binding
 from .answers import Ending
 from .binding import BACKEND, Binding
 from .compression import LARGEST, NONE
@@ -66,15 +67,11 @@ def check_returned(name: str, value: Any) -> Any:
     Raises:
         ConfigurationError: it is a coroutine or another awaitable, or a generator.
     """
-    if not (inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
-        return value
-    if inspect.iscoroutine(value):
-        value.close()
-    raise ConfigurationError(
-        f"Expected {name} to have done its work when it returns, got {type(value).__name__}: its result would be "
-        "recorded before there is one. Decorate the coroutine function itself with @idempotent, inside any other "
-        "decorator, or await or exhaust that in the body."
+    remedy = (
+        "Decorate the coroutine function itself with @idempotent, inside any other decorator, or await or exhaust that "
+        "in the body."
     )
+    return binding.check_returned(name, value, remedy)
 
 
 def opened(wanted: object) -> Store:
@@ -155,7 +152,7 @@ class FunctionBinding(Binding):
             case asyncio.CancelledError():
                 return Release(Reason.REVOKED)
             case Exception():
-                if isinstance(error, self.policy.remember_failures):
+                if self.is_final(error):
                     return Outcome(State.FAILED, self.guard.codec.encode_exception(error))
                 return Release(Reason.FAILED)
             case _:

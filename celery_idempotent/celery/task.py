@@ -14,7 +14,7 @@ from ..errors import ConfigurationError, StoreError
 from ..holding import Holding
 from ..hooks import logger
 from ..policy import Policy
-from . import brokers, fanout, groups, inspection, listening, worker
+from . import brokers, declarations, fanout, groups, inspection, listening, worker
 from .binding import TaskBinding
 from .delivery import MessageDelivery, is_outage, put_back
 from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
@@ -51,13 +51,13 @@ class IdempotentTask(Task):
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
         # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
-        if not getattr(cls.__call__, "is_guard", False):
+        if not _is_guard(cls.__call__):
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
         if not (cls.name or "").startswith(PLAIN):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
-                _check_declaration(cls, TaskBinding(task).policy)
+                _check_declaration(task, TaskBinding(task).policy)
             worker.install(app)
         return bound
 
@@ -72,7 +72,7 @@ class IdempotentTask(Task):
             return self.run(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
-    __call__.is_guard = True  # type: ignore[attr-defined]
+    __call__.guard = __call__  # type: ignore[attr-defined]
 
     @property
     def lease(self) -> Holding | None:
@@ -192,13 +192,20 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
             return _answer(self, request, functools.partial(inner, self), args, kwargs)
         return inner(self, *args, **kwargs)
 
-    guarded.is_guard = True  # type: ignore[attr-defined]
+    guarded.guard = guarded  # type: ignore[attr-defined]
     return guarded
 
 
-def _check_declaration(cls: type[IdempotentTask], policy: Policy) -> None:
+def _is_guard(call: Any) -> bool:
+    """Return whether this ``__call__`` guards deliveries; a copy of the mark, as functools.wraps makes, does not."""
+    return getattr(call, "guard", None) is call
+
+
+def _check_declaration(task: IdempotentTask, policy: Policy) -> None:
     from .request import IdempotentRequest, request_class
 
+    cls = type(task)
+    declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not cls.acks_late and not policy.allow_early_ack:
         raise ConfigurationError(
             f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "

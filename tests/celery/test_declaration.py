@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -52,6 +54,120 @@ def declare(app: Celery, fun: Callable[..., Any] | None = None, **options: Any) 
 def test_a_wrong_declaration_is_refused_with_what_to_do(app: Celery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare(app, **options)
+
+
+async def coroutine(order_id: str) -> str:
+    runs.get().append(order_id)
+    return order_id
+
+
+def generator(order_id: str) -> Iterator[str]:
+    runs.get().append(order_id)
+    yield order_id
+
+
+async def async_generator(order_id: str) -> AsyncIterator[str]:
+    runs.get().append(order_id)
+    yield order_id
+
+
+class Callee:
+    async def __call__(self, order_id: str) -> str:
+        return await coroutine(order_id)
+
+
+partial = functools.update_wrapper(functools.partial(coroutine), coroutine)
+callee = functools.update_wrapper(Callee(), coroutine)
+LAZY: list[Any] = [coroutine, generator, async_generator, callee]
+
+
+@pytest.mark.parametrize("body", LAZY, ids=["coroutine", "generator", "async generator", "callable object"])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"bind": True}], ids=str)
+def test_a_body_that_has_done_nothing_when_it_returns_is_refused(
+    app: Celery, body: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)Expected .*declared to do its work before it returns, got .*"):
+        declare(app, body, name="declared", **options)
+
+
+@pytest.mark.parametrize("body", [*LAZY, partial])
+def test_a_class_whose_run_has_done_nothing_when_it_returns_is_refused(app: Celery, body: Any) -> None:
+    task = type("Charge", (IdempotentTask,), {"name": "class based", "run": staticmethod(body)})()
+    with pytest.raises(ConfigurationError, match="to do its work before it returns"):
+        app.register_task(task)
+
+
+def test_an_async_call_of_a_class_is_refused(app: Celery) -> None:
+    class Awaits(IdempotentTask):
+        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return await self.run(*args, **kwargs)
+
+    with pytest.raises(ConfigurationError, match=r"asyncio\.run"):
+        declare(app, coroutine, base=Awaits)
+
+
+def test_a_class_whose_call_runs_coroutines_to_their_end_has_async_bodies(app: Celery) -> None:
+    class Runs(IdempotentTask):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return asyncio.run(self.run(*args, **kwargs))
+
+    task = declare(app, coroutine, base=Runs, idempotency={"key": "order_id"})
+    assert [task.apply(("A",)).get(), task.apply(("A",)).get()] == ["A", "A"]
+    assert runs.get() == ["A"]
+
+
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as most do, with a plain function."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_a_decorator_that_runs_the_coroutine_to_its_end_is_left_alone(app: Celery) -> None:
+    @functools.wraps(coroutine)
+    def sync(order_id: str) -> str:
+        return asyncio.run(coroutine(order_id))
+
+    assert declare(app, sync, idempotency={"key": "order_id"}).apply(("A",)).get() == "A"
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("remember", [(), (Exception,)], ids=["forgets failures", "remembers every failure"])
+@pytest.mark.parametrize("body", LAZY[:3])
+def test_work_that_is_not_done_when_the_body_returns_fails_and_may_run_once_mended(
+    app: Celery, body: Callable[..., Any], remember: Any
+) -> None:
+    def plain(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    mended = False
+
+    @hidden
+    def charge(order_id: str) -> Any:
+        return (plain if mended else body)(order_id)
+
+    task = declare(app, charge, idempotency={"key": "order_id", "remember_failures": remember})
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"to have done its work when it returns, got .* Write"):
+            task.apply(("A",))
+    assert [record.reason for record in app.conf.idempotency_store.scan()] == ["failed"]
+    assert runs.get() == []
+    mended = True
+    assert task.apply(("A",)).get() == "A"
+
+
+def test_celerys_results_and_lists_are_no_work_to_be_done(app: Celery) -> None:
+    returned: list[Any] = [app.AsyncResult("1"), app.GroupResult("2", [app.AsyncResult("3")]), ["A"], range(2)]
+
+    def charge(number: int) -> Any:
+        return returned[number]
+
+    task = declare(app, charge)
+    assert [task.apply((number,)).state for number in range(4)] == ["SUCCESS"] * 4
 
 
 def test_a_wrong_default_of_the_app_is_refused_when_a_task_is_declared(app: Celery) -> None:
@@ -142,7 +258,42 @@ class Twice(MixedSuper):
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize("base", [MixedBefore, MixedSuper, Defined, Twice])
+class Copied(IdempotentTask):
+    """As a decorator of methods writes it, which copies attributes too."""
+
+    @functools.wraps(IdempotentTask.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("context")
+        return self.run(*args, **kwargs)
+
+
+class CopiedTwice(Copied):
+    @functools.wraps(Copied.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("outer")
+        return super().__call__(*args, **kwargs)
+
+
+def test_the_guard_stays_outermost_around_an_annotation_that_copies_its_attributes(app: Celery) -> None:
+    def around(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            runs.get().append("context")
+            return self.run(*args, **kwargs)
+
+        return call
+
+    def charge(order_id: str) -> str:
+        runs.get().append("run")
+        return order_id
+
+    app.conf.task_annotations = {"charge": {"@__call__": around}}
+    task = declare(app, charge, name="charge", idempotency={"key": "order_id"})
+    assert [task.apply(("A",)).get() for _ in range(3)] == ["A"] * 3
+    assert runs.get() == ["context", "run"]
+
+
+@pytest.mark.parametrize("base", [MixedBefore, MixedSuper, Defined, Twice, Copied, CopiedTwice])
 def test_the_guard_stays_outermost_whatever_a_subclass_does_with_call(app: Celery, base: type) -> None:
     def charge(order_id: str) -> str:
         runs.get().append("run")

@@ -118,10 +118,11 @@ async def coroutine(order: str) -> str:
     return order
 
 
+@pytest.mark.parametrize("remember", [(), (Exception,)], ids=["forgets failures", "remembers every failure"])
 @pytest.mark.parametrize("function", [coroutine, generator, async_generator])
-def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any) -> None:
+def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any, remember: Any) -> None:
     store = MemoryStore()
-    call = idempotent(store=store, key="order")(hidden(function))
+    call = idempotent(store=store, key="order", remember_failures=remember)(hidden(function))
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"Expected .* to have done its work when it returns"):
             call("ORD-1")
