@@ -214,7 +214,9 @@ def test_a_plain_task_may_have_words_of_its_own(app: Celery, options: dict[str, 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("how", ["apply_async", "apply", "set", "signature", "signature apply_async", "chain", "retry"])
+@pytest.mark.parametrize(
+    "how", ["apply_async", "apply", "set", "signature", "subtask", "signature apply_async", "chain", "retry"]
+)
 def test_a_slip_for_the_key_of_a_message_is_refused_when_it_is_published(
     app: Celery, how: str, options: dict[str, Any], message: str
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_slip_for_the_key_of_a_message_is_refused_when_it_is_published(
         "apply": lambda: task.apply(("A",), **options),
         "set": lambda: task.s("A").set(**options),
         "signature": lambda: task.signature(("A",), {}, **options),
+        "subtask": lambda: task.subtask(("A",), {}, **options),
         "signature apply_async": lambda: task.s("A").apply_async(**options),
         "chain": lambda: chain(task.s("A"), app.signature("elsewhere").set(**options)),
         "retry": lambda: declare(app, again, name="again", bind=True).apply().get(),
@@ -307,6 +310,16 @@ def test_a_slip_in_what_follows_a_task_is_logged_and_leaves_that_task_its_succes
     task = declare(app, first, name="first")
     assert trace(app, task, chain=[dict(following)]).state == "SUCCESS"
     assert "got idempotence_key=. Did you mean idempotency_key=?" in caplog.text
+
+
+def test_a_slip_in_a_retry_fails_the_task_and_does_not_drop_its_message(app: Celery) -> None:
+    """Celery rejects the message of a retry that it cannot publish; before 5.7 it stores no result either."""
+
+    def again(self: Any) -> None:
+        self.retry(idempotence_key="k")
+
+    assert isinstance(trace(app, declare(app, again, bind=True)).result, ConfigurationError)
+    assert [record.reason for record in app.conf.idempotency_store.scan()] == ["failed"]
 
 
 def test_a_slip_within_a_body_is_refused(app: Celery) -> None:
