@@ -14,7 +14,7 @@ from .binding import current_holder
 from .complaints import in_progress, not_kept
 from .current import running
 from .errors import ConfigurationError
-from .functions import FunctionBinding, check_function, check_returned, opened, policy_of
+from .functions import GUARDED_AS, FunctionBinding, check_function, check_returned, opened, policy_of
 from .holding import Holding
 from .policy import Policy
 from .records import Claim, new_owner
@@ -93,6 +93,8 @@ def idempotent(
             conclude = functools.partial(_conclude, binding, delivery)
             return await run_guarded(binding.guard, delivery, body, conclude)
 
+        for guarded in (call, call_async):
+            setattr(guarded, GUARDED_AS, (binding.namespace, binding.name))
         return cast(F, call_async if inspect.iscoroutinefunction(function) else call)
 
     return decorate

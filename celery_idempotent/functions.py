@@ -18,8 +18,10 @@ from .records import Outcome, Reason, Release, State
 from .results import Codec, Kind
 from .stores import Store, open_store
 
-__all__ = ["FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
+__all__ = ["GUARDED_AS", "FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
 
+#: Attribute of what @idempotent returns: how the keys of the function begin.
+GUARDED_AS = "_idempotent_as"
 #: By URL: functions that name the same store share it, with its connections and renewals.
 _stores: dict[str, Store] = {}
 
@@ -44,6 +46,11 @@ def check_function(function: Any) -> None:
     Raises:
         ConfigurationError: it is no function, or it yields.
     """
+    if _is_celery_task(function):
+        raise ConfigurationError(
+            "Expected a function to make idempotent, got a task of Celery, which @idempotent would not guard where a "
+            "worker runs it: leave @idempotent out, and write @app.task(base=IdempotentTask, idempotency={...})."
+        )
     wrapped = isinstance(function, (staticmethod, classmethod))  # routines too
     if wrapped or not inspect.isroutine(function):
         hint = "decorate the function within" if wrapped else "write def"
@@ -59,6 +66,11 @@ def check_function(function: Any) -> None:
         raise ConfigurationError(
             f"Expected a function whose arguments can be told, got {function!r} ({error}): wrap it in one of your own."
         ) from None
+
+
+def _is_celery_task(thing: Any) -> bool:
+    """Return whether this is a task, or a proxy of one; nothing of it is asked, which would evaluate the proxy."""
+    return any(base.__module__.split(".")[0] == "celery" for base in type(thing).__mro__)
 
 
 def check_returned(name: str, value: Any) -> Any:

@@ -166,7 +166,7 @@ def _accessor(value: object) -> str:
     arguments = dict.fromkeys(part[1] if part else str(name) for part, name in zip(parts, names, strict=True))
     wanted = [re.sub(r"\[([^\W\d]\w*)\]", r'["\1"]', str(name)) for name in names]
     result = wanted[0] if len(wanted) == 1 else f"({', '.join(wanted)})"
-    return f"a name is that of a whole argument; use a callable: key=lambda {', '.join(arguments)}: {result}"
+    return f"write a callable: key=lambda {', '.join(arguments)}: {result}"
 
 
 def _failures(value: object, option: str) -> tuple[type[Exception], ...]:

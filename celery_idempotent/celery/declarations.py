@@ -11,6 +11,7 @@ from typing import Any
 from celery.app.task import Task
 
 from ..errors import ConfigurationError
+from ..functions import GUARDED_AS
 from ..policy import OPTIONS, Policy
 from ..stores import SCHEMES
 from .identity import DELIVERY, KEY, MESSAGE
@@ -99,6 +100,20 @@ def _kind_of(body: Any) -> str | None:
         if inspect.isgeneratorfunction(function):
             return "a generator function"
     return None
+
+
+def check_inner_guard(task: Any, binding: Any) -> None:
+    """Refuse a task whose body is guarded under the same keys: each delivery would meet its own lease.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    inner = getattr(getattr(task, "_orig_run", task.run), GUARDED_AS, None)
+    if inner == (binding.namespace, binding.name) and binding.policy.key is not None:
+        raise ConfigurationError(
+            f"Expected one guard of {task.name}, got base=IdempotentTask around @idempotent with keys of the same "
+            "name: each delivery would be refused as its own duplicate. Leave @idempotent out."
+        )
 
 
 def check_options(task: Any, root: type) -> None:

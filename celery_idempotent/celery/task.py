@@ -161,9 +161,8 @@ class IdempotentTask(Task):
         Raises:
             LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue.
-            ConfigurationError: an option is meant as the key of the message, and is not.
+            ConfigurationError: an option is meant as the key of the message, and is not (`signature` refuses it).
         """
-        declarations.refuse_mistakes(self.name, options)  # in Celery's hands it would drop the message
         if self.lease is not None:
             try:
                 self.lease.check()
@@ -256,8 +255,10 @@ def check_declaration(task: IdempotentTask) -> None:
     """
     from .request import IdempotentRequest, request_class
 
-    cls, policy = type(task), TaskBinding(task).policy
+    cls, binding = type(task), TaskBinding(task)
+    policy = binding.policy
     declarations.check_options(task, IdempotentTask)
+    declarations.check_inner_guard(task, binding)
     declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not cls.acks_late and not policy.allow_early_ack:
         raise ConfigurationError(

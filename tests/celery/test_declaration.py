@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, shared_task
 from celery.worker.request import Request
 
-from celery_idempotent import ConfigurationError, IdempotentTask, MissingKey, Policy
+from celery_idempotent import ConfigurationError, IdempotentTask, MissingKey, Policy, idempotent
 from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -199,6 +199,36 @@ def test_options_layer_from_library_over_app_to_task(app: Celery) -> None:
     task = declare(app, idempotency=Policy(key="order_id", lease_ttl="2m"))
     policy = task._binding.policy
     assert (policy.lease_ttl, policy.result_ttl, policy.failure_ttl, policy.key) == (120, 3600, 86400, "order_id")
+
+
+def guarded_twice(app: Celery, outer: dict[str, Any], **inner: Any) -> Any:
+    def charge(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    function = idempotent(store=app.conf.idempotency_store, key="order_id", **inner)(charge)
+    return declare(app, function, name=f"{__name__}.{charge.__qualname__}", **outer)
+
+
+def test_a_guard_around_a_guard_with_the_same_keys_is_refused(app: Celery) -> None:
+    with pytest.raises(ConfigurationError, match=r"Expected one guard of .* Leave @idempotent out"):
+        guarded_twice(app, {"idempotency": {"key": "order_id"}})
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"base": None}, {}),
+        ({}, {}),
+        ({"idempotency": {"key": "order_id"}}, {"name": "another"}),
+        ({"idempotency": {"key": "order_id"}}, {"namespace": "another"}),
+    ],
+    ids=["a plain task", "by task id", "another name", "another namespace"],
+)
+def test_a_task_may_run_a_guarded_function(app: Celery, outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    task = guarded_twice(app, outer, **inner)
+    assert [task.apply(("A",)).get() for _ in range(3)] == ["A"] * 3
+    assert runs.get() == ["A"]
 
 
 def test_djangos_namespaced_settings_are_read() -> None:

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import Celery, Task, shared_task
 
 from celery_idempotent import ConfigurationError, KeyReused, Policy, current_lease, idempotent
+from celery_idempotent.rq import idempotent as rq_idempotent
 from celery_idempotent.stores.memory import MemoryStore
 
 BOTH: dict[str, Any] = {"store": "memory://", "key": "order"}
@@ -99,6 +101,22 @@ class Shop:
 def test_what_is_no_function_is_refused(thing: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         idempotent(**BOTH)(thing)
+
+
+TASKS: dict[str, Callable[[Celery], Any]] = {
+    "lazy": lambda app: app.task(plain),
+    "evaluated": lambda app: app.task(plain, lazy=False),
+    "shared": lambda app: shared_task(plain),
+    "of a class": lambda app: Task(),
+    "of an app that may not be finalized": lambda app: Celery(set_as_current=False, autofinalize=False).task(plain),
+}
+
+
+@pytest.mark.parametrize("make", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.parametrize("decorator", [idempotent, rq_idempotent], ids=["of functions", "of RQ"])
+def test_a_task_of_celery_is_refused_with_what_to_write(make: Callable[[Celery], Any], decorator: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"got a task of Celery.* write @app\.task\(base=IdempotentTask"):
+        decorator(**BOTH)(make(Celery("functions", set_as_current=False)))
 
 
 # -- told when called: a decorator within may hide what it yields ------------------------------------------------------
