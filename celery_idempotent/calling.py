@@ -14,7 +14,7 @@ from .binding import current_holder
 from .complaints import in_progress, not_kept
 from .current import running
 from .errors import ConfigurationError
-from .functions import FunctionBinding, check_function, check_returned, opened, policy_of
+from .functions import GUARDED_AS, FunctionBinding, check_function, check_returned, opened, policy_of
 from .holding import Holding
 from .policy import Policy
 from .records import Claim, new_owner
@@ -95,6 +95,7 @@ def idempotent(
 
         guarded: Any = call_async if inspect.iscoroutinefunction(function) else call
         guarded.__signature__ = binding.signature  # all arguments are handed through
+        setattr(guarded, GUARDED_AS, (binding.namespace, binding.name))
         return cast(F, guarded)
 
     return decorate

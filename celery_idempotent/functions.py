@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from . import keys
+from . import binding, keys
 from .answers import Ending
 from .binding import BACKEND, Binding
 from .compression import LARGEST, NONE
@@ -18,8 +18,10 @@ from .records import Outcome, Reason, Release, State
 from .results import Codec, Kind
 from .stores import Store, open_store
 
-__all__ = ["FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
+__all__ = ["GUARDED_AS", "FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
 
+#: Attribute of what @idempotent returns: how the keys of the function begin.
+GUARDED_AS = "_idempotent_as"
 #: By URL: functions that name the same store share it, with its connections and renewals.
 _stores: dict[str, Store] = {}
 
@@ -44,6 +46,11 @@ def check_function(function: Any) -> None:
     Raises:
         ConfigurationError: it is no function, or it yields.
     """
+    if _is_celery_task(function):
+        raise ConfigurationError(
+            "Expected a function to make idempotent, got a task of Celery, which @idempotent would not guard where a "
+            "worker runs it: leave @idempotent out, and write @app.task(base=IdempotentTask, idempotency={...})."
+        )
     wrapped = isinstance(function, (staticmethod, classmethod))  # routines too
     if wrapped or not inspect.isroutine(function):
         hint = "decorate the function within" if wrapped else "write def"
@@ -61,21 +68,22 @@ def check_function(function: Any) -> None:
         ) from None
 
 
+def _is_celery_task(thing: Any) -> bool:
+    """Return whether this is a task, or a proxy of one; nothing of it is asked, which would evaluate the proxy."""
+    return any(base.__module__.split(".")[0] == "celery" for base in type(thing).__mro__)
+
+
 def check_returned(name: str, value: Any) -> Any:
     """Return what a body returned, unless its work is still to be done: a decorator within may hide what it yields.
 
     Raises:
         ConfigurationError: it is a coroutine or another awaitable, or a generator.
     """
-    if not (inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
-        return value
-    if inspect.iscoroutine(value):
-        value.close()
-    raise ConfigurationError(
-        f"Expected {name} to have done its work when it returns, got {type(value).__name__}: its result would be "
-        "recorded before there is one. Decorate the coroutine function itself with @idempotent, inside any other "
-        "decorator, or await or exhaust that in the body."
+    remedy = (
+        "Decorate the coroutine function itself with @idempotent, inside any other decorator, or await or exhaust that "
+        "in the body."
     )
+    return binding.check_returned(name, value, remedy)
 
 
 def opened(wanted: object) -> Store:
@@ -165,7 +173,7 @@ class FunctionBinding(Binding):
             case asyncio.CancelledError():
                 return Release(Reason.REVOKED)
             case Exception():
-                if isinstance(error, self.policy.remember_failures):
+                if self.is_final(error):
                     return Outcome(State.FAILED, self.guard.codec.encode_exception(error))
                 return Release(Reason.FAILED)
             case _:

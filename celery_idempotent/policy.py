@@ -17,7 +17,7 @@ from .keys import KeySource, hides_arguments
 from .quantities import Duration, parse_duration, parse_size, unfit
 from .references import masked
 
-__all__ = ["Policy", "parse_duration", "parse_size"]
+__all__ = ["OPTIONS", "Policy", "parse_duration", "parse_size"]
 
 Scope = str | Callable[..., object] | None
 OnConflict = Literal["defer", "wait", "raise"]
@@ -180,7 +180,20 @@ def _key(value: object, option: str) -> object:
         return value
     if isinstance(value, (list, tuple)) and value and _are_names(value):
         return tuple(value)
-    raise unfit(option, "None, name(s) of arguments, or a callable", value, 'write "order_id" or ["shop", "order_id"]')
+    hint = _accessor(value) or 'write "order_id" or ["shop", "order_id"]'
+    raise unfit(option, "None, name(s) of arguments, or a callable", value, hint)
+
+
+def _accessor(value: object) -> str:
+    """Return the callable that a key means which names a part of an argument; "" if it names none."""
+    names = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
+    parts = [re.fullmatch(r"([^\W\d]\w*)((?:\.[^\W\d]\w*|\[[^\[\]]+\])+)", str(name)) for name in names]
+    if not any(parts):
+        return ""
+    arguments = dict.fromkeys(part[1] if part else str(name) for part, name in zip(parts, names, strict=True))
+    wanted = [re.sub(r"\[([^\W\d]\w*)\]", r'["\1"]', str(name)) for name in names]
+    result = wanted[0] if len(wanted) == 1 else f"({', '.join(wanted)})"
+    return f"write a callable: key=lambda {', '.join(arguments)}: {result}"
 
 
 def _failures(value: object, option: str) -> tuple[type[Exception], ...]:
@@ -243,6 +256,8 @@ def _is_scope(value: object) -> bool:
 _flag = _fit(lambda value: isinstance(value, bool), "True or False", "write True")
 _ttl = partial(parse_duration, least=0.5)  # a third of a lease must outlast a round trip to the store
 _DEFAULTS = {option.name: option.default for option in fields(Policy) if option.name != "_given"}
+#: The names of all options.
+OPTIONS = tuple(_DEFAULTS)
 _CHECKS: dict[str, Callable[[object, str], object]] = {
     "store": _fit(_is_store, "None, a URL or a store", 'write "redis://localhost/1", or make the store first'),
     "key": _key,

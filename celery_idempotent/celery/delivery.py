@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events, hooks
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
-from ..binding import current_holder
+from ..binding import check_returned, current_holder
 from ..current import running
 from ..errors import Conflict, LeaseLost, ResultUnavailable
 from ..holding import Holding
@@ -21,6 +21,7 @@ from ..pauses import Pauses
 from ..records import Claim
 from . import copies, fanout, leases, news, worker
 from .binding import TaskBinding
+from .declarations import UNFINISHED
 from .endings import Expired, ending_of
 from .identity import DeliveryState
 from .large import is_published
@@ -100,7 +101,7 @@ class MessageDelivery:
             try:
                 leases.begin(holding, task.name, request.id)
                 with running(holding):
-                    return run(*self.args, **self.kwargs)
+                    return check_returned(task.name, run(*self.args, **self.kwargs), UNFINISHED)
             finally:
                 leases.end(holding)
 

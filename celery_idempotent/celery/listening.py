@@ -8,6 +8,7 @@ from celery import signals
 
 from ..errors import StoreError
 from ..hooks import logger
+from .declarations import mistaken_key
 from .identity import KEY, STATE, DeliveryState
 
 __all__ = ["connect"]
@@ -19,16 +20,28 @@ def connect() -> None:
     # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
     # with state SUCCESS also where Celery failed to publish them.
     signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
+    # No task of the app need be idempotent: that may be what is wrong with it.
+    signals.celeryd_init.connect(check_when_started, dispatch_uid="celery_idempotent.declarations", weak=False)
     for ending in (signals.worker_process_shutdown, signals.worker_shutdown):  # children leave without Python's atexit
         ending.connect(write_history, dispatch_uid="celery_idempotent.history", weak=False)
 
 
-def move_key_into_headers(headers: Any = None, properties: Any = None, **_: Any) -> None:
+def move_key_into_headers(sender: Any = None, headers: Any = None, properties: Any = None, **_: Any) -> None:
     """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options."""
+    wrong = mistaken_key({**(properties or {}), "stamped_headers": (headers or {}).get("stamped_headers")})
+    if wrong:  # Celery logs what a receiver raises, and publishes all the same
+        logger.error("Expected options that Celery or %s= knows for a message of %s, %s", KEY, sender, wrong)
     if properties and KEY in properties:
         key = properties.pop(KEY)
         if key is not None:
             headers[KEY] = key
+
+
+def check_when_started(instance: Any = None, **_: Any) -> None:
+    """Have a worker check what its app declares; Celery would log what is raised here, and go on."""
+    from .worker import DeclarationStep
+
+    instance.app.steps["worker"].add(DeclarationStep)
 
 
 def write_history(**_: Any) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
+from celery._state import get_current_worker_task
 from celery.app.task import Task
 from celery.canvas import _chain
 from celery.exceptions import Reject
 
+from ..current import current_lease
 from ..errors import ConfigurationError, StoreError
 from ..holding import Holding
 from ..hooks import logger
 from ..policy import Policy
-from . import brokers, fanout, groups, inspection, listening, worker
+from . import brokers, declarations, fanout, groups, inspection, listening, worker
 from .binding import TaskBinding
 from .delivery import MessageDelivery, is_outage, put_back
 from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
@@ -51,14 +54,15 @@ class IdempotentTask(Task):
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
         # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
-        if not getattr(cls.__call__, "is_guard", False):
+        if not _is_guard(cls.__call__):
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
         if not (cls.name or "").startswith(PLAIN):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
-                _check_declaration(cls, TaskBinding(task).policy)
+                check_declaration(task)
             worker.install(app)
+            _check_neighbours(app)
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +76,7 @@ class IdempotentTask(Task):
             return self.run(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
-    __call__.is_guard = True  # type: ignore[attr-defined]
+    __call__.guard = __call__  # type: ignore[attr-defined]
 
     @property
     def lease(self) -> Holding | None:
@@ -98,7 +102,14 @@ class IdempotentTask(Task):
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id."""
+        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the message, and is not.
+        """
+        if not _is_dispatched_by_celery():
+            declarations.refuse_mistakes(self.name, options)
+            declarations.refuse_key_argument(self, kwargs)
         if link_error and not self.name.startswith(PLAIN):
             headers = options.get("headers") or {}
             options["headers"] = {**headers, MESSAGE: {"sending": new_token(), **(headers.get(MESSAGE) or {})}}
@@ -107,10 +118,28 @@ class IdempotentTask(Task):
     def apply(
         self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
-        """Run the task in this process, guarded like a delivery."""
+        """Run the task in this process, guarded like a delivery.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the delivery, and is not.
+        """
+        declarations.refuse_mistakes(self.name, options)
+        declarations.refuse_key_argument(self, args[1] if len(args) > 1 else options.get("kwargs"))
         if idempotency_key is not None:
             headers = {**(headers or {}), KEY: idempotency_key}
         return super().apply(*args, headers=headers, **options)
+
+    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
+        """Return a signature of the task, as Celery does; ``s()`` and ``si()`` make theirs here too.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the message, and is not.
+        """
+        declarations.refuse_mistakes(self.name, starkwargs)
+        declarations.refuse_key_argument(self, starargs[0] if starargs else starkwargs.get("kwargs"))
+        return super().signature(args, *starargs, **starkwargs)
+
+    subtask = signature
 
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
         """Return a signature that continues the request, as Celery's retry needs it, under the same key."""
@@ -132,6 +161,7 @@ class IdempotentTask(Task):
         Raises:
             LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue.
+            ConfigurationError: an option is meant as the key of the message, and is not (`signature` refuses it).
         """
         if self.lease is not None:
             try:
@@ -192,13 +222,44 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
             return _answer(self, request, functools.partial(inner, self), args, kwargs)
         return inner(self, *args, **kwargs)
 
-    guarded.is_guard = True  # type: ignore[attr-defined]
+    guarded.guard = guarded  # type: ignore[attr-defined]
     return guarded
 
 
-def _check_declaration(cls: type[IdempotentTask], policy: Policy) -> None:
+def _is_guard(call: Any) -> bool:
+    """Return whether this ``__call__`` guards deliveries; a copy of the mark, as functools.wraps makes, does not."""
+    return getattr(call, "guard", None) is call
+
+
+def _is_dispatched_by_celery() -> bool:
+    """Return whether a task that has ended is publishing what follows it; an error would make its success a failure."""
+    return current_lease() is None and get_current_worker_task() is not None
+
+
+#: By app: how many tasks it had when they were last examined.
+_examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _check_neighbours(app: Any) -> None:
+    """Examine the app's other tasks, once all that wait for it are evaluated, and again when there are more."""
+    if app.finalized and not app._pending and _examined.get(app) != len(app._tasks):
+        declarations.check_unprotected(app)
+        _examined[app] = len(app._tasks)
+
+
+def check_declaration(task: IdempotentTask) -> None:
+    """Refuse a task that is declared wrongly.
+
+    Raises:
+        ConfigurationError: it is; the message says what to do.
+    """
     from .request import IdempotentRequest, request_class
 
+    cls, binding = type(task), TaskBinding(task)
+    policy = binding.policy
+    declarations.check_options(task, IdempotentTask)
+    declarations.check_inner_guard(task, binding)
+    declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not cls.acks_late and not policy.allow_early_ack:
         raise ConfigurationError(
             f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
 from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import hide_password
-from .addresses import as_redis
+from .addresses import PARSE, as_redis, check_parameters
 from .base import Store
 from .connections import Connections
 from .hashes import claim_args, lease_args, ms, padded, record_of, unreadable
@@ -90,6 +90,13 @@ class RedisStore(Store):
         """
         plain, said = Replicas.in_url(as_redis(url))
         asked = options.pop(OPTION, 0)
+        check_parameters(url, _kind_of(plain), ("max_connections",))
+        try:
+            PARSE(f"redis://host/?{plain.partition('?')[2]}")  # says which value it is, and nothing of a password
+        except ValueError as error:
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
+            ) from None
         try:
             client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
             pool = client.connection_pool
@@ -98,9 +105,9 @@ class RedisStore(Store):
                 int(
                     unquote(urlsplit(url).path).replace("/", "") or 0
                 )  # redis-py takes database 0 for what is no number
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RedisError) as error:
             # A password with a slash in it ends up in the text of the error, as the port that it is not.
-            why = f" ({error})" if isinstance(error, TypeError) or "@" not in url else ""
+            why = "" if isinstance(error, ValueError) and "@" in url else f" ({error})"
             raise ConfigurationError(
                 f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. "
                 "Write special characters of a password as %2F, %40 and so on."
@@ -247,3 +254,8 @@ class RedisStore(Store):
             raise
         except (RedisError, OSError) as error:
             raise translated(error, command, self._url) from error
+
+
+def _kind_of(url: str) -> type[Any]:
+    kinds = {"rediss": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
+    return kinds.get(url.partition("://")[0].lower(), redis.Connection)

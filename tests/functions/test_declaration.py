@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from celery import Celery, Task, shared_task
 
 from celery_idempotent import ConfigurationError, KeyReused, Policy, current_lease, idempotent
+from celery_idempotent.rq import idempotent as rq_idempotent
 from celery_idempotent.stores.memory import MemoryStore
 
 BOTH: dict[str, Any] = {"store": "memory://", "key": "order"}
@@ -102,6 +104,22 @@ def test_what_is_no_function_is_refused(thing: Any, said: str) -> None:
         idempotent(**BOTH)(thing)
 
 
+TASKS: dict[str, Callable[[Celery], Any]] = {
+    "lazy": lambda app: app.task(plain),
+    "evaluated": lambda app: app.task(plain, lazy=False),
+    "shared": lambda app: shared_task(plain),
+    "of a class": lambda app: Task(),
+    "of an app that may not be finalized": lambda app: Celery(set_as_current=False, autofinalize=False).task(plain),
+}
+
+
+@pytest.mark.parametrize("make", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.parametrize("decorator", [idempotent, rq_idempotent], ids=["of functions", "of RQ"])
+def test_a_task_of_celery_is_refused_with_what_to_write(make: Callable[[Celery], Any], decorator: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"got a task of Celery.* write @app\.task\(base=IdempotentTask"):
+        decorator(**BOTH)(make(Celery("functions", set_as_current=False)))
+
+
 # -- told when called: a decorator within may hide what it yields ------------------------------------------------------
 
 
@@ -119,10 +137,11 @@ async def coroutine(order: str) -> str:
     return order
 
 
+@pytest.mark.parametrize("remember", [(), (Exception,)], ids=["forgets failures", "remembers every failure"])
 @pytest.mark.parametrize("function", [coroutine, generator, async_generator])
-def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any) -> None:
+def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any, remember: Any) -> None:
     store = MemoryStore()
-    call = idempotent(store=store, key="order")(hidden(function))
+    call = idempotent(store=store, key="order", remember_failures=remember)(hidden(function))
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"Expected .* to have done its work when it returns"):
             call("ORD-1")

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
@@ -165,6 +166,23 @@ def test_an_unfit_value_is_refused_with_option_wish_value_and_advice(option: str
 def test_large_results_go_below_a_plain_url(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^large_results: expected"):
         Policy(large_results=url)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("order.id", "key=lambda order: order.id"),
+        ("order.customer.id", "key=lambda order: order.customer.id"),
+        ("order['id']", "key=lambda order: order['id']"),
+        ("order[id]", 'key=lambda order: order["id"]'),
+        ("order[0].id", "key=lambda order: order[0].id"),
+        (["shop", "order.id"], "key=lambda shop, order: (shop, order.id)"),
+        (["order.id", "order.line"], "key=lambda order: (order.id, order.line)"),
+    ],
+)
+def test_a_key_that_names_a_part_of_an_argument_is_refused_with_the_callable_that_is_meant(key: Any, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"write a callable: {hint}") + "$"):
+        Policy(key=key)
 
 
 def test_a_compression_that_is_not_installed_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
