@@ -319,6 +319,9 @@ def test_tasks_are_counted() -> None:
 class Solar:
     """Stand for a schedule of which nothing is known but that it is one."""
 
+    def __str__(self) -> str:
+        return "somebody's own"
+
 
 @pytest.mark.parametrize(
     ("when", "seconds"),
@@ -374,7 +377,7 @@ async def coroutine(order_id: str) -> None: ...
         (charge, {}, {"idempotency_store": f"{REDIS}/1?wait_replica=1"}, "Did you mean wait_replicas?"),
         (charge, {}, {"idempotency_store": "localhost:6379/1"}, "Did you mean redis://localhost:6379/1?"),
     ],
-    ids=str,
+    ids=["option beside", "key of a part", "no base", "coroutine", "parameter", "scheme"],
 )
 def test_what_is_refused_when_declared_is_an_error_of_doctors(
     body: Any, options: dict[str, Any], settings: dict[str, Any], words: str
