@@ -18,7 +18,7 @@ from ..current import running
 from ..errors import Conflict, LeaseLost, ResultUnavailable
 from ..holding import Holding
 from ..pauses import Pauses
-from ..records import Claim
+from ..records import Claim, Record
 from . import copies, fanout, leases, news, worker
 from .binding import TaskBinding
 from .declarations import UNFINISHED
@@ -82,7 +82,7 @@ class MessageDelivery:
                     raise
                 # No child ends with it, and Celery would neither answer the message nor give it back.
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
-            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request)):
+            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request, answer.record)):
                 answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
@@ -153,21 +153,36 @@ class MessageDelivery:
         """Translate the guard's answer into Celery's control flow."""
         match answer:
             case Ran(value):
-                fanout.give_ids(self.request, self.task.app)
+                self._continue()
                 return value
             case Replayed(value, record):
-                if self.request.id in record.announced:
-                    fanout.clear(self.request)
-                else:
-                    fanout.give_ids(self.request, self.task.app)
+                self._continue_once(record)
                 return value
             case Ignored(reference, record):
                 if record.task_id in ("", self.request.id):
                     raise Ignore(f"{record.key} was done before and ended without a result of its own")
-                return self._result_of(reference)
+                value = self._result_of(reference)
+                self._continue_once(record)
+                return value
             case Dropped():
                 raise Ignore("a later copy of this message has taken its place")
         raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+
+    def _continue(self) -> None:
+        """Prepare what Celery dispatches after this delivery, and what is to be recorded of it."""
+        fanout.give_ids(self.request, self.task.app)
+        self.state.fans_out = self.state.fans_out or fanout.counts_parts(self.task, self.request)
+
+    def _continue_once(self, record: Record) -> None:
+        """Leave to Celery what it has not dispatched for this task id before."""
+        task, request = self.task, self.request
+        if request.id in record.announced:
+            fanout.clear(task, request)
+            return
+        if fanout.counts_parts(task, request) and fanout.chord_is_over(task, request):
+            # Its part was counted, or there would be the group's result. Celery would report that as the body's error.
+            request.chord = None
+        self._continue()
 
     def _result_of(self, task_id: str) -> Any:
         """Return what the result backend has under another task's id: that task left its result there, not with us."""

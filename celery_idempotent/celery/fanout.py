@@ -12,10 +12,24 @@ from typing import Any
 
 from celery.canvas import maybe_signature
 
+from ..hooks import logger
+from ..records import Record
 from .identity import STATE, DeliveryState
 
-__all__ = ["chord_claim", "clear", "give_errback_ids", "give_ids", "has_reader", "ignores_result"]
+__all__ = [
+    "chord_claim",
+    "chord_is_over",
+    "clear",
+    "counts_parts",
+    "give_errback_ids",
+    "give_ids",
+    "has_reader",
+    "ignores_result",
+]
 
+#: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
+#: those for which Celery waits for the results of the other members.
+RETURNING = 2.0
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
@@ -30,20 +44,47 @@ def has_reader(task: Any, request: Any) -> bool:
     return bool(not ignores_result(task, request) or request.callbacks or request.chain or request.chord)
 
 
-def clear(request: Any) -> None:
-    """Take away what was set off before."""
+def clear(task: Any, request: Any) -> None:
+    """Remove the continuations that were dispatched before, and a chord's part where a second one is counted."""
     request.callbacks = request.errbacks = request.chain = None
+    if counts_parts(task, request):
+        request.chord = None
 
 
-def chord_claim(task: Any, request: Any) -> float:
-    """Return for how many seconds a process claims to be setting off the body of the request's chord; 0 if none does.
+def counts_parts(task: Any, request: Any) -> bool:
+    """Return whether the result backend only counts the parts of the request's chord, and counts one twice.
+
+    Celery's memcached, DynamoDB and GCS backends do. On others a second part of a member makes no difference: Redis
+    knows the members by their ids, and databases are asked which members are done.
+    """
+    return bool(request.chord and request.group and getattr(task.backend, "implements_incr", False))
+
+
+def chord_is_over(task: Any, request: Any) -> bool:
+    """Return whether the parts of the request's chord were all counted; the last one removes the group's result."""
+    try:
+        return task.app.GroupResult.restore(request.group, backend=task.backend) is None
+    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
+        logger.warning("%s[%s]: cannot read the group of its chord: %r", task.name, request.id, error)
+        return False
+
+
+def chord_claim(task: Any, request: Any, record: Record) -> float:
+    """Return for how many seconds another process may be returning the part of this replayed task; 0 if none is.
 
     A Redis backend of Celery >= 5.7 has the process that completes a chord claim its body. If that one dies, nobody
     looks again once the claim has expired, unless a member's part is returned anew.
+
+    A backend that only counts the parts must not get one twice. Just after the task has settled, its process may not
+    have returned the part yet, or not have recorded that it did.
     """
     backend = task.backend
     if not (request.chord and request.group) or request.is_eager:
         return 0.0
+    if counts_parts(task, request):
+        if request.id in record.announced or record.task_id not in ("", request.id):
+            return 0.0
+        return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)
     if not hasattr(type(backend), "_chord_claim_extend_script"):
         return 0.0
     try:

@@ -52,11 +52,12 @@ def write_history(**_: Any) -> None:
 
 
 def mark_announced(sender: Any = None, **_: Any) -> None:
-    """Remember that Celery has dispatched the callbacks and the chain of a task that succeeded."""
+    """Record that Celery has dispatched the callbacks and the chain of a task that succeeded, and returned its part."""
     request = sender.request_stack.top
     delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
     if delivery is None or not delivery.fans_out or not delivery.key:
         return
+    delivery.fans_out = False  # once: a task's own on_success comes before the signal
     try:
         sender._binding.guard.store.announce(delivery.key, request.id)
     except StoreError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -56,6 +58,11 @@ class IdempotentTask(Task):
         # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
         if not _is_guard(cls.__call__):
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
+        # Celery calls a task's own on_success between the dispatch and the signal that says so; it may take long, and
+        # its process may die in it.
+        hook = inspect.getattr_static(cls, "on_success")
+        if isinstance(hook, FunctionType) and hook is not Task.on_success and not hasattr(hook, "marks_first"):
+            setattr(cls, "on_success", _marking_first(hook))  # noqa: B010
         if not (cls.name or "").startswith(PLAIN):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
@@ -224,6 +231,18 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     guarded.guard = guarded  # type: ignore[attr-defined]
     return guarded
+
+
+def _marking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an ``on_success`` that records what was dispatched before ``inner`` runs."""
+
+    @functools.wraps(inner)
+    def on_success(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
+        listening.mark_announced(self)
+        return inner(self, *args, **kwargs)
+
+    on_success.marks_first = True  # type: ignore[attr-defined]
+    return on_success
 
 
 def _is_guard(call: Any) -> bool:

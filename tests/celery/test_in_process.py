@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from celery import Celery, chord, group
+from celery import Celery, Signature, chord, group
 from celery.app.task import Context, Task
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
@@ -18,7 +20,7 @@ from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
 from celery_idempotent.answers import Busy
 from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
-from celery_idempotent.records import Claim, Lease, Reason, State, new_owner
+from celery_idempotent.records import Claim, Lease, Reason, Record, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
 
 
@@ -300,8 +302,144 @@ def test_a_result_backend_that_is_away_claims_no_chord(app: Celery) -> None:
     task = declare(app, retry_at_once)
     task.backend = Away()
     member = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
-    assert fanout.chord_claim(task, member) == 0
-    assert fanout.chord_claim(task, Context({"id": "T1"})) == 0
+    record = Record("K", State.COMPLETED)
+    assert fanout.chord_claim(task, member, record) == 0
+    assert fanout.chord_claim(task, Context({"id": "T1"}), record) == 0
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the bodies of chords are published with."""
+    published: list[Any] = []
+    monkeypatch.setattr(Signature, "delay", lambda self, value: published.append(value))
+    return published
+
+
+@pytest.fixture
+def member(app: Celery) -> Iterator[Any]:
+    """A task, of which T1 and T2 are the members of chord G1 on a backend that counts parts by number."""
+
+    def charge(self: Any, order_id: str) -> str:
+        return order_id
+
+    task = declare(app, charge)
+    app.conf.result_chord_join_timeout = 0.0
+    task.backend.apply_chord(("G1", [app.AsyncResult("T1"), app.AsyncResult("T2")]), None)
+    yield task
+    task.backend.client.cache.clear()
+
+
+class Died(BaseException):
+    """Stands for the death of the process, in a place where only a debugger could stop it."""
+
+
+def deliver(task: Any, number: int) -> None:
+    """Deliver the message of a member as a worker does."""
+    body = {"task": "tests.body", "args": [], "kwargs": {}, "options": {"task_id": "B1"}, "chord_size": 2}
+    request = {"id": f"T{number}", "group": "G1", "chord": body, "args": (f"ORD-{number}",), "kwargs": {}}
+    trace = build_tracer(task.name, task, app=task.app)
+    trace(f"T{number}", (f"ORD-{number}",), {}, {**request, "delivery_info": {}})
+
+
+def raiser(error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises the error, whatever it is called with."""
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    return call
+
+
+def test_a_part_that_is_counted_is_returned_once_however_often_its_member_is_delivered(
+    member: Any, bodies: list[Any]
+) -> None:
+    for number in (1, 1, 1, 2, 1, 2):
+        deliver(member, number)
+    assert bodies == [["ORD-1", "ORD-2"]]
+    assert member.AsyncResult("B1").state == "PENDING"  # and no error
+
+
+def test_a_part_that_a_dead_process_did_not_return_is_returned_by_the_next_delivery(
+    member: Any, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(member.backend, "on_chord_part_return", raiser(Died()))
+        with pytest.raises(Died):
+            deliver(member, 1)
+    monkeypatch.setattr(fanout, "RETURNING", -1.0)
+    for number in (1, 1, 2):
+        deliver(member, number)
+    assert bodies == [["ORD-1", "ORD-2"]]
+
+
+def test_a_chord_that_is_over_does_not_fail_for_a_member_whose_process_died_before_it_recorded_that(
+    member: Any, store: FailingStore, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(member, 1)
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "announce", raiser(Died()))
+        with pytest.raises(Died):
+            deliver(member, 2)
+    monkeypatch.setattr(fanout, "RETURNING", -1.0)
+    deliver(member, 2)
+    assert bodies == [["ORD-1", "ORD-2"]]
+    assert member.AsyncResult("B1").state == "PENDING"  # and no error
+
+
+def test_a_part_that_a_living_process_may_be_returning_is_left_to_it(member: Any) -> None:
+    message = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
+    settled = Record("K", State.COMPLETED, task_id="T1", age=0.5)
+    assert fanout.chord_claim(member, message, settled) == pytest.approx(1.5)
+    assert fanout.chord_claim(member, message, replace(settled, age=2.5)) == 0
+    assert fanout.chord_claim(member, message, replace(settled, announced=frozenset({"T1"}))) == 0
+    assert fanout.chord_claim(member, message, replace(settled, task_id="T0")) == 0, "a duplicate has its own part"
+
+
+def test_a_backend_that_cannot_read_the_group_of_a_chord_is_given_the_part(member: Any) -> None:
+    message = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
+    assert not fanout.chord_is_over(member, message)
+    member.backend.client.cache.clear()
+    assert fanout.chord_is_over(member, message)
+    member.backend.client.get = raiser(ConnectionError())
+    assert not fanout.chord_is_over(member, message)
+
+
+def test_what_was_dispatched_is_recorded_before_the_tasks_own_on_success_and_once(
+    app: Celery, store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Announcing(IdempotentTask):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            happened.append("on_success")
+
+    class Inheriting(Announcing):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            super().on_success(*args)
+
+    class Static(IdempotentTask):  # recorded after it, as where a task has none
+        abstract = True
+
+        @staticmethod
+        def on_success(*args: Any) -> None:
+            happened.append("on_success")
+
+    def announce(key: str, task_id: str) -> bool:
+        happened.append("recorded")
+        return True
+
+    def charge(order_id: str) -> None: ...
+
+    monkeypatch.setattr(store, "announce", announce)
+    app.conf.task_always_eager = True
+    for base in (Announcing, Inheriting, Static):
+        task = app.task(base=base, shared=False, name=base.__name__)(charge)
+        task.apply(("A",), link=app.signature("celery.accumulate"))
+    assert happened == ["recorded", "on_success"] * 2 + ["on_success", "recorded"]
 
 
 def test_a_key_of_none_is_no_key() -> None:

@@ -1,0 +1,318 @@
+"""Runs Celery's or RQ's own test suite twice, stock and with everything guarded, and compares test by test.
+
+    python -m tests.suites celery [--broker rabbitmq] [--files test_canvas.py ...] [--jobs 2] [--folder DIRECTORY]
+    python -m tests.suites rq
+
+The suite is the one in the source distribution of the installed version, downloaded from PyPI for this run. Each file
+runs in a pytest process of its own, on a Redis server of its own. The command fails if a test that passes on stock
+Celery or RQ does not pass guarded, unless `expected.py` lists it with a reason; if one that is listed passes; or if
+some task or job ran unguarded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from pathlib import Path
+from time import monotonic
+from xml.etree import ElementTree
+
+from tests import processes
+from tests.rabbitmq import RabbitServer
+from tests.servers import RedisServer
+from tests.suites.expected import EXPECTED, KINDS, Expected
+
+PLUGINS = Path(__file__).parent / "plugins"
+MODES = ("stock", "guarded")
+#: Worst outcome first: a test whose subtests end differently has the first of theirs.
+OUTCOMES = ("failed", "skipped", "passed")
+COLUMNS = ("passed", "failed", "skipped")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite of another project.
+
+    Arguments:
+        package: Name of the project on PyPI, and of its Python package.
+        folder: Folder of the source distribution that holds the tests, with all that they import.
+        tests: Folder of the test files.
+        seconds: Time limit of a file, in seconds.
+        least_guarded: Guarded deliveries that a run of all files has at least.
+    """
+
+    package: str
+    folder: str
+    tests: str
+    seconds: float
+    least_guarded: int
+
+
+SUITES = {
+    "celery": Suite("celery", "t", "t/integration", seconds=1800, least_guarded=1000),
+    "rq": Suite("rq", "tests", "tests", seconds=900, least_guarded=200),
+}
+
+
+@dataclass
+class FileRun:
+    """Outcomes of one test file in one mode."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    unguarded: set[str] = field(default_factory=set)
+    error: str = ""
+    seconds: float = 0.0
+
+    def total(self, outcome: str) -> int:
+        """Return how many tests ended so."""
+        return sum(each == outcome for each in self.outcomes.values())
+
+
+def fetch(suite: Suite, folder: Path) -> Path:
+    """Download the source distribution of the installed version, and return a folder with its tests alone.
+
+    Raises:
+        SystemExit: its package is not the installed one.
+    """
+    version = metadata.version(suite.package)
+    options = ["--quiet", "--no-deps", "--no-binary", suite.package, "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, f"{suite.package}=={version}"]
+    subprocess.run(command, check=True, timeout=600)
+    with tarfile.open(folder / f"{suite.package}-{version}.tar.gz") as archive:
+        archive.extractall(folder / "source", filter="data")
+    source = folder / "source" / f"{suite.package}-{version}"
+    installed = Path(str(import_module(suite.package).__file__)).parent
+    shipped = {path.relative_to(source / suite.package): path for path in (source / suite.package).rglob("*.py")}
+    other = [str(name) for name, path in shipped.items() if _content(installed / name) != path.read_bytes()]
+    if other or not shipped:
+        sys.exit(
+            f"{source.name} on PyPI is not the installed {suite.package}: {', '.join(other) or 'it has no modules'}"
+        )
+    # The package itself is left behind: the tests are to import the installed one.
+    tree = folder / "tree"
+    tree.mkdir()
+    (source / suite.folder).rename(tree / suite.folder)
+    (source / "pyproject.toml").rename(tree / "pyproject.toml")
+    if not list((tree / suite.tests).glob("test_*.py")):
+        sys.exit(f"{source.name} has no tests in {suite.tests}")
+    print(f"{source.name} from PyPI: its {len(shipped)} modules are those installed here.", flush=True)
+    return tree
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def run_file(suite: Suite, tree: Path, name: str, mode: str, broker_url: str | None) -> FileRun:
+    """Run one test file in a process of its own, on a Redis server of its own, and on a broker if one is given."""
+    result, started = FileRun(), monotonic()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="suite-", ignore_cleanup_errors=True)))
+        server = stack.enter_context(RedisServer())
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("COVERAGE", "PYTEST"))},
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(PLUGINS), str(tree)]),
+            "SUITE_PATCH": f"suite_{suite.package}",
+            "SUITE_GUARDS": str(int(mode == "guarded")),
+            "SUITE_COUNTS": str(folder / "counts"),
+            "SUITE_REDIS_PORT": str(server.port),
+            "REDIS_HOST": "127.0.0.1",
+            "REDIS_PORT": str(server.port),
+            "TEST_BROKER": broker_url or server.url(),
+            "TEST_BACKEND": server.url(),
+            "TMPDIR": str(folder),
+        }
+        log = tree.parent / f"{mode}-{name}.log"
+        options = [
+            "-p",
+            "suite_pytest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            f"--junitxml={folder / 'junit.xml'}",
+        ]
+        with log.open("wb") as output:
+            process = processes.spawn(
+                [sys.executable, "-m", "pytest", *options],
+                env=environment,
+                cwd=tree,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+            try:
+                process.wait(timeout=suite.seconds)
+            except subprocess.TimeoutExpired:
+                result.error = f"did not end within {suite.seconds:.0f} s"
+            status = processes.end(process)
+        _read_counts(folder / "counts", result)
+        if (folder / "junit.xml").exists():
+            _read_junit(folder / "junit.xml", result)
+        elif not result.error:
+            result.error = f"pytest ended with status {status} and no report"
+        if result.error:
+            result.error += f"; see {log}"
+    result.seconds = monotonic() - started
+    return result
+
+
+def _read_counts(path: Path, result: FileRun) -> None:
+    for line in path.read_text().splitlines() if path.exists() else ():
+        kind, name = line.split(" ", 1)
+        result.counts[kind] += 1
+        if kind == "unguarded":
+            result.unguarded.add(name)
+
+
+def _read_junit(path: Path, result: FileRun) -> None:
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.test_')[2].partition('.')[2]}::{case.get('name')}".lstrip(":")
+        outcome = "passed"
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                outcome = "skipped" if child.tag == "skipped" else "failed"
+                result.messages[name] = (child.get("message") or "").strip().partition("\n")[0][:160]
+        result.outcomes[name] = min(outcome, result.outcomes.get(name, "passed"), key=OUTCOMES.index)
+
+
+@dataclass
+class Comparison:
+    """The differences between the two modes, and what is wrong with them."""
+
+    suite: Suite
+    expected: dict[str, Expected]
+    whole: bool
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    differing: dict[str, list[str]] = field(default_factory=dict)
+    totals: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, stock: FileRun, guarded: FileRun) -> None:
+        """Compare the two runs of a file."""
+        for mode, run in zip(MODES, (stock, guarded), strict=True):
+            if run.error:
+                self.problems.append(f"{name}, {mode}: {run.error}")
+            self.totals.update({f"{mode} {outcome}": run.total(outcome) for outcome in OUTCOMES})
+            self.totals.update({f"{mode} {kind}": number for kind, number in run.counts.items()})
+        if guarded.unguarded:
+            self.problems.append(f"{name}: tasks that nothing guarded: {', '.join(sorted(guarded.unguarded))}")
+        for test in sorted(stock.outcomes.keys() | guarded.outcomes.keys()):
+            self._compare(f"{name}::{test}", test, stock, guarded)
+
+    def _compare(self, full: str, test: str, stock: FileRun, guarded: FileRun) -> None:
+        before, after = stock.outcomes.get(test, "missing"), guarded.outcomes.get(test, "missing")
+        if before == "failed":
+            self.notes.append(
+                f"{full}: fails on stock {self.suite.package} here, {after} guarded: {stock.messages[test]}"
+            )
+        listed = self.expected.get(full)
+        if before == after or after == "passed":
+            if listed and before == after == "passed":
+                self.problems.append(f"{full}: expected to differ ({listed.kind}), and passes; take it off the list")
+            return
+        self.differing.setdefault(listed.kind if listed else "UNEXPECTED", []).append(full)
+        if not listed:
+            self.problems.append(f"{full}: {before} on stock, {after} guarded: {guarded.messages.get(test, '')}")
+
+    def finish(self, files: list[str]) -> None:
+        """Check what only the sum of all files shows."""
+        ran, guarded = self.totals["guarded ran"], self.totals["guarded guarded"]
+        if guarded < ran:
+            self.problems.append(f"{ran} bodies were due, and {guarded} of them were guarded")
+        least = self.suite.least_guarded if self.whole else 1
+        if guarded < least:
+            self.problems.append(f"{guarded} deliveries were guarded, and at least {least} were expected")
+        seen = {full for names in self.differing.values() for full in names}
+        for full in self.expected:
+            if (
+                full.partition("::")[0] in files
+                and full not in seen
+                and not any(full in each for each in self.problems)
+            ):
+                self.problems.append(f"{full}: expected to differ, and was not among the tests that passed on stock")
+
+
+def print_tables(results: dict[str, tuple[FileRun, FileRun]], comparison: Comparison) -> None:
+    """Print a line for each file, the differences by kind, what fails on stock, and the verdict."""
+    package, width = comparison.suite.package, max(map(len, results))
+    print(f"\n{'':{width}}  {'stock ' + package:^23}  {'guarded':^23}")
+    print(f"{'file':{width}}{'   passed  failed skipped' * 2}  ran/guarded  repeated   seconds")
+    for name, (stock, guarded) in results.items():
+        cells = "".join(_cells([run.total(outcome) for outcome in COLUMNS]) for run in (stock, guarded))
+        guards = f"{guarded.counts['ran']}/{guarded.counts['guarded']}"
+        repeats = f"{stock.counts['repeated']}/{guarded.counts['repeated']}"
+        print(f"{name:{width}}{cells}  {guards:>11}  {repeats:>8}  {stock.seconds:.0f}/{guarded.seconds:.0f}")
+    total = comparison.totals
+    cells = "".join(_cells([total[f"{mode} {outcome}"] for outcome in COLUMNS]) for mode in MODES)
+    guards = f"{total['guarded ran']}/{total['guarded guarded']}"
+    print(f"{'all':{width}}{cells}  {guards:>11}  {total['stock repeated']}/{total['guarded repeated']}\n")
+    for note in comparison.notes:
+        print(f"stock: {note}")
+    for kind, names in comparison.differing.items():
+        print(f"\n{len(names)} tests differ: {KINDS.get(kind, kind)}")
+        print("\n".join(f"    {name}" for name in names))
+    print()
+    for problem in comparison.problems:
+        print(f"PROBLEM {problem}")
+    if not comparison.problems:
+        print("No difference but those expected.")
+
+
+def _cells(numbers: list[int]) -> str:
+    return " " + "".join(f"{number:8}" for number in numbers)
+
+
+def main() -> int:
+    """Run a suite as the command line asks, and return the status to exit with."""
+    parser = argparse.ArgumentParser(prog="python -m tests.suites", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--broker", choices=("redis", "rabbitmq"), default="redis", help="of Celery's suite")
+    parser.add_argument("--files", nargs="+", default=[], metavar="FILE", help="test files, by default all")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time (default: 2)")
+    parser.add_argument("--folder", type=Path, help="where the source distribution and the logs go")
+    options = parser.parse_args()
+    suite = SUITES[options.suite]
+    folder = Path(tempfile.mkdtemp(prefix=f"{suite.package}-suite-", dir=options.folder))
+    tree = fetch(suite, folder)
+    every = sorted(path.name for path in (tree / suite.tests).glob("test_*.py"))
+    files = sorted(options.files) or every
+    if unknown := set(files) - set(every):
+        parser.error(f"the suite has no {', '.join(sorted(unknown))}, it has {', '.join(every)}")
+    with ExitStack() as stack:
+        broker = stack.enter_context(RabbitServer()) if options.broker == "rabbitmq" else None
+
+        work = [(name, mode) for name in files for mode in MODES]
+        brokers = {each: broker.vhost().url if broker else None for each in work}
+
+        def run(work: tuple[str, str]) -> FileRun:
+            done = run_file(suite, tree, *work, brokers[work])
+            print(f"{work[0]}, {work[1]}: {done.error or f'done in {done.seconds:.0f} s'}", flush=True)
+            return done
+
+        with ThreadPoolExecutor(options.jobs) as pool:
+            runs = dict(zip(work, pool.map(run, work), strict=True))
+    results = {name: (runs[name, "stock"], runs[name, "guarded"]) for name in files}
+    expected = {name: each for name, each in EXPECTED[suite.package].items() if options.broker in each.brokers}
+    comparison = Comparison(suite, expected, whole=not options.files)
+    for name, (stock, guarded) in results.items():
+        comparison.add(name, stock, guarded)
+    comparison.finish(files)
+    print_tables(results, comparison)
+    return 1 if comparison.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
