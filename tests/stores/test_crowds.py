@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,3 +176,44 @@ def test_ten_thousand_duplicates_cost_a_replay_and_a_conflict_in_redis_nothing(
     # The hashes themselves end somewhere too.
     assert client.hlen("settled") < 2 * MOST_ANNOUNCED + 20
     assert client.hlen("held") < MOST_WAITING + 20
+
+
+def test_marks_of_an_earlier_version_are_known_in_redis(redis_store: RedisStore) -> None:
+    """It numbered none, and kept them all."""
+    redis_store.settle(take(redis_store, task_id="first"), DONE, ttl=600)
+    redis_store._client.hset(KEY, mapping={f"announced:{name}": "1" for name in "abc"})
+    for name in ("d", "e"):
+        assert redis_store.announce(KEY, name)
+    assert known(redis_store).announced == set("abcde")
+    answers = [redis_store.acquire(claim(task_id=name)) for name in ("b", "e")]
+    assert [answer.record.announced for answer in answers if isinstance(answer, Refusal)] == [{"b"}, {"e"}]
+
+
+@thorough
+def test_marks_of_an_earlier_version_are_known_and_bounded_in_postgresql(postgres_url: str) -> None:
+    postgres_store = PostgresStore.from_url(postgres_url)
+    postgres_store.settle(take(postgres_store, task_id="first"), DONE, ttl=600)
+    marks = json.dumps(dict.fromkeys(NAMES[:1000], 1))
+    query = postgres_store._schema.render("update {table} set announced = %s::jsonb where key = %s returning 1")
+    postgres_store._run(query, (marks, KEY))
+    assert known(postgres_store).announced == set(NAMES[:1000])
+    assert postgres_store.announce(KEY, "new")
+    kept = known(postgres_store).announced
+    assert (len(kept), {"new", NAMES[0], NAMES[999]} <= kept) == (MOST_ANNOUNCED, True)
+    postgres_store.close()
+
+
+def test_marks_in_a_cache_end_too(fresh_redis: Callable[[], str]) -> None:
+    store = CachedStore.from_url(f"cached+memory://?cache={fresh_redis()}")
+    store.settle(take(store, task_id="first"), DONE, ttl=600)
+    for name in NAMES[: 2 * MOST_ANNOUNCED]:
+        assert store.announce(KEY, name)
+        assert store.announce(KEY, name)  # again, for want of a reply
+    cache = store._outcomes._redis._client
+    assert cache.hlen(f"cached:{KEY}") < 2 * MOST_ANNOUNCED + 20
+    told = {name: store.acquire(claim(task_id=name)) for name in (NAMES[1], NAMES[MOST_ANNOUNCED + 5])}
+    assert [answer.record.announced for answer in told.values() if isinstance(answer, Refusal)] == [
+        frozenset(),
+        {NAMES[MOST_ANNOUNCED + 5]},
+    ]
+    store.close()
