@@ -243,6 +243,27 @@ def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celer
     assert seen == ["A"]
 
 
+@pytest.mark.parametrize("key", ["order_id", None])
+def test_callbacks_that_were_dispatched_are_not_dispatched_by_a_redelivery(
+    app: Celery, store: FailingStore, key: str | None
+) -> None:
+    """Also where the key is the task id, so that no task id is told to the store apart from it."""
+    seen: list[Any] = []
+
+    @app.task(shared=False)
+    def collect(value: Any) -> None:
+        seen.append(value)
+
+    @app.task(base=IdempotentTask, shared=False, idempotency={"key": key})
+    def charge(order_id: str) -> str:
+        return order_id
+
+    app.conf.task_always_eager = True
+    for _ in range(2):
+        assert charge.apply_async(("A",), task_id="T1", link=collect.s()).get() == "A"
+    assert seen == ["A"]
+
+
 def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celery, store: FailingStore) -> None:
     @app.task(shared=False)
     def collect(value: Any) -> None: ...
