@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -144,10 +145,20 @@ class MessageDelivery:
             token=identity.token,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
             sender=identity.sender,
-            fingerprint=self.binding.fingerprint(arguments) if self.explicit else "",
+            fingerprint=self._fingerprint(arguments),
             max_crashes=policy.max_crashes,
             holder=current_holder(),
+            message_id=request.id,
         )
+
+    def _fingerprint(self, arguments: Mapping[str, object]) -> str:
+        """Return what duplicates are compared by, and have every message that continues this operation carry it."""
+        if not self.explicit or self.binding.policy.fingerprint is False:
+            return ""
+        if not self.state.identity.fingerprint:
+            fingerprint = self.binding.fingerprint(arguments)
+            self.state.identity = replace(self.state.identity, fingerprint=fingerprint)
+        return self.state.identity.fingerprint
 
     def _conclude(self, answer: Answer) -> Any:
         """Translate the guard's answer into Celery's control flow."""

@@ -18,7 +18,8 @@ __all__ = ["DELIVERY", "KEY", "MESSAGE", "PLAIN", "STATE", "DeliveryState", "Ide
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY = "idempotency_key"
-#: Header with what this library tells itself about a message: copy, token, sender, expires, sending.
+#: Header with what this library tells itself about a message: copy, token, sender, expires, sending,
+#: fingerprint.
 MESSAGE = "idempotency"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
 DELIVERY = "idempotency_delivery"
@@ -45,6 +46,8 @@ class Identity:
         expires: When the message expires, as text, if a copy carries it out of Celery's sight.
         sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
             it has no errbacks, or was published by its task's name alone.
+        fingerprint: The digest of the arguments of the first attempt. A retry may have other ones, and duplicates are
+            compared with the first.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 
@@ -55,6 +58,7 @@ class Identity:
     sender: str = ""
     expires: str | None = None
     sending: str = ""
+    fingerprint: str = ""
     content_type: str | None = None
     compression: str | None = None
 
@@ -77,6 +81,7 @@ class Identity:
             sender=str(message.get("from") or ""),
             expires=message.get("expires"),
             sending=str(message.get("sending") or ""),
+            fingerprint=str(message.get("fingerprint") or ""),
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
@@ -84,6 +89,7 @@ class Identity:
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""
         message.setdefault("sending", self.sending or None)
+        message.setdefault("fingerprint", self.fingerprint or None)
         headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
             headers[KEY] = self.key

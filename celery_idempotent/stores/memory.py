@@ -90,11 +90,7 @@ class MemoryStore(Store):
 
     def announce(self, key: str, task_id: str) -> bool:
         with self._lock:
-            row = self._row(key, self._now())
-            if row is None or row.state is not State.COMPLETED:
-                return False
-            row.announced.add(task_id)
-            return True
+            return rules.announce(self._row(key, self._now()), task_id)
 
     def get(self, key: str) -> Record | None:
         with self._lock:

@@ -25,7 +25,7 @@ from . import hide_password
 from .addresses import PARSE, as_redis, check_parameters
 from .base import Store
 from .connections import Connections
-from .hashes import claim_args, lease_args, ms, padded, record_of, unreadable
+from .hashes import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
 from .redis_history import history_key, note_calls, noted
 from .redis_room import asked, room
 from .refusals import REFUSALS, translated
@@ -126,7 +126,7 @@ class RedisStore(Store):
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         reply, missing = self._replicated("acquire", (claim.key,), claim_args(claim))
-        verdict, now, fence, crashes, took_over, fields = reply
+        verdict, now, fence, crashes, took_over, found = reply
         if verdict == b"lease":
             lease = Lease(claim, int(fence), taken_over=took_over == 1, crashes=int(crashes))
             if missing:
@@ -134,8 +134,9 @@ class RedisStore(Store):
                 raise self._unreplicated(missing)
             return lease
         if verdict == b"unreadable":
-            raise unreadable(claim.key, fields)
-        return Refusal(Verdict(verdict.decode()), record_of(claim.key, fields, int(now)))
+            raise unreadable(claim.key, by_name(found))
+        record = record_of(claim.key, answered(ANSWERED, found, claim.announcer), int(now))
+        return Refusal(Verdict(verdict.decode()), record)
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
@@ -172,8 +173,8 @@ class RedisStore(Store):
         return bool(self._call("announce", (key,), (task_id,)))
 
     def get(self, key: str) -> Record | None:
-        now, fields = self._call("read", (key,), ())
-        return record_of(key, fields, int(now)) if fields else None
+        now, found = self._call("read", (key,), ())
+        return record_of(key, by_name(found), int(now)) if found else None
 
     def delete(self, key: str) -> bool:
         self._command("DEL", history_key(key))  # first: who is told of a failure will ask for both again

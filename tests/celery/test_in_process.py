@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
+from celery_idempotent import Conflict, IdempotentTask, KeyReused, StoreUnreachable
 from celery_idempotent.answers import Busy
 from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
@@ -275,6 +275,27 @@ def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celer
     assert seen == ["A"]
 
 
+@pytest.mark.parametrize("key", ["order_id", None])
+def test_callbacks_that_were_dispatched_are_not_dispatched_by_a_redelivery(
+    app: Celery, store: FailingStore, key: str | None
+) -> None:
+    """Also where the key is the task id, so that no task id is told to the store apart from it."""
+    seen: list[Any] = []
+
+    @app.task(shared=False)
+    def collect(value: Any) -> None:
+        seen.append(value)
+
+    @app.task(base=IdempotentTask, shared=False, idempotency={"key": key})
+    def charge(order_id: str) -> str:
+        return order_id
+
+    app.conf.task_always_eager = True
+    for _ in range(2):
+        assert charge.apply_async(("A",), task_id="T1", link=collect.s()).get() == "A"
+    assert seen == ["A"]
+
+
 def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celery, store: FailingStore) -> None:
     @app.task(shared=False)
     def collect(value: Any) -> None: ...
@@ -290,6 +311,59 @@ def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celer
     assert task.apply(("A",), task_id="T1", link=collect.s()).get() == "A"
     [record] = store.scan()
     assert record.announced == {"T1"}
+
+
+def retry_with_other_arguments(self: Any, order_id: str, cents: int) -> int:
+    if self.request.retries < 2:
+        raise self.retry(args=(order_id, cents + 1), countdown=0)
+    return cents
+
+
+def test_the_arguments_that_are_compared_are_those_of_the_first_attempt(app: Celery, store: FailingStore) -> None:
+    """Of a task that retries itself with others; what its producers send again are the first ones."""
+    app.conf.task_eager_propagates = False  # or the first retry ends the call
+    task = declare(app, retry_with_other_arguments)
+    assert task.apply(("A", 1), task_id="T1").get() == 3
+    [record] = store.scan()
+    assert (record.state, record.task_id) == (State.COMPLETED, "T1")
+    assert task.apply(("A", 1), task_id="T2").get() == 3
+    for cents in (2, 3):
+        with pytest.raises(KeyReused):
+            task.apply(("A", cents), task_id="T3").get()
+
+
+def test_a_retry_with_other_arguments_meets_a_duplicate_of_its_first_attempt(app: Celery, store: FailingStore) -> None:
+    """Which ran in its place: the retry is answered with its result, as any delivery of the operation."""
+    published: list[Any] = []
+
+    def charge(self: Any, order_id: str, cents: int) -> int:
+        if self.request.id == "T1":
+            published.append(self.signature_from_request(args=(order_id, 2), retries=1))
+            raise ValueError
+        return cents
+
+    task = declare(app, charge)
+    with pytest.raises(ValueError):
+        task.apply(("A", 1), task_id="T1")
+    assert task.apply(("A", 1), task_id="T2").get() == 1
+    assert published[0].apply().get() == 1
+
+
+def test_who_does_not_compare_arguments_does_not_compare_those_of_a_message_either(
+    app: Celery, store: FailingStore
+) -> None:
+    app.conf.task_eager_propagates = False
+    task = declare(app, retry_with_other_arguments)
+    message = {"fingerprint": "of an app that still compared them"}
+    task.apply(("A", 1), task_id="T1", headers={"idempotency": message})
+    [record] = store.scan()
+    assert record.fingerprint == message["fingerprint"]
+    store.delete(record.key)
+    task.idempotency = {"key": "order_id", "fingerprint": False}
+    task.__dict__.pop("_binding")
+    task.apply(("A", 1), task_id="T1", headers={"idempotency": message})
+    [record] = store.scan()
+    assert (record.state, record.fingerprint) == (State.COMPLETED, "")
 
 
 def test_a_result_backend_that_is_away_claims_no_chord(app: Celery) -> None:
