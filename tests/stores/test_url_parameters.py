@@ -87,7 +87,6 @@ def redis_options(kind: type[redis.Connection]) -> list[str]:
         "encoding": "utf-8",
         "encoding_errors": "strict",
         "health_check_interval": "5",
-        "socket_read_size": "65536",
         "protocol": "2",
         "max_connections": "5",
     }
