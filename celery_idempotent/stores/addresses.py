@@ -16,9 +16,11 @@ from ..errors import ConfigurationError
 from . import hide_password, unknown_parameter
 from .replicas import OPTION
 
-__all__ = ["PARSE", "Addresses", "as_redis", "check_parameters"]
+__all__ = ["ESCAPING", "PARSE", "Addresses", "as_redis", "check_parameters"]
 
 PARSE: Any = connection.parse_url  # which has no types
+#: What may be wrong with a URL that cannot be taken apart.
+ESCAPING = "Write special characters of a password as %2F, %40 and so on."
 #: Options of a connection that are objects of Python, and that no text can be.
 OBJECTS = re.compile(
     "retry|credential_provider|command_packer|driver_info|event_dispatcher|himport_registry|parser|.*_class|"
@@ -69,6 +71,9 @@ class Addresses:
             if "@" in path:  # the rest of a password, which must not be taken for a host
                 raise ValueError("an @ follows a slash")
             places = tuple(_place(host, port) for host in hosts.split(","))
+        except ValueError as error:
+            raise _error(url, example, str(error), advice=ESCAPING) from None
+        try:
             asked = PARSE(f"redis://host/?{query}")
         except ValueError as error:
             raise _error(url, example, str(error)) from None
@@ -154,11 +159,11 @@ def _options_of(kind: type[Any]) -> set[str]:
     return found - {"self", "args", "kwargs", "host", "port", "path"}
 
 
-def _error(url: str, example: str, why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"Expected a URL like {example}, got {hide_password(url)!r}. {why[:1].upper()}{why[1:].rstrip('.?')}"
-        f"{'?' if why.endswith('?') else '.'} Write special characters of a password as %2F, %40 and so on."
+def _error(url: str, example: str, why: str, *, advice: str = "") -> ConfigurationError:
+    text = (
+        f"Expected a URL like {example}, got {hide_password(url)!r}. {why[:1].upper()}{why[1:].rstrip('.')}. {advice}"
     )
+    return ConfigurationError(text.rstrip())
 
 
 def as_redis(url: str) -> str:

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
 from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import hide_password
-from .addresses import PARSE, as_redis, check_parameters
+from .addresses import ESCAPING, PARSE, as_redis, check_parameters
 from .base import Store
 from .connections import Connections
 from .hashes import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
@@ -105,12 +105,15 @@ class RedisStore(Store):
                 int(
                     unquote(urlsplit(url).path).replace("/", "") or 0
                 )  # redis-py takes database 0 for what is no number
-        except (ValueError, TypeError, RedisError) as error:
-            # A password with a slash in it ends up in the text of the error, as the port that it is not.
-            why = "" if isinstance(error, ValueError) and "@" in url else f" ({error})"
+        except (TypeError, RedisError) as error:
             raise ConfigurationError(
-                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. "
-                "Write special characters of a password as %2F, %40 and so on."
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
+            ) from None
+        except ValueError as error:
+            # A password with a slash in it ends up in the text of the error, as the port that it is not.
+            why = "" if "@" in url else f" ({error})"
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {ESCAPING}"
             ) from None
         return cls(client, url=hide_password(url), wait_replicas=asked if said is None else said)
 

@@ -87,7 +87,6 @@ def redis_options(kind: type[redis.Connection]) -> list[str]:
         "encoding": "utf-8",
         "encoding_errors": "strict",
         "health_check_interval": "5",
-        "socket_read_size": "65536",
         "protocol": "2",
         "max_connections": "5",
     }
@@ -142,15 +141,16 @@ def test_a_url_without_a_scheme_is_answered_with_the_one_that_is_meant(url: str,
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        (f"redis://:{SECRET}@h?socket_timeout=soon", "'socket_timeout'"),
+        (f"redis://:{SECRET}@h?socket_timeout=soon", "Invalid value for"),
         (f"redis://:{SECRET}@h?protocol=9", "rotocol"),
-        (f"redis+cluster://:{SECRET}@h?socket_timeout=soon", "'socket_timeout'"),
+        (f"redis+cluster://:{SECRET}@h?socket_timeout=soon", "Invalid value for"),
     ],
 )
 def test_a_value_that_does_not_fit_is_said_whatever_the_password(url: str, why: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         open_store(url)
     assert why in str(caught.value)
+    assert "password as" not in str(caught.value)
     assert SECRET not in str(caught.value)
 
 
