@@ -132,18 +132,12 @@ def run_file(suite: Suite, tree: Path, name: str, mode: str, broker_url: str | N
             "REDIS_PORT": str(server.port),
             "TEST_BROKER": broker_url or server.url(),
             "TEST_BACKEND": server.url(),
+            "WORKER_LOGLEVEL": "INFO",  # as the suite's own tox.ini sets it, which the distribution lacks
             "TMPDIR": str(folder),
         }
         log = tree.parent / f"{mode}-{name}.log"
-        options = [
-            "-p",
-            "suite_pytest",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            f"--junitxml={folder / 'junit.xml'}",
-        ]
+        options = ["-v", "-p", "suite_pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options += [f"--junitxml={folder / 'junit.xml'}", f"{suite.tests}/{name}"]
         with log.open("wb") as output:
             process = processes.spawn(
                 [sys.executable, "-m", "pytest", *options],
@@ -158,9 +152,9 @@ def run_file(suite: Suite, tree: Path, name: str, mode: str, broker_url: str | N
             except subprocess.TimeoutExpired:
                 result.error = f"did not end within {suite.seconds:.0f} s"
             status = processes.end(process)
-        _read_counts(folder / "counts", result)
+        read_counts(folder / "counts", result)
         if (folder / "junit.xml").exists():
-            _read_junit(folder / "junit.xml", result)
+            read_junit(folder / "junit.xml", Path(name).stem, result)
         elif not result.error:
             result.error = f"pytest ended with status {status} and no report"
         if result.error:
@@ -169,7 +163,8 @@ def run_file(suite: Suite, tree: Path, name: str, mode: str, broker_url: str | N
     return result
 
 
-def _read_counts(path: Path, result: FileRun) -> None:
+def read_counts(path: Path, result: FileRun) -> None:
+    """Add up what all processes of a run counted."""
     for line in path.read_text().splitlines() if path.exists() else ():
         kind, name = line.split(" ", 1)
         result.counts[kind] += 1
@@ -177,9 +172,11 @@ def _read_counts(path: Path, result: FileRun) -> None:
             result.unguarded.add(name)
 
 
-def _read_junit(path: Path, result: FileRun) -> None:
+def read_junit(path: Path, stem: str, result: FileRun) -> None:
+    """Read the outcomes of the tests of the file `stem`; a test with subtests has the worst of theirs."""
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('.test_')[2].partition('.')[2]}::{case.get('name')}".lstrip(":")
+        inside = case.get("classname", "").partition(f".{stem}")[2].lstrip(".")
+        name = "::".join(filter(None, (*inside.split("."), case.get("name"))))
         outcome = "passed"
         for child in case:
             if child.tag in ("failure", "error", "skipped"):
@@ -232,16 +229,12 @@ class Comparison:
         ran, guarded = self.totals["guarded ran"], self.totals["guarded guarded"]
         if guarded < ran:
             self.problems.append(f"{ran} bodies were due, and {guarded} of them were guarded")
-        least = self.suite.least_guarded if self.whole else 1
+        least = self.suite.least_guarded if self.whole else min(1, self.totals["stock ran"])
         if guarded < least:
             self.problems.append(f"{guarded} deliveries were guarded, and at least {least} were expected")
         seen = {full for names in self.differing.values() for full in names}
-        for full in self.expected:
-            if (
-                full.partition("::")[0] in files
-                and full not in seen
-                and not any(full in each for each in self.problems)
-            ):
+        for full in self.expected.keys() - seen:
+            if full.partition("::")[0] in files and not any(full in each for each in self.problems):
                 self.problems.append(f"{full}: expected to differ, and was not among the tests that passed on stock")
 
 

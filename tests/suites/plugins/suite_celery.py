@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import celery
@@ -27,8 +28,13 @@ if GUARDS:
     from celery_idempotent import IdempotentTask
     from celery_idempotent.celery.delivery import MessageDelivery
 
-    Celery.task_cls = IdempotentTask
+    Celery.task_cls = "celery_idempotent:IdempotentTask"  # as text, which Celery does not take for an app's own choice
     celery.Task = IdempotentTask  # for tasks that a suite declares as classes
+    with suppress(ImportError):
+        # Celery has this one for apps with Django; they combine the two.
+        from celery.contrib.django import task as of_django
+
+        of_django.DjangoTask = type("DjangoTask", (IdempotentTask, of_django.DjangoTask), {"abstract": True})
 
     answer = MessageDelivery.answer
 
