@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from .. import keys
 from ..binding import Binding, heartbeat
 from ..errors import ConfigurationError
 from ..policy import Policy
@@ -14,6 +15,7 @@ from ..results import Codec
 from ..stores import Store, open_store
 from ..stores.used import NAMESPACE
 from . import leases, worker
+from .identity import Identity
 from .large import TaskAnnex
 
 __all__ = ["TaskBinding", "default_namespace", "store_of"]
@@ -74,6 +76,20 @@ def default_namespace(app: Any, store: object) -> str:
     return f"{prefix}{NAMESPACE}"
 
 
+class Named(NamedTuple):
+    """How a delivery names its operation.
+
+    Arguments:
+        key: What its arguments or its producer name.
+        operation: The store's key of the operation, the same unless it is a part of another one.
+        arguments: By name, where they are to be compared with those of others; else None.
+    """
+
+    key: str
+    operation: str
+    arguments: dict[str, object] | None
+
+
 class TaskBinding(Binding):
     """One task with its policy, as an app runs it.
 
@@ -105,6 +121,32 @@ class TaskBinding(Binding):
             compression=policy.compression,
             annex=TaskAnnex(self.task, policy.large_results),
         )
+
+    def named(self, identity: Identity, task_id: str, args: Any, kwargs: Any, headers: Any) -> Named:
+        """Return how a delivery names its operation.
+
+        Arguments:
+            identity: Who the delivery is.
+            task_id: Of the message.
+            args: Of the message.
+            kwargs: Of the message.
+            headers: What the producer said beside the arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the task.
+            MissingKey: the key cannot be told.
+        """
+        explicit = self.explicit(identity.key)
+        arguments = self.arguments(identity.key, args, kwargs)
+        key = self.key(identity.key, task_id, arguments, headers)
+        if key in identity.within:
+            # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
+            return Named(key, self.default_key(task_id), None)
+        return Named(key, key, arguments if explicit else None)
+
+    def default_key(self, task_id: str) -> str:
+        """Return the store's key of an operation that is known by its task id."""
+        return keys.compose_default(self.namespace, self.name, task_id)
 
     def max_lease(self, limit: float | None) -> float | None:
         """Return for how long a delivery with this hard time limit renews its lease.

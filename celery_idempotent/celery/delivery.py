@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +20,12 @@ from ..current import running
 from ..errors import Conflict, LeaseLost, ResultUnavailable
 from ..holding import Holding
 from ..pauses import Pauses
-from ..records import Claim
+from ..records import Claim, Outcome, State
 from . import copies, fanout, leases, news, worker
 from .binding import TaskBinding
 from .endings import Expired, ending_of
 from .identity import DeliveryState
-from .large import is_published
+from .large import is_published, is_shared
 
 __all__ = ["MessageDelivery", "TaskLeaseLost", "is_outage", "put_back"]
 
@@ -55,7 +57,6 @@ class MessageDelivery:
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
-        self.explicit = self.binding.explicit(self.state.identity.key)
 
     def answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
@@ -69,7 +70,7 @@ class MessageDelivery:
         delivery = self._delivery()
         while True:
             try:
-                answer = self.binding.guard.run(delivery)
+                answer = self._leave_replaced() or self.binding.guard.run(delivery)
             except Expired:
                 # As Celery does for what expires in its sight; a caller would wait for ever.
                 self.task.backend.mark_as_revoked(
@@ -83,11 +84,56 @@ class MessageDelivery:
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
             if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request)):
                 answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
+            if isinstance(answer, Ignored) and self._comes_back(answer):
+                delivery = self._delivery(self.binding.default_key(f"{self.request.id}/{self.state.nesting}"))
+                continue
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
+            if answer.awaited and self._has_failed(answer.holder_task_id):
+                delivery = replace(delivery, claim=_instead_of(answer.holder_task_id, delivery.claim))
+                continue
             self._stand_aside(answer)
 
-    def _delivery(self) -> Delivery:
+    def _leave_replaced(self) -> Answer | None:
+        """Settle the operation that this message was published to continue, if its own is another.
+
+        The replaced task was replaced by itself with other arguments, which are an operation of their own: what is done
+        under one key must not be done under another.
+        """
+        replaced, request, guard = self.state.identity.operation, self.request, self.binding.guard
+        if replaced in ("", self.state.key):
+            return None
+        known = replaced == self.binding.default_key(request.id)
+        claim = replace(self._claim(), key=replaced, task_id="" if known else request.id, fingerprint="")
+        ignored = Outcome(State.COMPLETED, guard.codec.encode_ignored(request.id, self.state.nesting - 1))
+        delivery = Delivery(claim, lambda _: None, lambda _: ignored, task=self.task.name, task_id=request.id)
+        found = guard.begin(delivery)
+        if not isinstance(found, Holding):
+            return found if isinstance(found, (Busy, Dropped)) else None
+        if found.fence:
+            with suppress(Ignore):
+                guard.end(delivery, found, None, Ignore())
+        return None
+
+    def _comes_back(self, answer: Ignored) -> bool:
+        """Tell whether others that replaced this task were replaced by it in turn, so that this is no redelivery."""
+        ours = answer.record.task_id in ("", self.request.id)
+        return ours and answer.nesting is not None and answer.nesting < self.state.nesting
+
+    def _has_failed(self, task_id: str | None) -> bool:
+        """Tell whether a task that is to go on with the operation has failed meanwhile, so that it never will.
+
+        It was replaced by a signature that ends in itself, and something before the end has failed.
+        """
+        if task_id in (None, "", self.request.id) or not is_shared(self.task.backend):
+            return False
+        try:
+            return self.task.backend.get_task_meta(task_id, cache=False)["status"] in states.PROPAGATE_STATES
+        except Exception as error:  # noqa: BLE001 - the backend's own; the next copy asks again
+            hooks.logger.warning("What became of %s cannot be told yet: %r", task_id, error)
+            return False
+
+    def _delivery(self, key: str = "") -> Delivery:
         task, request, state, run = self.task, self.request, self.state, self.run
 
         def body(holding: Holding) -> Any:
@@ -109,7 +155,7 @@ class MessageDelivery:
         patience = PATIENCE * min(limit or float("inf") for limit in limits)
         if request.is_eager:  # the caller waits, who may be serving a request
             patience = min(patience, self.binding.policy.wait_timeout)
-        claim = self._claim()
+        claim = self._claim(key)
         story = self.binding.story(claim)
         return Delivery(
             claim,
@@ -127,23 +173,25 @@ class MessageDelivery:
             published=is_published(task, request),
         )
 
-    def _claim(self) -> Claim:
+    def _claim(self, key: str = "") -> Claim:
+        """Return what this delivery asks the store for: under its operation's key, or another one that is given."""
         request, identity, policy = self.request, self.state.identity, self.binding.policy
-        arguments = self.binding.arguments(identity.key, self.args, self.kwargs)
-        self.state.key = self.binding.key(identity.key, request.id, arguments, request.headers)
+        named = self.binding.named(identity, request.id, self.args, self.kwargs, request.headers)
+        arguments = None if key else named.arguments
+        self.state.key, self.state.named = key or named.operation, named.key
         return Claim(
             key=self.state.key,
             owner=identity.owner,
             lease_ttl=policy.lease_ttl,
             keep_ttl=policy.failure_ttl,
-            task_id=request.id if self.explicit else "",
-            nesting=request.replaced_task_nesting or 0,
+            task_id="" if arguments is None else request.id,
+            nesting=self.state.nesting,
             retries=request.retries or 0,
             copy=identity.copy,
             token=identity.token,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
             sender=identity.sender,
-            fingerprint=self.binding.fingerprint(arguments) if self.explicit else "",
+            fingerprint="" if arguments is None else self.binding.fingerprint(arguments),
             max_crashes=policy.max_crashes,
             holder=current_holder(),
         )
@@ -163,17 +211,18 @@ class MessageDelivery:
             case Ignored(reference, record):
                 if record.task_id in ("", self.request.id):
                     raise Ignore(f"{record.key} was done before and ended without a result of its own")
-                return self._result_of(reference)
+                return self._result_of(reference) if fanout.has_reader(self.task, self.request) else None
             case Dropped():
                 raise Ignore("a later copy of this message has taken its place")
         raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
 
     def _result_of(self, task_id: str) -> Any:
         """Return what the result backend has under another task's id: that task left its result there, not with us."""
-        meta = self.task.backend.get_task_meta(task_id)
+        shared = is_shared(self.task.backend)
+        meta = self.task.backend.get_task_meta(task_id) if shared else {"status": "known to no result backend"}
         if meta["status"] == states.SUCCESS:
             return meta["result"]
-        if meta["status"] in states.EXCEPTION_STATES and isinstance(meta["result"], BaseException):
+        if meta["status"] in states.PROPAGATE_STATES and isinstance(meta["result"], BaseException):
             raise meta["result"]
         raise ResultUnavailable(
             f"{self.state.key!r} was done by task {task_id}, which ended without a result of its own "
@@ -215,6 +264,11 @@ class MessageDelivery:
         raise Ignore(
             f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
         )
+
+
+def _instead_of(task_id: str | None, claim: Claim) -> Claim:
+    """Return the claim of what takes the place of another task, as if that were published anew."""
+    return replace(claim, task_id=task_id or "", copy=0, token="", redelivered=False)
 
 
 #: Grows from failure to failure of this process, and starts anew with the first copy that is published.

@@ -14,8 +14,19 @@ from celery.canvas import maybe_signature
 
 from .identity import STATE, DeliveryState
 
-__all__ = ["chord_claim", "clear", "give_errback_ids", "give_ids", "has_reader", "ignores_result"]
+__all__ = [
+    "chord_claim",
+    "clear",
+    "give_errback_ids",
+    "give_ids",
+    "has_reader",
+    "ignores_result",
+    "last_of",
+    "parts_of",
+]
 
+#: What a signature is that is made of others; what a plain task calls tasks, header or body are its own arguments.
+CANVASES = ("group", "chain", "chord")
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
@@ -79,6 +90,38 @@ def give_errback_ids(request: Any, app: Any) -> None:
         request.errbacks = _placed(request.errbacks, f"{request.id}/{sending}/errbacks", app)
 
 
+def parts_of(signature: Any) -> list[Any]:
+    """Return the tasks that a signature is made of, as signatures that may be changed in place."""
+    if signature.get("subtask_type") not in CANVASES:
+        return [signature]
+    found = []
+    for name in ("tasks", "header"):
+        members = signature.kwargs.get(name)
+        if members is not None:
+            if isinstance(members, dict):  # the header of a chord that was frozen before
+                members = signature.kwargs[name] = maybe_signature(members, app=signature.app)
+                found += parts_of(members)
+                continue
+            members = signature.kwargs[name] = [maybe_signature(each, app=signature.app) for each in members]
+            for member in members:
+                found += parts_of(member)
+    body = signature.kwargs.get("body")
+    if body is not None:
+        body = signature.kwargs["body"] = maybe_signature(body, app=signature.app)
+        found += parts_of(body)
+    return found
+
+
+def last_of(signature: Any) -> Any:
+    """Return the task whose result is that of the signature, after `parts_of`; None if Celery adds one that has it."""
+    kind = signature.get("subtask_type")
+    if kind == "chain" and signature.kwargs.get("tasks"):
+        return last_of(signature.kwargs["tasks"][-1])
+    if kind == "chord" and signature.kwargs.get("body") is not None:
+        return last_of(signature.kwargs["body"])
+    return None if kind in CANVASES else signature
+
+
 def _placed(signatures: Any, place: str, app: Any) -> list[Any]:
     return [_with_ids(maybe_signature(sig, app=app), f"{place}/{i}") for i, sig in enumerate(signatures)]
 
@@ -90,8 +133,8 @@ def _derived(place: str) -> str:
 def _with_ids(signature: Any, place: str) -> Any:
     signature = signature.clone()
     signature.options.setdefault("task_id", _derived(place))
-    if signature.get("subtask_type") not in ("group", "chain", "chord"):
-        return signature  # what a plain task calls tasks, header or body are its own arguments
+    if signature.get("subtask_type") not in CANVASES:
+        return signature
     for name in ("tasks", "header"):
         members = signature.kwargs.get(name)
         if isinstance(members, (list, tuple)):
