@@ -136,7 +136,7 @@ class FolderStore(Store):
     def announce(self, key: str, task_id: str) -> bool:
         with self.turn() as now:
             _, row = self.read(self.path(key), now)
-            if row is None or row.state is not State.COMPLETED:
+            if row is None or row.state not in (State.COMPLETED, State.FAILED):
                 return False
             row.announced.add(task_id)
             self.write(key, row)

@@ -177,7 +177,8 @@ class DynamoDBStore(Store):
     def announce(self, key: str, task_id: str) -> bool:
         update = Update()
         update.add({"SS": [named(task_id)]}, "announced")
-        update.given(text(State.COMPLETED.value), "state")
+        for unsettled in (State.IN_PROGRESS, State.RELEASED):
+            update.given(text(unsettled.value), "state", relation="<>")
         update.given(number(self._records.now() // SECOND), "expires", relation=">")
         try:
             self._table.update(key, update)

@@ -84,7 +84,7 @@ class MemoryStore(Store):
     def announce(self, key: str, task_id: str) -> bool:
         with self._lock:
             row = self._row(key, self._now())
-            if row is None or row.state is not State.COMPLETED:
+            if row is None or row.state not in (State.COMPLETED, State.FAILED):
                 return False
             row.announced.add(task_id)
             return True

@@ -157,7 +157,7 @@ class SqliteStore(Store):
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, key)
             row = alive(key, raw, clock())
-            if row is None or row.state is not State.COMPLETED:
+            if row is None or row.state not in (State.COMPLETED, State.FAILED):
                 return False
             row.announced.add(task_id)
             self._rows.keep(cursor, key, row, raw)

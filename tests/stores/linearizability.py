@@ -143,10 +143,10 @@ class Machine:
         return rules.release(self.row, operation.subject, operation.details, NOW)
 
     def announce(self, operation: Operation) -> Any:
-        completed = self.row is not None and self.row.state is State.COMPLETED
-        if self.row is not None and completed:
+        settled = self.row is not None and self.row.state in (State.COMPLETED, State.FAILED)
+        if self.row is not None and settled:
             self.row.announced.add(operation.details)
-        return completed
+        return settled
 
     def get(self, operation: Operation) -> Any:
         return None if self.row is None else rules.view(self.key, self.row, NOW)

@@ -15,8 +15,10 @@ if running and r.owner == owner then -- our first reply was lost, perhaps long a
   redis.call('PEXPIRE', key, ARGV[9] + ARGV[10]) redis.call('HSET', key, 'lease_end', ends) return reply('lease') end
 local waiting, token = string.match(r['waiting:' .. task] or ' ', '^(%S*) (.*)$')
 local late = mark < (r['attempt:' .. task] or '') or mark < waiting or (mark == waiting and token ~= ARGV[4])
-if late and is_copy then return reply('superseded') end local lapsed = running and (ARGV[6] == '' or ARGV[6] ~= r.owner)
-local busy = now < tonumber(lapsed and r.lease_end or (free and not mine and r.not_before) or 0) -- of a crowd, 1,000 are told apart
+if late and is_copy then return reply('superseded') end
+local goes_on = mine and mark:sub(1, 6) >= (r['attempt:' .. task] or ''):sub(1, 6) -- nested as deeply as what is awaited
+local lapsed = running and (ARGV[6] == '' or ARGV[6] ~= r.owner)
+local busy = now < tonumber(lapsed and r.lease_end or (free and not goes_on and r.not_before) or 0) -- of a crowd, 1,000 are told apart
 if busy and (waiting ~= '' or #flat < 2000) then redis.call('HSET', key, 'waiting:' .. task, mark .. ' ' .. ARGV[4]) end
 if busy then return reply('conflict') end r.crashes = lapsed and redis.call('HINCRBY', key, 'crashes', 1) or r.crashes
 if mine and tonumber(r.crashes or 0) >= tonumber(ARGV[8]) and (lapsed or is_copy or r.reason == 'crashed') then

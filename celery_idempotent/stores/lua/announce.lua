@@ -1,4 +1,5 @@
--- Remember in the completed record KEYS[1] that the callbacks of task ARGV[1] were dispatched; replies 0 if there is none.
-if redis.call('HGET', KEYS[1], 'state') ~= 'completed' then return 0 end
+-- Remember in the settled record KEYS[1] that what task ARGV[1] sets off was dispatched; replies 0 if there is none.
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= 'completed' and state ~= 'failed' then return 0 end
 redis.call('HSET', KEYS[1], 'announced:' .. ARGV[1], 1)
 return 1

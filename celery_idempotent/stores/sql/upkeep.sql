@@ -3,7 +3,7 @@ create or replace function {announce}(c_key text, c_task text) returns boolean
 language sql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
   with marked as (
     update {table} t set announced = t.announced || jsonb_build_object(c_task, 1)
-    where t.key = c_key and t.state = 'completed' and t.expires > {now} returning 1
+    where t.key = c_key and t.state in ('completed', 'failed') and t.expires > {now} returning 1
   ) select exists (select from marked)
 $$;
 create or replace function {forget}(c_key text) returns boolean
