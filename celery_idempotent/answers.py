@@ -88,6 +88,7 @@ class Delivery:
         tell: What hears of this delivery's events; `events.emit`, or what calls it.
         noted: Kinds of events that it wants even where no hook does.
         came: Monotonic time at which the delivery came.
+        recalls: Hears of the record of a failure before that is raised again.
         alone: Whether no other delivery has its task id, so that any may be told that the operation kills its holders.
     """
 
@@ -106,6 +107,7 @@ class Delivery:
     tell: Callable[[Event], None] = emit
     noted: Container[type[Event]] = ()
     came: float = field(default_factory=lambda: monotonic())  # looked up anew, for tests
+    recalls: Callable[[Record], None] = lambda record: None
     alone: bool = False
 
     @property

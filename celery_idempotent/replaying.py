@@ -69,6 +69,7 @@ def _replay(delivery: Delivery, record: Record, policy: Policy, codec: Codec) ->
         return unreadable(policy, error)
     telling.replays(delivery, record)
     if not completed:
+        delivery.recalls(record)
         raise codec.rebuild_exception(payload, policy.remember_failures)
     if payload.kind is Kind.VALUE:
         return Replayed(payload.data, record)

@@ -13,14 +13,14 @@ from celery import states
 from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError as BrokerError
 
-from .. import events, hooks
+from .. import events, hooks, recording
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
 from ..binding import current_holder
 from ..current import running
 from ..errors import Conflict, LeaseLost, ResultUnavailable
 from ..holding import Holding
 from ..pauses import Pauses
-from ..records import Claim, Outcome, State
+from ..records import RETRIES_LIMIT, Claim, Outcome, Reason, Release, State
 from . import copies, fanout, leases, news, worker
 from .binding import TaskBinding
 from .endings import Expired, ending_of
@@ -89,8 +89,7 @@ class MessageDelivery:
                 continue
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
-            if answer.awaited and self._has_failed(answer.holder_task_id):
-                delivery = replace(delivery, claim=_instead_of(answer.holder_task_id, delivery.claim))
+            if answer.awaited and self._has_failed(answer.holder_task_id) and self._free(answer, delivery):
                 continue
             self._stand_aside(answer)
 
@@ -125,13 +124,25 @@ class MessageDelivery:
 
         It was replaced by a signature that ends in itself, and something before the end has failed.
         """
-        if task_id in (None, "", self.request.id) or not is_shared(self.task.backend):
+        if not is_shared(self.task.backend):
             return False
         try:
-            return self.task.backend.get_task_meta(task_id, cache=False)["status"] in states.PROPAGATE_STATES
+            meta = self.task.backend.get_task_meta(task_id or self.request.id, cache=False)
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy asks again
             hooks.logger.warning("What became of %s cannot be told yet: %r", task_id, error)
             return False
+        return meta["status"] in states.PROPAGATE_STATES
+
+    def _free(self, awaited: Busy, delivery: Delivery) -> bool:
+        """Release the operation that a failed task is awaited for, as any failure does; tell whether that was done."""
+        # As the continuation that will not come, however deeply it would have been nested.
+        deepest = replace(delivery.claim, task_id=awaited.holder_task_id or "", nesting=RETRIES_LIMIT - 1)
+        claim = replace(deepest, copy=0, token="", redelivered=False)
+        failed = Delivery(claim, delivery.body, delivery.ending, task=delivery.task)
+        found = self.binding.guard.begin(failed)
+        if not isinstance(found, Holding) or not found.fence:
+            return False
+        return recording.release(failed, found, Release(Reason.FAILED))
 
     def _delivery(self, key: str = "") -> Delivery:
         task, request, state, run = self.task, self.request, self.state, self.run
@@ -171,6 +182,7 @@ class MessageDelivery:
             lost_error=TaskLeaseLost,
             max_lease=self.binding.max_lease(limits[0]),
             published=is_published(task, request),
+            recalls=partial(fanout.forget_errbacks, request),
         )
 
     def _claim(self, key: str = "") -> Claim:
@@ -200,13 +212,14 @@ class MessageDelivery:
         """Translate the guard's answer into Celery's control flow."""
         match answer:
             case Ran(value):
-                fanout.give_ids(self.request, self.task.app)
+                holding = self.state.holding
+                fanout.give_ids(self.request, self.task.app, holding.fence if holding else 0)
                 return value
             case Replayed(value, record):
                 if self.request.id in record.announced:
                     fanout.clear(self.request)
                 else:
-                    fanout.give_ids(self.request, self.task.app)
+                    fanout.give_ids(self.request, self.task.app, record.fence)
                 return value
             case Ignored(reference, record):
                 if record.task_id in ("", self.request.id):
@@ -264,11 +277,6 @@ class MessageDelivery:
         raise Ignore(
             f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
         )
-
-
-def _instead_of(task_id: str | None, claim: Claim) -> Claim:
-    """Return the claim of what takes the place of another task, as if that were published anew."""
-    return replace(claim, task_id=task_id or "", copy=0, token="", redelivered=False)
 
 
 #: Grows from failure to failure of this process, and starts anew with the first copy that is published.

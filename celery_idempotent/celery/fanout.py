@@ -1,8 +1,8 @@
 """What a task sets off when it ends: its callbacks and the rest of its chain, or its errbacks.
 
-A task that is answered twice must not set them off twice. They get ids that follow from the parent's id and their
-place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they are
-dispatched, the record says so.
+A task that is answered twice must not set them off twice. They get ids that follow from the parent's id, the run and
+their place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they
+are dispatched, the record says so.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 
 from celery.canvas import maybe_signature
 
+from ..records import Record
 from .identity import STATE, DeliveryState
 
 __all__ = [
     "chord_claim",
     "clear",
+    "forget_errbacks",
     "give_errback_ids",
     "give_ids",
     "has_reader",
@@ -66,25 +68,39 @@ def chord_claim(task: Any, request: Any) -> float:
         return 0.0
 
 
-def give_ids(request: Any, app: Any) -> None:
-    """Give every callback that will be dispatched an id that follows from the request's id and its place.
+def give_ids(request: Any, app: Any, fence: int) -> None:
+    """Give every callback that will be dispatched an id that follows from the request's id, the run and its place.
 
     The steps of a chain have had their ids since it was published, the groups of its chords among them.
+
+    Arguments:
+        request: The request of this delivery.
+        app: Its app.
+        fence: The fence of the run whose value is returned: a task id may be used again, and its callbacks run again.
+            0 for an unprotected run, which is never replayed: its callbacks get ids of their own.
     """
     state: DeliveryState | None = request.__dict__.get(STATE)
     if state is not None:
         state.fans_out = bool(request.callbacks or request.chain)
-    if request.callbacks:
-        request.callbacks = _placed(request.callbacks, f"{request.id}/callbacks", app)
+    if request.callbacks and fence:
+        request.callbacks = _placed(request.callbacks, f"{request.id}/{fence}/callbacks", app)
 
 
-def give_errback_ids(request: Any, app: Any) -> None:
+def forget_errbacks(request: Any, record: Record) -> None:
+    """Take away the errbacks of a remembered failure, if this message has set them off before."""
+    if request.id in record.announced:
+        request.errbacks = None
+
+
+def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
     """Give the errbacks of a task that fails ids that follow from this sending of its message, and their places.
 
-    Unlike a success, a failure is not the end: who sends the message again under its id has the task run again, and is
-    told again if it fails.
+    Unlike a success, a failure is not the end, unless it is remembered: who sends the message again under its id has
+    the task run again, and is told again if it fails.
     """
     state: DeliveryState | None = request.__dict__.get(STATE)
+    if state is not None:
+        state.fans_out_failed = remembered and bool(request.errbacks)
     sending = state.identity.sending if state else ""
     if request.errbacks and sending:
         request.errbacks = _placed(request.errbacks, f"{request.id}/{sending}/errbacks", app)

@@ -113,7 +113,18 @@ class DeliveryState:
         identity: Who it is.
     """
 
-    __slots__ = ("continued", "entered", "fans_out", "holding", "identity", "key", "named", "nesting", "replaced")
+    __slots__ = (
+        "continued",
+        "entered",
+        "fans_out",
+        "fans_out_failed",
+        "holding",
+        "identity",
+        "key",
+        "named",
+        "nesting",
+        "replaced",
+    )
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -123,6 +134,8 @@ class DeliveryState:
         self.entered = False
         #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away
         self.fans_out = False
+        #: whether it failed for good, and Celery has errbacks to dispatch
+        self.fans_out_failed = False
         #: the store key, once known
         self.key = ""
         #: the store key that its own arguments name; the operation has another one where it is a part of that one

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
 
-from ..errors import ConfigurationError, StoreError
+from ..errors import ConfigurationError, PreviouslyFailed, StoreError
 from ..holding import Holding
 from ..hooks import logger
 from ..policy import Policy
@@ -178,9 +178,14 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
 def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return MessageDelivery(task, request, run, args, kwargs).answer()
-    except Exception:
-        fanout.give_errback_ids(request, task.app)
+    except Exception as error:
+        remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
+        fanout.give_errback_ids(request, task.app, remembered=remembered)
         raise
+
+
+def _remembered(task: IdempotentTask) -> tuple[type[BaseException], ...]:
+    return task._binding.policy.remember_failures
 
 
 def _state_of(request: Any) -> DeliveryState | None:

@@ -48,7 +48,7 @@ def begin(self: Any, values: tuple[Any, ...], order: str, then: str, tag: str) -
     return self.replace(SHAPES[then](Parts(self, order, tag)))
 
 
-@app.task(bind=True)
+@app.task(bind=True, idempotency={"fingerprint": ["then", "values", "tag"]})
 def same(self: Any, *values: Any, order: str, then: str = "", tag: str = "") -> Any:
     return begin(self, values, order, then, tag)
 
@@ -150,8 +150,11 @@ for task in (same, keyed):
 
 
 def _happened(event: events.Event) -> None:
+    name = event.task.rpartition(".")[2]
     if isinstance(event, (events.Replayed, events.Superseding, events.Conflicted)):
-        Journal.from_env().write(type(event).__name__.lower(), event.task.rpartition(".")[2], id=event.task_id)
+        Journal.from_env().write(type(event).__name__.lower(), name, id=event.task_id)
+    if isinstance(event, events.Released):
+        Gates.from_env().wait(f"released {name}")
 
 
 hooks.add_hook(_happened)
