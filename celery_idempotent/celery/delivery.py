@@ -246,6 +246,8 @@ class MessageDelivery:
     def _stand_aside(self, busy: Busy) -> None:
         """Publish a copy of the message and end this delivery of it; return only if the copy cannot be encoded."""
         task, request, identity = self.task, self.request, self.state.identity
+        if self.state.failed is not None:  # as which the operation has ended
+            raise self.state.failed
         if request.is_eager:
             raise Conflict(
                 f"{self.state.key!r} is being done elsewhere, and a call of apply() cannot be deferred. "

@@ -49,6 +49,7 @@ class Identity:
             but not to the body of a chord.
         operation: Store key of the operation that the message was published to continue, or empty.
         within: Store keys of the operations that were replaced by signatures of which the message is a part.
+        part: Which part it is, where Celery gives every part the same task id: in a call of ``apply()``.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 
@@ -62,6 +63,7 @@ class Identity:
     nesting: int = 0
     operation: str = ""
     within: tuple[str, ...] = ()
+    part: str = ""
     content_type: str | None = None
     compression: str | None = None
 
@@ -87,13 +89,14 @@ class Identity:
             nesting=message["nesting"] if isinstance(message.get("nesting"), int) else 0,
             operation=str(message.get("operation") or ""),
             within=tuple(map(str, message["within"])) if isinstance(message.get("within"), (list, tuple)) else (),
+            part=str(message.get("part") or ""),
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
 
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""
-        kept = {"sending": self.sending, "nesting": self.nesting, "operation": self.operation}
+        kept = {"sending": self.sending, "nesting": self.nesting, "operation": self.operation, "part": self.part}
         message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
         headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
@@ -116,6 +119,7 @@ class DeliveryState:
     __slots__ = (
         "continued",
         "entered",
+        "failed",
         "fans_out",
         "fans_out_failed",
         "holding",
@@ -142,6 +146,8 @@ class DeliveryState:
         self.named = ""
         #: how often its task has been replaced, as Celery counts or we do
         self.nesting = identity.nesting
+        #: what the continuation raised that ran in the body's place, in a call of ``apply()``
+        self.failed: Exception | None = None
         #: whether the body was replaced
         self.replaced = False
         #: whether what replaces it ends in its own task, as which the operation goes on

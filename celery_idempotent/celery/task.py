@@ -158,6 +158,9 @@ class IdempotentTask(Task):
         except Ignore:
             state.replaced, state.continued = True, continued
             raise
+        except Exception as error:
+            state.failed = error if continued and request.is_eager else None
+            raise
 
     def _check_lease(self, what: str) -> None:
         if self.lease is not None:
@@ -198,16 +201,17 @@ def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: A
     The last of them gets the id of the replaced task. If it is the same task, it is the operation. The others precede
     it: those that name the same operation must not wait for it.
     """
-    within = state.identity.parts(*([state.named] if state.named != task._binding.default_key(request.id) else []))
+    eager, explicit = bool(request.is_eager), state.named != task._binding.default_key(request.id)
+    within = state.identity.parts(*([state.named] if explicit or eager else []))
     parts, last = fanout.parts_of(sig), fanout.last_of(sig)
     if last is not None and last.options.get("task_id", request.id) != request.id:
         last = None
-    for part in parts:
+    for place, part in enumerate(parts):
         other = task.app.tasks.get(part.task)
         if not isinstance(other, IdempotentTask) or other.name.startswith(PLAIN):
             continue
         if part is not last:
-            _with_headers(part, {MESSAGE: within})
+            _with_headers(part, {MESSAGE: {**within, **({"part": f"{state.identity.part}/{place}"} if eager else {})}})
         elif other.name != task.name:
             _with_headers(part, {MESSAGE: {"nesting": state.nesting + 1, **within}})
         else:

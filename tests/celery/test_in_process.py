@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, chord, group, signals
+from celery import Celery, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
@@ -310,6 +310,37 @@ def test_what_is_dispatched_again_carries_the_same_ids(app: Celery) -> None:
 
     assert ids() == ids()
     assert len(ids()) == len(set(ids())) == 1 + 3 + 3 + 4
+
+
+SHAPES: dict[str, tuple[Callable[[Any], Any], object]] = {
+    "itself": (lambda s: s(1), [1]),
+    "a chain": (lambda s: chain(s(1), s(2, then="the middle"), s(3)), [[[1], "middle"], 3]),
+    "the middle": (lambda s: chain(s(1), s("middle")), [[1], "middle"]),
+    "a body": (lambda s: chord([s(1), s(2)], s(3)), [[[1], [2]], 3]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("key", [None, "order"])
+def test_a_task_run_in_place_may_be_replaced_by_what_contains_it(app: Celery, shape: str, key: str | None) -> None:
+    @app.task(base=IdempotentTask, bind=True, shared=False, idempotency={"key": key})
+    def same(self: Any, *values: Any, order: str, then: str = "") -> Any:
+        if not then:
+            return list(values)
+        return self.replace(SHAPES[then][0](lambda *args, **options: same.s(*args, order=order, **options)))
+
+    assert same.apply(kwargs={"order": "A", "then": shape}).get() == SHAPES[shape][1]
+
+
+def test_a_task_run_in_place_that_is_replaced_by_itself_fails_as_that_does(app: Celery) -> None:
+    @app.task(base=IdempotentTask, bind=True, shared=False)
+    def same(self: Any, *, then: str = "") -> Any:
+        if then:
+            return self.replace(same.s())
+        raise ValueError("no A")
+
+    with pytest.raises(ValueError, match="no A"):
+        same.apply(kwargs={"then": "fail"})
 
 
 @pytest.fixture
