@@ -156,6 +156,6 @@ def _conclude(binding: FunctionBinding, delivery: Delivery, answer: Answer) -> A
             return value
         case Ignored(_, record):
             raise not_kept(record, "the run that did it left none")
-        case Busy(remaining, _, error):
-            raise error or in_progress(delivery.claim.key, remaining)
+        case Busy(remaining) as busy:
+            raise busy.error or in_progress(delivery.claim.key, remaining)
     raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 __all__ = [
+    "RETRIES_LIMIT",
     "Claim",
     "Lease",
     "Outcome",

@@ -6,7 +6,8 @@ A payload is bytes, an envelope and what it holds::
     json+zlib:<bytes>              the same, compressed
     !reference:<where>             a value that is elsewhere, see `references`
     !unavailable:<why>             done, without a value
-    !ignored:<id>                  ended by Ignore or replace; a result may be found under the id
+    !ignored:<id>                  ended by Ignore; a result may be found under the id
+    !replaced:<n>:<id>             replaced by others, after n replacements; their result may be found under the id
     !exception:json:{"type": ..}   failed for good; the exception's type, text and arguments
 
 Every value has a tag, so that None, False, 0 and "" are values. Serializers, compression and content types are kombu's.
@@ -36,6 +37,7 @@ __all__ = ["Codec", "Kind", "Payload"]
 _UNAVAILABLE = b"!unavailable:"
 _REFERENCE = b"!reference:"
 _IGNORED = b"!ignored:"
+_REPLACED = b"!replaced:"
 _EXCEPTION = b"!exception:"
 #: JSON of so many lists and mappings may be nested more deeply than it can be read.
 _DEEP = 200
@@ -107,12 +109,14 @@ class Codec:
             return _unavailable(f"the result cannot be serialized as {self._serializer}: {failures.shown(exc)}")
         return head + body if fits else self._elsewhere(head + body, len(body), origin)
 
-    def encode_ignored(self, reference: str = "") -> bytes:
+    def encode_ignored(self, reference: str = "", nesting: int | None = None) -> bytes:
         """Write that an operation ended without a result of its own.
 
-        ``reference`` is an id under which another result can be found (default: none).
+        ``reference`` is an id under which another result can be found (default: none); ``nesting`` how often it had
+        been replaced before others replaced it (default: None, they did not).
         """
-        return _IGNORED + reference.encode("utf-8", "surrogatepass")
+        head = _IGNORED if nesting is None else b"%b%d:" % (_REPLACED, nesting)
+        return head + reference.encode("utf-8", "surrogatepass")
 
     def encode_exception(self, exc: BaseException) -> bytes:
         """Write the type, text and arguments of an exception; what cannot be kept of them is left out.
@@ -151,6 +155,9 @@ class Codec:
                 return Payload(Kind.UNAVAILABLE, reason=raw[len(_UNAVAILABLE) :].decode())
             if raw.startswith(_IGNORED):
                 return Payload(Kind.IGNORED, reason=raw[len(_IGNORED) :].decode("utf-8", "surrogatepass"))
+            if raw.startswith(_REPLACED):
+                nesting, _, reference = raw[len(_REPLACED) :].decode("utf-8", "surrogatepass").partition(":")
+                return Payload(Kind.IGNORED, int(nesting), reference)
             if raw.startswith(_EXCEPTION):
                 return Payload(Kind.EXCEPTION, failures.checked(self._unpack(raw[len(_EXCEPTION) :])))
             if raw.startswith(_REFERENCE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from .. import keys
@@ -16,6 +16,7 @@ from ..results import Codec
 from ..stores import Store, open_store
 from ..stores.used import NAMESPACE
 from . import leases, worker
+from .identity import Identity
 from .large import TaskAnnex
 
 __all__ = ["TaskBinding", "default_namespace", "store_of"]
@@ -76,6 +77,20 @@ def default_namespace(app: Any, store: object) -> str:
     return f"{prefix}{NAMESPACE}"
 
 
+class Named(NamedTuple):
+    """How a delivery names its operation.
+
+    Arguments:
+        key: What its arguments or its producer name.
+        operation: The store's key of the operation, the same unless it is a part of another one.
+        arguments: By name, where they are to be compared with those of others; else None.
+    """
+
+    key: str
+    operation: str
+    arguments: dict[str, object] | None
+
+
 class TaskBinding(Binding):
     """One task with its policy, as an app runs it.
 
@@ -111,6 +126,32 @@ class TaskBinding(Binding):
             # A backend is its thread's own, and so is asked for each time.
             prepare=lambda value: self.task.backend.prepare_value(value),
         )
+
+    def named(self, identity: Identity, task_id: str, args: Any, kwargs: Any, headers: Any) -> Named:
+        """Return how a delivery names its operation.
+
+        Arguments:
+            identity: Who the delivery is.
+            task_id: Of the message.
+            args: Of the message.
+            kwargs: Of the message.
+            headers: What the producer said beside the arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the task.
+            MissingKey: the key cannot be told.
+        """
+        explicit = self.explicit(identity.key)
+        arguments = self.arguments(identity.key, args, kwargs)
+        key = self.key(identity.key, task_id, arguments, headers)
+        if key in identity.within:
+            # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
+            return Named(key, self.default_key(f"{task_id}{identity.part}"), None)
+        return Named(key, key, arguments if explicit else None)
+
+    def default_key(self, task_id: str) -> str:
+        """Return the store's key of an operation that is known by its task id."""
+        return keys.compose_default(self.namespace, self.name, task_id)
 
     def max_lease(self, limit: float | None) -> float | None:
         """Return for how long a delivery with this hard time limit renews its lease.

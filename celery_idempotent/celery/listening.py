@@ -22,6 +22,8 @@ def connect() -> None:
     signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
     # No task of the app need be idempotent: that may be what is wrong with it.
     signals.celeryd_init.connect(check_when_started, dispatch_uid="celery_idempotent.declarations", weak=False)
+    # Likewise, with the errbacks: they are published, or called, before it is sent.
+    signals.task_failure.connect(mark_failure_announced, dispatch_uid="celery_idempotent.failed", weak=False)
     for ending in (signals.worker_process_shutdown, signals.worker_shutdown):  # children leave without Python's atexit
         ending.connect(write_history, dispatch_uid="celery_idempotent.history", weak=False)
 
@@ -55,12 +57,24 @@ def mark_announced(sender: Any = None, **_: Any) -> None:
     """Record that Celery has dispatched the callbacks and the chain of a task that succeeded, and returned its part."""
     request = sender.request_stack.top
     delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
-    if delivery is None or not delivery.fans_out or not delivery.key:
-        return
-    delivery.fans_out = False  # once: a task's own on_success comes before the signal
+    if delivery is not None and delivery.fans_out and delivery.key:
+        delivery.fans_out = False  # once: a task's own on_success comes before the signal
+        _announce(sender, request, delivery.key)
+
+
+def mark_failure_announced(sender: Any = None, **_: Any) -> None:
+    """Remember that Celery has dispatched the errbacks of a task that failed for good."""
+    # Celery sends it for lost children too, from the worker's main process, where no request is pushed.
+    request = sender.request_stack.top
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    if delivery is not None and delivery.fans_out_failed and delivery.key:
+        _announce(sender, request, delivery.key)
+
+
+def _announce(task: Any, request: Any, key: str) -> None:
     try:
-        sender._binding.guard.store.announce(delivery.key, request.id)
+        task._binding.guard.store.announce(key, request.id)
     except StoreError as error:
         logger.warning(
-            "%s[%s] has dispatched its callbacks, and the store could not be told: %s", sender.name, request.id, error
+            "%s[%s] has dispatched what follows it, and the store could not be told: %s", task.name, request.id, error
         )

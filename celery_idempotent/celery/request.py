@@ -116,9 +116,8 @@ class IdempotentRequest(Request):
         """
         binding = self.task._binding
         identity = DeliveryState.of(self._context).identity
-        arguments = binding.arguments(identity.key, self._args, self._kwargs)
-        key = binding.key(identity.key, self.id, arguments, self._context.headers)
-        return Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
+        named = binding.named(identity, self.id, self._args, self._kwargs, self._context.headers)
+        return Claim(named.operation, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
 
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""

@@ -11,11 +11,10 @@ from weakref import WeakKeyDictionary
 
 from celery._state import get_current_worker_task
 from celery.app.task import Task
-from celery.canvas import _chain
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
 from ..current import current_lease
-from ..errors import ConfigurationError, StoreError
+from ..errors import ConfigurationError, PreviouslyFailed, StoreError
 from ..holding import Holding
 from ..hooks import logger
 from ..policy import Policy
@@ -170,12 +169,7 @@ class IdempotentTask(Task):
             Reject: the broker could not be reached; the message goes back to its queue.
             ConfigurationError: an option is meant as the key of the message, and is not (`signature` refuses it).
         """
-        if self.lease is not None:
-            try:
-                self.lease.check()
-            except StoreError as error:
-                # The retry names its publisher: if the lease was lost after all, the store does not let it overtake.
-                logger.warning("Retrying without knowing whether the lease still holds: %s", error)
+        self._check_lease("Retrying")
         try:
             return super().retry(*args, **options)
         except Reject as rejected:
@@ -184,16 +178,34 @@ class IdempotentTask(Task):
                 raise put_back(f"The broker took no retry of this message ({rejected.reason}).") from rejected
             raise
 
-    def on_replace(self, sig: Any) -> Any:
-        """Publish the replacement; one of the same name is this operation and keeps its key."""
-        state = _state_of(self.request_stack.top)
-        if state is not None:
-            # Within a chain, Celery has put the rest of the chain behind what replaces us.
-            first = sig.tasks[0] if isinstance(sig, _chain) else sig
-            state.replaced_by = first
-            if getattr(first, "task", None) == self.name:
-                _with_headers(first, state.identity.headers(**{"from": state.identity.owner}))
-        return super().on_replace(sig)
+    def replace(self, sig: Any) -> Any:
+        """Replace the task as Celery does; where it is replaced by what ends in itself, that end is this operation.
+
+        Raises:
+            LeaseLost: the lease is lost; nothing was published.
+        """
+        request = self.request_stack.top
+        state = _state_of(request)
+        if state is None:
+            return super().replace(sig)
+        self._check_lease("Replacing")
+        continued = _mark_parts(self, request, state, sig)
+        try:
+            return super().replace(sig)
+        except Ignore:
+            state.replaced, state.continued = True, continued
+            raise
+        except Exception as error:
+            state.failed = error if continued and request.is_eager else None
+            raise
+
+    def _check_lease(self, what: str) -> None:
+        if self.lease is not None:
+            try:
+                self.lease.check()
+            except StoreError as error:
+                # The message names its publisher: if the lease was lost after all, the store does not let it overtake.
+                logger.warning("%s without knowing whether the lease still holds: %s", what, error)
 
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
@@ -206,13 +218,45 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
 def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return MessageDelivery(task, request, run, args, kwargs).answer()
-    except Exception:
-        fanout.give_errback_ids(request, task.app)
+    except Exception as error:
+        remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
+        fanout.give_errback_ids(request, task.app, remembered=remembered)
         raise
+
+
+def _remembered(task: IdempotentTask) -> tuple[type[BaseException], ...]:
+    return task._binding.policy.remember_failures
 
 
 def _state_of(request: Any) -> DeliveryState | None:
     return None if request is None else request.__dict__.get(STATE)
+
+
+def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: Any) -> bool:
+    """Write on the tasks of a replacing signature what they are to the operation; tell whether one is to go on with it.
+
+    The last of them gets the id of the replaced task. If it is the same task, it is the operation. The others precede
+    it: those that name the same operation must not wait for it.
+    """
+    eager, explicit = bool(request.is_eager), state.named != task._binding.default_key(request.id)
+    within = state.identity.parts(*([state.named] if explicit or eager else []))
+    parts, last = fanout.parts_of(sig), fanout.last_of(sig)
+    if last is not None and last.options.get("task_id", request.id) != request.id:
+        last = None
+    for place, part in enumerate(parts):
+        other = task.app.tasks.get(part.task)
+        if not isinstance(other, IdempotentTask) or other.name.startswith(PLAIN):
+            continue
+        if part is not last:
+            _with_headers(part, {MESSAGE: {**within, **({"part": f"{state.identity.part}/{place}"} if eager else {})}})
+        elif other.name != task.name:
+            _with_headers(part, {MESSAGE: {"nesting": state.nesting + 1, **within}})
+        else:
+            goes_on = {"from": state.identity.owner, "nesting": state.nesting + 1, "operation": state.key}
+            scope = task._binding.policy.scope
+            tenant = {scope: (request.headers or {}).get(scope)} if isinstance(scope, str) else {}
+            _with_headers(part, {**tenant, **(part.options.get("headers") or {}), **state.identity.headers(**goes_on)})
+    return last is not None and last.task == task.name
 
 
 def _with_headers(signature: Any, headers: Mapping[str, Any]) -> Any:

@@ -177,7 +177,8 @@ class DynamoDBStore(Store):
     def announce(self, key: str, task_id: str) -> bool:
         update = Update()
         update.append(text(task_id), "announcers")
-        update.given(text(State.COMPLETED.value), "state")
+        for unsettled in (State.IN_PROGRESS, State.RELEASED):
+            update.given(text(unsettled.value), "state", relation="<>")
         update.given(number(self._records.now() // SECOND), "expires", relation=">")
         update.lacks(text(task_id), "announcers")
         update.room(rules.MOST_ANNOUNCED, "announcers")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from ..records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 
 __all__ = ["Row", "acquire", "announce", "release", "renew", "settle", "view"]
 
@@ -127,7 +127,10 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     if superseded(row, claim):
         return Refusal(Verdict.SUPERSEDED, seen()), row
     ended_by_publishing = row.state is State.IN_PROGRESS and bool(claim.sender) and claim.sender == row.owner
-    retry_due = row.state is State.RELEASED and row.not_before > now and not mine
+    # What was replaced by itself goes on as its continuation, which is nested more deeply, and meanwhile as nothing
+    # else: a broker need not say that it delivers a message again.
+    goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT
+    retry_due = row.state is State.RELEASED and row.not_before > now and not goes_on
     if (alive and not ended_by_publishing) or retry_due:
         if claim.task_id in row.waiting or _marks(row) < MOST_WAITING:
             row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
@@ -237,7 +240,7 @@ def announce(row: Row | None, task_id: str) -> bool:
 
     The first is kept for good, since it nearly always is the task that did the operation, and of the others the newest.
     """
-    if row is None or row.state is not State.COMPLETED:
+    if row is None or row.state not in (State.COMPLETED, State.FAILED):
         return False
     if task_id not in row.announced:
         row.announced.append(task_id)

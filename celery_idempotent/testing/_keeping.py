@@ -69,14 +69,15 @@ class KeepingFacts(Ages):
         self.age(store, KEY, KEEP + 11)
         assert store.get(KEY) is None
 
-    def test_the_callbacks_of_a_task_are_announced_once(self, store: Store) -> None:
-        store.settle(take(store), DONE, ttl=RESULT)
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: str(outcome.state))
+    def test_the_callbacks_of_a_task_are_announced_once(self, store: Store, outcome: Outcome) -> None:
+        store.settle(take(store), outcome, ttl=RESULT)
         assert known(store).announced == frozenset()
         for task_id in ("a", "b b", "a"):
             assert store.announce(KEY, task_id)
         record = known(store)
         assert record.announced == {"a", "b b"}
-        assert (record.payload, verdict(store)) == (DONE.payload, "completed")
+        assert (record.payload, verdict(store)) == (outcome.payload, outcome.state.value)
         self.age(store, KEY, RESULT + 1)
         assert store.get(KEY) is None
 
@@ -102,7 +103,7 @@ class KeepingFacts(Ages):
         assert told == kept & {*names[:40], *names[-40:]}
         assert refused(store, task_id="new")[1].payload == DONE.payload
 
-    def test_only_what_is_completed_is_announced(self, store: Store) -> None:
+    def test_only_what_is_settled_is_announced(self, store: Store) -> None:
         assert not store.announce(KEY, "a")
         assert store.get(KEY) is None
         lease = take(store)

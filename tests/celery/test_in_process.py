@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from celery import Celery, Signature, chord, group
+from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import Conflict, IdempotentTask, KeyReused, StoreUnreachable
+from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavailable, StoreUnreachable
 from celery_idempotent.answers import Busy
 from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
@@ -32,6 +32,10 @@ class FailingStore(MemoryStore):
     def renew(self, leases: Any) -> Any:
         self._may("renew")
         return super().renew(leases)
+
+    def acquire(self, claim: Claim) -> Any:
+        self._may("acquire")
+        return super().acquire(claim)
 
     def announce(self, key: str, task_id: str) -> bool:
         self._may("announce")
@@ -66,6 +70,10 @@ def raising(error: BaseException) -> Callable[..., Any]:
         raise error
 
     return end
+
+
+def returning(self: Any, order_id: str) -> str:
+    return order_id
 
 
 def test_a_run_that_is_interrupted_from_the_keyboard_frees_the_key(app: Celery, store: FailingStore) -> None:
@@ -539,11 +547,137 @@ def test_what_is_dispatched_again_carries_the_same_ids(app: Celery) -> None:
                 ],
             }
         )
-        fanout.give_ids(message, app)
+        fanout.give_ids(message, app, 7)
         return [found for callback in message.callbacks for found in _ids(callback)]
 
     assert ids() == ids()
     assert len(ids()) == len(set(ids())) == 1 + 3 + 3 + 4
+
+
+SHAPES: dict[str, tuple[Callable[[Any], Any], object]] = {
+    "itself": (lambda s: s(1), [1]),
+    "a chain": (lambda s: chain(s(1), s(2, then="the middle"), s(3)), [[[1], "middle"], 3]),
+    "the middle": (lambda s: chain(s(1), s("middle")), [[1], "middle"]),
+    "a body": (lambda s: chord([s(1), s(2)], s(3)), [[[1], [2]], 3]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("key", [None, "order"])
+def test_a_task_run_in_place_may_be_replaced_by_what_contains_it(app: Celery, shape: str, key: str | None) -> None:
+    @app.task(base=IdempotentTask, bind=True, shared=False, idempotency={"key": key})
+    def same(self: Any, *values: Any, order: str, then: str = "") -> Any:
+        if not then:
+            return list(values)
+        return self.replace(SHAPES[then][0](lambda *args, **options: same.s(*args, order=order, **options)))
+
+    assert same.apply(kwargs={"order": "A", "then": shape}).get() == SHAPES[shape][1]
+
+
+def test_a_task_run_in_place_that_is_replaced_by_itself_fails_as_that_does(app: Celery) -> None:
+    @app.task(base=IdempotentTask, bind=True, shared=False)
+    def same(self: Any, *, then: str = "") -> Any:
+        if then:
+            return self.replace(same.s())
+        raise ValueError("no A")
+
+    with pytest.raises(ValueError, match="no A"):
+        same.apply(kwargs={"then": "fail"})
+
+
+@pytest.fixture
+def published() -> Iterator[list[str]]:
+    """The task ids of the messages that were published."""
+    ids: list[str] = []
+
+    def publishing(headers: Any = None, **_: Any) -> None:
+        ids.append(headers["id"])
+
+    signals.before_task_publish.connect(publishing)
+    yield ids
+    signals.before_task_publish.disconnect(publishing)
+
+
+def test_callbacks_have_the_same_ids_in_every_replay_of_a_run_and_new_ones_in_another_run_of_the_same_task_id(
+    app: Celery, store: FailingStore, published: list[str]
+) -> None:
+    """A task with a fixed id, which beat publishes every night, has its callbacks run every night."""
+
+    @app.task(base=IdempotentTask, shared=False)
+    def notify(*_: Any) -> None: ...
+
+    task = declare(app, returning)
+    store.failing = frozenset({"announce"})  # else a replay sets off nothing
+    for _ in range(3):
+        task.apply(("A",), task_id="nightly", link=notify.s())
+    assert len(published) == 3
+    assert len(set(published)) == 1
+    [record] = store.scan()
+    store.delete(record.key)
+    for _ in range(2):
+        task.apply(("A",), task_id="nightly", link=notify.s())
+    assert published[3] == published[4] != published[0]
+
+
+def test_callbacks_of_an_unprotected_run_have_ids_of_their_own(
+    app: Celery, store: FailingStore, published: list[str]
+) -> None:
+    """Nothing tells one such run from another, so that no callback may be taken for that of another run."""
+
+    @app.task(base=IdempotentTask, shared=False)
+    def notify(*_: Any) -> None: ...
+
+    app.conf.idempotency = {"on_store_error": "run"}
+    task = declare(app, returning)
+    store.failing = frozenset({"acquire"})
+    for _ in range(2):
+        task.apply(("A",), task_id="nightly", link=notify.s())
+    assert len(set(published)) == 2
+
+
+@pytest.mark.parametrize("message", [{"headers": {"idempotency": {"sending": "x"}}}, {}], ids=["by us", "by name"])
+def test_the_errbacks_of_a_remembered_failure_run_once_for_each_message(app: Celery, message: dict[str, Any]) -> None:
+    told: list[str] = []
+
+    @app.task(shared=False, name="told")
+    def by_id(task_id: str) -> None:
+        told.append(task_id)
+
+    @app.task(shared=False, name="told in place")
+    def in_place(request: Any, error: Any, traceback: Any) -> None:
+        told.append(request.id)
+
+    app.conf.idempotency = {"remember_failures": (ValueError,)}
+    task = declare(app, raising(ValueError("no A")))
+    for task_id in ("first", "first", "second", "first", "second"):
+        errbacks = [by_id.s(), in_place.s()]
+        assert task.apply(("A",), task_id=task_id, link_error=errbacks, throw=False, **message).state == "FAILURE"
+    assert told == ["first"] * 2 + ["second"] * 2
+
+
+def test_the_errbacks_of_a_failure_that_is_not_remembered_run_with_each_run(app: Celery) -> None:
+    told: list[str] = []
+
+    @app.task(shared=False, name="told in place")
+    def in_place(request: Any, error: Any, traceback: Any) -> None:
+        told.append(request.id)
+
+    task = declare(app, raising(ValueError("no A")))
+    for _ in range(2):
+        task.apply(("A",), task_id="first", link_error=[in_place.s()], throw=False)
+    assert told == ["first"] * 2
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", "disabled://"])
+def test_a_duplicate_of_what_was_ignored_succeeds_if_nobody_reads_its_result_and_else_says_that_there_is_none(
+    app: Celery, backend: str
+) -> None:
+    app.conf.result_backend = backend
+    task = declare(app, raising(Ignore()))
+    task.apply(("A",), ignore_result=True)
+    assert task.apply(("A",), ignore_result=True).state == "SUCCESS"
+    with pytest.raises(ResultUnavailable, match="ended without a result of its own"):
+        task.apply(("A",))
 
 
 def _ids(signature: Any) -> list[Any]:

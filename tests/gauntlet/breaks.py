@@ -239,10 +239,10 @@ BREAKS = [
         "a waiter that gives up tidies up",
         (
             "beginning.py",
-            "        return Busy(record.remaining, record.task_id)",
+            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
             "        if pause is None:\n"
             "            self.guard.store.delete(record.key)\n"
-            "        return Busy(record.remaining, record.task_id)",
+            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
         ),
     ),
     broken(

@@ -90,7 +90,8 @@ def test_every_listed_difference_is_of_a_kind_that_is_explained() -> None:
 def test_a_test_is_named_by_its_class_and_has_the_worst_outcome_of_its_subtests(tmp_path: Path) -> None:
     cases = (
         '<testcase classname="t.integration.test_x.test_chord" name="a[1.5]"/>',
-        '<testcase classname="t.integration.test_x.test_chord" name="a[1.5]"><failure message="one&#10;two"/></testcase>',
+        '<testcase classname="t.integration.test_x.test_chord" name="a[1.5]"><failure message="one&#10;two"/>'
+        "</testcase>",
         '<testcase classname="t.integration.test_x" name="b"><skipped message=""/></testcase>',
     )
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")

@@ -90,8 +90,13 @@ local function marks() -- how many marks of tasks the record has
   return count
 end
 local handed_over = running and sender ~= '' and sender == last_owner
-local busy_until = (running and not handed_over and lease_end) or (released and not mine and not_before) or 0
-if now < tonumber(busy_until) then
+local busy_until = tonumber((running and not handed_over and lease_end) or (released and not_before) or 0)
+local busy = now < busy_until
+if busy and released and mine then -- what was replaced by itself goes on as what is nested at least as deeply as the mark
+  local awaited = redis.call('HGET', key, ATTEMPT) or ''
+  busy = string.sub(mark, 1, 6) < string.sub(awaited, 1, 6)
+end
+if busy then
   if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then -- of a crowd, so many are told apart
     redis.call('HSET', key, WAITING, mark .. ' ' .. token)
   end

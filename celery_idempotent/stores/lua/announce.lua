@@ -1,4 +1,4 @@
--- Remember in a completed record that the callbacks of a task were dispatched (rules.announce in Python); replies 0 if
+-- Remember in a settled record that the callbacks of a task were dispatched (rules.announce in Python); replies 0 if
 -- there is no such record. The first is kept for good. The ids of the others are in a ring of places besides, where the
 -- newest takes the place of the oldest.
 local key = KEYS[1]
@@ -7,7 +7,7 @@ local RING = 249 -- rules.MOST_ANNOUNCED but for the first
 local mark = 'announced:' .. task
 local found = redis.call('HMGET', key, 'state', mark, 'task', 'fingerprint')
 local state, known, task_id, fingerprint = unpack(found, 1, 4)
-if state ~= 'completed' then
+if state ~= 'completed' and state ~= 'failed' then
   return 0
 end
 if known then

@@ -32,7 +32,8 @@ begin loop
   last := r.waiting -> c_task; handed := running and c_sender <> '' and c_sender = r.owner;
   if c_again and (c_attempt < (r.attempts ->> c_task)::bigint or (c_copy > 0 and last - 2 = mark - 2 and last <> mark)
     or (c_attempt, c_copy) < ((last ->> 0)::bigint, (last ->> 1)::integer)) then verdict := 'superseded'; return; end if;
-  if running and r.lease_end > clock and not handed or r.state = 'released' and r.not_before > clock and not mine then
+  if running and r.lease_end > clock and not handed or r.state = 'released' and r.not_before > clock
+    and not (mine and c_attempt / 1000000 >= coalesce((r.attempts ->> c_task)::bigint, 0) / 1000000) then
     update {table} t set waiting = t.waiting || jsonb_build_object(c_task, mark) where t.key = c_key
       and last is distinct from mark
       and (last is not null or {marks} < 1000); -- of a crowd, as many are told apart (MOST_WAITING in rules.py)

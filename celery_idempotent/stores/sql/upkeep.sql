@@ -6,7 +6,7 @@ language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500m
 declare known jsonb; latest bigint;
 begin
   select t.announced into known from {table} t
-    where t.key = c_key and t.state = 'completed' and t.expires > {now} for update;
+    where t.key = c_key and t.state in ('completed', 'failed') and t.expires > {now} for update;
   if not found then return false; end if;
   if known ? c_task then return true; end if;
   select max(a.value::bigint) into latest from jsonb_each_text(known) a;
