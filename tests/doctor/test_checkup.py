@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery
@@ -93,7 +94,13 @@ CASES = [
         "beat-key-fixed",
         "warning",
         {"policy": {"key": lambda order_id: order_id}, **ORDER},
-        right={"policy": {"key": lambda **arguments: object()}, **ORDER},
+        right={"policy": {"key": lambda: "what the clock says"}, **ORDER},
+    ),
+    Case(
+        "beat-key-fixed",
+        "warning",
+        {"policy": {"key": lambda order_id: order_id}, **ORDER},
+        right={"policy": {"key": lambda order_id: str(uuid4())}, **ORDER},
     ),
     Case("plain-tasks", "info", {"plain": True}),
     Case("early-ack", "warning", {"policy": {**KEY, "allow_early_ack": True}, "task": {"acks_late": False}}),

@@ -281,7 +281,7 @@ BREAKS = [
     broken(
         25,
         "the subclass decides",
-        ("celery/task.py", 'if not getattr(cls.__call__, "is_guard", False):', "if False:"),
+        ("celery/task.py", "if not _is_guard(cls.__call__):", "if False:"),
     ),
     broken(
         26,

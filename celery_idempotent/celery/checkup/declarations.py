@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 from ... import keys
@@ -151,7 +152,7 @@ def _fixed_key(each: Declared, entry: dict[str, Any]) -> str:
     policy, binding = each.policy, each.task._binding
     if (entry.get("options") or {}).get(KEY) is not None:
         return f"{KEY}="
-    if policy.key is None or (callable(policy.key) and not binding.signature.parameters):
+    if policy.key is None or (callable(policy.key) and not signature(policy.key).parameters):
         return ""  # without arguments it must look at something else, as the clock
     try:
         arguments = binding.arguments(None, entry.get("args") or (), entry.get("kwargs") or {})
