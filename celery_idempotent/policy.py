@@ -121,7 +121,9 @@ class Policy:
         A task that takes ``**kwargs`` has any argument, unless a decorator takes them for it: ``hidden``. Raises
         ConfigurationError for a name that it has not, and for a callable that would be given what it does not take.
         """
-        collected = {p.name for p in signature.parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        # What *args collects stands under the parameter's name; within a decorator nobody knows what that is.
+        kinds = {inspect.Parameter.VAR_KEYWORD, *([inspect.Parameter.VAR_POSITIONAL] if hidden else [])}
+        collected = {p.name for p in signature.parameters.values() if p.kind in kinds}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         known = [name for name in signature.parameters if name not in collected]
         for option in ("key", "fingerprint"):

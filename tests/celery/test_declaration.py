@@ -153,7 +153,7 @@ def test_work_that_is_not_done_when_the_body_returns_fails_and_may_run_once_mend
     def charge(order_id: str) -> Any:
         return (plain if mended else body)(order_id)
 
-    task = declare(app, charge, idempotency={"key": "order_id", "remember_failures": remember})
+    task = declare(app, charge, idempotency={"key": lambda args: args[0], "remember_failures": remember})
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"to have done its work when it returns, got .* Write"):
             task.apply(("A",))

@@ -340,6 +340,23 @@ def test_the_arguments_that_are_compared_are_those_of_the_first_attempt(app: Cel
             task.apply(("A", cents), task_id="T3").get()
 
 
+def test_a_retry_whose_arguments_name_another_operation_is_compared_with_the_duplicates_of_that(
+    app: Celery, store: FailingStore
+) -> None:
+    app.conf.task_eager_propagates = False
+
+    def charge(self: Any, order_id: str, cents: int) -> int:
+        if order_id == "A":
+            raise self.retry(args=("B", cents), countdown=0)
+        return cents
+
+    task = declare(app, charge)
+    assert task.apply(("A", 1), task_id="T1").get() == 1
+    assert task.apply(("B", 1), task_id="T2").get() == 1
+    with pytest.raises(KeyReused):
+        task.apply(("B", 2), task_id="T3").get()
+
+
 def test_a_retry_with_other_arguments_meets_a_duplicate_of_its_first_attempt(app: Celery, store: FailingStore) -> None:
     """Which ran in its place: the retry is answered with its result, as any delivery of the operation."""
     published: list[Any] = []
@@ -362,7 +379,8 @@ def test_who_does_not_compare_arguments_does_not_compare_those_of_a_message_eith
 ) -> None:
     app.conf.task_eager_propagates = False
     task = declare(app, retry_with_other_arguments)
-    message = {"fingerprint": "of an app that still compared them"}
+    key = task._binding.key(None, "T1", {"order_id": "A"}, None)
+    message = {"fingerprint": "of an app that still compared them", "fingerprint_of": key}
     task.apply(("A", 1), task_id="T1", headers={"idempotency": message})
     [record] = store.scan()
     assert record.fingerprint == message["fingerprint"]
