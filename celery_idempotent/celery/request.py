@@ -138,7 +138,7 @@ class IdempotentRequest(Request):
         """Tell Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
 
         A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
-        redelivery replays, and returns it.
+        redelivery replays, and returns the part unless the record says that it was returned or the backend knows.
         """
         if self._context.chord and self.task.reject_on_worker_lost:
             return False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.suites.__main__ import SUITES, Comparison, FileRun, read_counts, read_junit
+from tests.suites.__main__ import SUITES, Comparison, FileRun, confirm, read_counts, read_junit
 from tests.suites.expected import EXPECTED, KINDS, Expected
 
 GUARDED = Counter(ran=5, guarded=5)
@@ -19,16 +20,14 @@ def problems(
     *,
     expected: dict[str, Expected] | None = None,
     counts: Counter[str] = GUARDED,
-    unguarded: set[str] | None = None,
     error: str = "",
     whole: bool = False,
 ) -> list[str]:
     comparison = Comparison(SUITES["celery"], expected or {}, whole=whole)
     messages = dict.fromkeys(stock, "")
-    before, after = (
-        FileRun(stock, messages, Counter(ran=5)),
-        FileRun(guarded, messages, counts, unguarded or set(), error),
-    )
+    names = Counter({(kind, "shop.charge"): number for kind, number in counts.items()})
+    before = FileRun(stock, messages, Counter(ran=5))
+    after = FileRun(guarded, messages, counts, names, error)
     comparison.add("test_x.py", before, after)
     comparison.finish(["test_x.py"])
     return comparison.problems
@@ -74,13 +73,31 @@ def test_what_fails_on_stock_is_noted_and_no_problem() -> None:
 
 def test_a_run_that_guards_nothing_or_too_little_is_a_problem() -> None:
     assert "0 deliveries were guarded" in problems(OK, OK, counts=Counter())[0]
-    assert "5 bodies were due, and 4 of them were guarded" in problems(OK, OK, counts=Counter(ran=5, guarded=4))[0]
+    [problem] = problems(OK, OK, counts=Counter(ran=5, guarded=4))
+    assert problem == "test_x.py: shop.charge was about to run 5 times, 1 of them unguarded"
     assert "at least 1000 were expected" in problems(OK, OK, whole=True)[0]
-    assert "tasks that nothing guarded: shop.charge" in problems(OK, OK, unguarded={"shop.charge"})[0]
+    [problem] = problems(OK, OK, counts=Counter(ran=5, guarded=5, unguarded=1))
+    assert problem == "test_x.py: shop.charge is declared so that nothing guards it"
 
 
 def test_a_file_that_did_not_end_is_a_problem() -> None:
     assert problems(OK, OK, error="did not end within 1800 s") == ["test_x.py, guarded: did not end within 1800 s"]
+
+
+def test_a_difference_counts_only_where_it_is_there_again_when_its_tests_are_repeated_alone() -> None:
+    repeated: list[tuple[str, str, list[str]]] = []
+
+    def run(name: str, mode: str, tests: Sequence[str]) -> FileRun:
+        repeated.append((name, mode, list(tests)))
+        return FileRun({"b": "passed", "c": "failed" if mode == "guarded" else "passed"})
+
+    stock = FileRun(dict.fromkeys("abcd", "passed"))
+    guarded = FileRun({"a": "failed", "b": "failed", "c": "failed", "d": "passed"})
+    [note] = confirm("test_x.py", (stock, guarded), LISTED, run)
+    assert note.startswith("test_x.py::b: failed guarded")
+    assert repeated == [("test_x.py", mode, ["b", "c"]) for mode in ("stock", "guarded")]
+    assert guarded.outcomes == {"a": "failed", "b": "passed", "c": "failed", "d": "passed"}
+    assert confirm("test_x.py", (stock, FileRun(dict.fromkeys("abcd", "passed"))), {}, run) == []
 
 
 def test_every_listed_difference_is_of_a_kind_that_is_explained() -> None:
@@ -90,8 +107,8 @@ def test_every_listed_difference_is_of_a_kind_that_is_explained() -> None:
 def test_a_test_is_named_by_its_class_and_has_the_worst_outcome_of_its_subtests(tmp_path: Path) -> None:
     cases = (
         '<testcase classname="t.integration.test_x.test_chord" name="a[1.5]"/>',
-        '<testcase classname="t.integration.test_x.test_chord" name="a[1.5]"><failure message="one&#10;two"/>'
-        "</testcase>",
+        '<testcase classname="t.integration.test_x.test_chord" name="a[1.5]">',
+        '<failure message="one&#10;two"/></testcase>',
         '<testcase classname="t.integration.test_x" name="b"><skipped message=""/></testcase>',
     )
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
@@ -105,4 +122,5 @@ def test_counts_of_several_processes_are_added_up(tmp_path: Path) -> None:
     (tmp_path / "counts").write_text("ran shop.charge\nguarded shop.charge\nran shop.ship\nunguarded shop.ship\n")
     run = FileRun()
     read_counts(tmp_path / "counts", run)
-    assert (run.counts["ran"], run.counts["guarded"], run.unguarded) == (2, 1, {"shop.ship"})
+    assert (run.counts["ran"], run.counts["guarded"]) == (2, 1)
+    assert (run.names["ran", "shop.charge"], run.names["unguarded", "shop.ship"]) == (1, 1)

@@ -14,8 +14,9 @@ execute = Job._execute
 
 
 def counted_execute(self: Job) -> Any:
-    """Count a job whose function RQ is about to call."""
-    count("ran", self.func_name or "none")
+    """Count a job whose function was found, so that RQ is about to call it."""
+    if self.func:
+        count("ran", f"{self.func.__module__}.{self.func.__qualname__}")
     return execute(self)
 
 
