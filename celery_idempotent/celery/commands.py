@@ -1,4 +1,4 @@
-"""``celery -A proj idempotency ...``: look at what the stores of an app remember, and forget it."""
+"""``celery -A proj idempotency``: look at what the stores of an app remember, and forget it."""
 
 from __future__ import annotations
 

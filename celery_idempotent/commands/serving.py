@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..errors import IdempotencyError
 from .exits import Exit
-from .group import CommandFailed
+from .group import URL, CommandFailed
 
 if TYPE_CHECKING:
     from ..stores.used import UsedStore
@@ -20,7 +21,6 @@ __all__ = ["CHECKUP", "STORES", "StoreCommand", "Stores", "from_url", "stores_of
 STORES = "celery_idempotent.stores"
 #: Where it says what looks at its app, if it has one: a function without arguments.
 CHECKUP = "celery_idempotent.checkup"
-_URL = "celery_idempotent.url"
 VARIABLE = "CELERY_IDEMPOTENT_STORE"
 
 
@@ -34,8 +34,10 @@ class StoreCommand(click.Command):
 
 
 def _store_option() -> click.Option:
-    def remember(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-        ctx.meta[_URL] = value
+    def remember(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+        # An option before the command is more specific than the environment, and less than one after the command.
+        if URL not in ctx.meta or ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+            ctx.meta[URL] = value
 
     return click.Option(
         ["--store"],
@@ -96,11 +98,11 @@ def from_url(ctx: click.Context) -> UsedStore:
     from ..stores import hide_password, open_store
     from ..stores.used import UsedStore
 
-    url = ctx.meta.get(_URL)
+    url = ctx.meta.get(URL)
     if not url:
         raise click.UsageError(
-            f"Expected the URL of a store: say --store redis://localhost/1, or set {VARIABLE}. "
-            "With an app at hand, celery -A proj idempotency knows its stores.",
+            f"Expected the URL of a store: give --store redis://localhost/1, or set {VARIABLE}. "
+            "With an app, use `celery -A proj idempotency`, which finds its stores.",
             ctx,
         )
     return UsedStore(hide_password(url), open_store(url))

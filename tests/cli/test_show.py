@@ -69,6 +69,17 @@ def test_the_store_can_be_named_by_an_option_or_by_the_environment(
     assert main("show", KEY, "--store", NOWHERE).status == Exit.UNREACHABLE  # the option goes first
 
 
+def test_the_store_may_be_named_before_the_command(
+    main: Callable[..., Said], redis_url: str, redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(redis_store, KEY)
+    assert "host:1" in main("--store", redis_url, "show", KEY).out
+    assert "host:1" in main(f"--store={redis_url}", "list", "--held").out
+    monkeypatch.setenv("CELERY_IDEMPOTENT_STORE", NOWHERE)
+    assert "host:1" in main("--store", redis_url, "show", KEY).out  # it goes before the environment
+    assert "host:1" in main("--store", NOWHERE, "show", KEY, "--store", redis_url).out  # as what follows goes before it
+
+
 @pytest.mark.parametrize(
     "command", [("show", KEY), ("forget", KEY), ("purge",), ("schema",), ("list",), ("release", KEY), ("stats",)]
 )
