@@ -31,6 +31,7 @@ def used_stores(app: Any) -> list[UsedStore]:
         use = wanted.setdefault(binding.policy.store or own, _Use(binding.policy.store or own))
         use.namespaces.add(binding.namespace)
         use.lease_ttls[task.name] = float(binding.policy.lease_ttl)
+        use.keep_ttls[task.name] = float(max(binding.policy.result_ttl, binding.policy.failure_ttl))
     if not wanted:
         wanted[own] = _Use(own)
     found: dict[Store, _Use] = {}
@@ -38,6 +39,7 @@ def used_stores(app: Any) -> list[UsedStore]:
         known = found.setdefault(store_of(app, name), _Use(name))
         known.namespaces |= use.namespaces or {default_namespace(app, None)}
         known.lease_ttls.update(use.lease_ttls)
+        known.keep_ttls.update(use.keep_ttls)
     return _named(found)
 
 
@@ -48,6 +50,7 @@ class _Use:
     wanted: object
     namespaces: set[str] = field(default_factory=set)
     lease_ttls: dict[str, float] = field(default_factory=dict)
+    keep_ttls: dict[str, float] = field(default_factory=dict)
 
 
 def _named(found: dict[Store, _Use]) -> list[UsedStore]:
@@ -57,5 +60,5 @@ def _named(found: dict[Store, _Use]) -> list[UsedStore]:
         name = hide_password(use.wanted) if isinstance(use.wanted, str) else type(store).__name__
         same = sum(used.name.partition(" (")[0] == name for used in stores)
         name = f"{name} ({same + 1})" if same else name
-        stores.append(UsedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls))
+        stores.append(UsedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls, use.keep_ttls))
     return stores

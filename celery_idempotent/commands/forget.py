@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..records import State
-from .asking import confirmed
+from .asking import confirmed, trace_of
 from .exits import Exit
 from .serving import StoreCommand, Stores, stores_of
 from .show import unknown
@@ -95,7 +96,7 @@ class Report:
 
 
 def _forget_key(stores: Stores, key: str, wish: Wish, report: Report) -> None:
-    from ..stores.forgetting import is_held
+    from ..stores.forgetting import erase, is_held
 
     answers = list(stores.each(lambda used: used.store.get(key)))
     if not any(record for _, record in answers):
@@ -114,7 +115,7 @@ def _forget_key(stores: Stores, key: str, wish: Wish, report: Report) -> None:
             report.forgotten += 1
             wish.say(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
         else:
-            used.store.delete(key)
+            erase(used.store, key, trace_of("ForgottenByOperator", used, record))
             report.forgotten += 1
             wish.say(f"{key} is forgotten")
 
@@ -163,7 +164,8 @@ def _sweep(used: UsedStore, prefix: str, wish: Wish) -> tuple[int, int]:
 
     left = 0
     with Tally("records forgotten") as tally:
-        for forgotten in forget(used.store, prefix, wish.only, held_too=wish.force):
+        trace = partial(trace_of, "ForgottenByOperator", used)
+        for forgotten in forget(used.store, prefix, wish.only, held_too=wish.force, trace=trace):
             tally.add(forgotten)
             left += not forgotten
         return tally.count, left

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..records import Claim, Lease, Reason, Record, Release, State
-from .asking import confirmed
+from .asking import confirmed, trace_of
 from .exits import Exit
 from .filters import task_of
 from .serving import StoreCommand, Stores, stores_of
@@ -82,6 +82,7 @@ def _release_key(stores: Stores, key: str, report: Report, wish: Wish) -> None:
             report.left += 1
             click.echo(why, err=True)
             continue
+        trace_of("ReleasedByOperator", used, record).leave(used.store)
         report.released += 1
         if not wish.as_json:
             click.echo(f"{key} is released from {_who(record)}")
