@@ -53,11 +53,17 @@ class _Use:
     keep_ttls: dict[str, float] = field(default_factory=dict)
 
 
+def _name_of(store: Store, wanted: object) -> str:
+    """Return what to call a store: its URL without a password, or its class where the app gives the object."""
+    url = wanted if isinstance(wanted, str) else getattr(store, "url", "") if wanted is None else ""
+    return ";".join(hide_password(part).rstrip("/") for part in url.split(";")) if url else type(store).__name__
+
+
 def _named(found: dict[Store, _Use]) -> list[UsedStore]:
     """Give each store a name of its own."""
     stores: list[UsedStore] = []
     for store, use in found.items():
-        name = hide_password(use.wanted) if isinstance(use.wanted, str) else type(store).__name__
+        name = _name_of(store, use.wanted)
         same = sum(used.name.partition(" (")[0] == name for used in stores)
         name = f"{name} ({same + 1})" if same else name
         stores.append(UsedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls, use.keep_ttls))
