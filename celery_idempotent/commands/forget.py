@@ -12,7 +12,7 @@ import click
 from ..records import State
 from .asking import confirmed, trace_of
 from .exits import Exit
-from .serving import StoreCommand, Stores, stores_of
+from .serving import KeyCommand, Stores, keys_of, names_call, stores_of
 from .show import unknown
 from .tally import Tally
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("forget", cls=StoreCommand)
+@click.command("forget", cls=KeyCommand)
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.option("--prefix", help="Forget every record whose key begins so, namespace included.")
 @click.option("--state", type=click.Choice([state.value for state in State]), help="With --prefix: only in this state.")
@@ -42,7 +42,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
     to forget, or something was left alone.
     """
     wish = Wish(**options)
-    if bool(keys) == (prefix is not None):
+    if bool(keys or names_call(ctx)) == (prefix is not None):
         raise click.UsageError("Expected either KEYs or --prefix PREFIX.", ctx)
     if keys and wish.state:
         raise click.UsageError("Expected --state together with --prefix, got KEYs.", ctx)
@@ -50,7 +50,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
         raise click.UsageError("Expected a prefix that is not empty; all of an app's keys begin with idem:", ctx)
     stores, report = stores_of(ctx), Report()
     if prefix is None:
-        for key in keys:
+        for key in keys_of(ctx, stores, keys):
             _forget_key(stores, key, wish, report)
     else:
         _forget_prefix(stores, prefix, wish, report)
