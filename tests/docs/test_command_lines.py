@@ -210,7 +210,7 @@ def put(store: Store, command: str) -> None:
     """Put the records into a store that a command is about."""
     if store.pending_schema():
         return
-    for key in {*re.findall(r"idem:\S*::\S+", command), "idem:shop.charge::ORD-7", "idem:shop.invoice:acme:7"}:
+    for key in {*re.findall(r"idem:\S*::\S+", command), "idem:shop.charge::ORD-1", "idem:shop.invoice:acme:7"}:
         store.delete(key)
         hold(store, key) if " release " in command else settle(store, key)
 
