@@ -30,7 +30,7 @@ BEGINS = r"(?:(?:[A-Z_]+=\S+ )*(?:{}))".format(
             r"pgrep -",
             r"cosmic-ray",
             r"sphinx-build -",
-            r"aws s3",
+            r"aws (?:s3|dynamodb)",
         )
     )
 )
