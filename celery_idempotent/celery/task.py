@@ -14,7 +14,7 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
 
 from ..current import current_lease
-from ..errors import ConfigurationError, PreviouslyFailed, StoreError
+from ..errors import ConfigurationError, MissingKey, PreviouslyFailed, StoreError
 from ..holding import Holding
 from ..hooks import logger
 from ..policy import Policy
@@ -92,6 +92,33 @@ class IdempotentTask(Task):
         """
         state = _state_of(self.request_stack.top)
         return None if state is None else state.holding
+
+    def key_for(
+        self,
+        *args: Any,
+        idempotency_key: object = None,
+        idempotency_headers: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Return the store's key of a call with these arguments, as the commands and the log have it.
+
+        Arguments:
+            *args: The positional arguments of the call.
+            **kwargs: The keyword arguments of the call.
+            idempotency_key: The key that the producer gives, where it gives one.
+            idempotency_headers: The headers of the message, where the scope is one of them.
+
+        Raises:
+            MissingKey: the key is the id of each message, or the arguments or headers have none.
+            TypeError: the arguments do not fit the task.
+        """
+        binding = self._binding
+        if not binding.explicit(idempotency_key):
+            raise MissingKey(
+                f"Expected {self.name} to have a key that follows from its arguments, and its key is the id of each "
+                "message. Give the task a key, or pass idempotency_key."
+            )
+        return binding.key(idempotency_key, "", binding.arguments(idempotency_key, args, kwargs), idempotency_headers)
 
     @functools.cached_property
     def _binding(self) -> TaskBinding:

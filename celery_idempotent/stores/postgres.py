@@ -1,7 +1,7 @@
 """PostgreSQL 13 and newer, by psycopg 3.
 
 One row per record and one function per verb, so one statement and one round trip per verb; the server's clock is the
-clock. The functions are made with the table, by ``celery-idempotent schema --apply``.
+clock. The functions are made with the table, by ``celery-idempotent --store URL schema --apply``.
 """
 
 from __future__ import annotations

@@ -77,6 +77,11 @@ class RedisStore(Store):
         if wait_replicas and not self._connections.one_node:
             raise ConfigurationError(f"Expected no {OPTION} for a client of several nodes, got {wait_replicas}.")
 
+    @property
+    def url(self) -> str:
+        """What messages call the server; no password is in it."""
+        return self._url
+
     @classmethod
     def from_url(cls, url: str, **options: Any) -> RedisStore:
         """Return a store on the server that ``url`` names (``redis://``, ``rediss://`` or ``unix://``).
