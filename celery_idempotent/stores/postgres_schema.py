@@ -11,11 +11,15 @@ from .postgres_urls import Place
 __all__ = ["VERSION", "Schema"]
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
-VERSION = 2
+VERSION = 3
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
-#: side during an upgrade. Version 2 brought the history, without which a worker can do: it goes on with version 1.
-FUNCTIONS = dict.fromkeys(("home", "grant", "acquire", "renew", "settle", "release", "announce", "forget", "purge"), 1)
+#: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 counts no
+#: crash where a shutdown was announced.
+FUNCTIONS = {
+    **dict.fromkeys(("home", "grant", "renew", "settle", "release", "announce", "forget", "purge"), 1),
+    "acquire": 3,
+}
 #: Not with the operator that somebody may have made in a schema which is searched: it would run with our rights.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
 

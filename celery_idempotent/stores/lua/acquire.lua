@@ -18,8 +18,9 @@ local late = mark < (r['attempt:' .. task] or '') or mark < waiting or (mark == 
 if late and is_copy then return reply('superseded') end local lapsed = running and (ARGV[6] == '' or ARGV[6] ~= r.owner)
 local busy = now < tonumber(lapsed and r.lease_end or (free and not mine and r.not_before) or 0) -- of a crowd, 1,000 are told apart
 if busy and (waiting ~= '' or #flat < 2000) then redis.call('HSET', key, 'waiting:' .. task, mark .. ' ' .. ARGV[4]) end
-if busy then return reply('conflict') end r.crashes = lapsed and redis.call('HINCRBY', key, 'crashes', 1) or r.crashes
-if mine and tonumber(r.crashes or 0) >= tonumber(ARGV[8]) and (lapsed or is_copy or r.reason == 'crashed') then
+if busy then return reply('conflict') end local died = lapsed and r.reason ~= 'shutdown' -- as was announced
+r.crashes = died and redis.call('HINCRBY', key, 'crashes', 1) or r.crashes
+if mine and tonumber(r.crashes or 0) >= tonumber(ARGV[8]) and (died or is_copy or r.reason == 'crashed') then
   redis.call('HDEL', key, 'owner', 'not_before') redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
   flat = redis.call('HGETALL', key) return reply('crash_loop') end
 r.fence = int(math.max(now, (r.fence or 0) + 1))
