@@ -88,9 +88,9 @@ class Store(ABC):
     def mark_shutdown(self, lease: Lease) -> bool:
         """Note that the holder's worker is about to end, and tell whether the lease is still the holder's.
 
-        A lease that runs out after that was cut off by the shutdown, which is no crash. It ends when it would have ended
-        anyway. Only ``lease.key`` and ``lease.owner`` are looked at. Where a store does not do it (this default), a
-        crash is counted.
+        A lease that runs out after that was cut off by the shutdown, which is no crash. It ends when it would have
+        ended anyway. Only ``lease.key`` and ``lease.owner`` are looked at. Where a store does not do it (this default),
+        a crash is counted.
         """
         return False
 
