@@ -5,6 +5,7 @@ Its broker, result backend and worker are those of `nodes.py`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,4 +115,23 @@ def request_of(main_store: MemoryStore) -> Iterator[Callable[..., IdempotentRequ
     yield make
     for request in requests:
         worker_state.active_requests.discard(request)
+    app.close()
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """A worker in this process sets logging up as a process of its own would; undo that after the test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.fixture
+def inside(own_logging: None) -> Iterator[Celery]:
+    """An app whose broker, results and store live in this process, for workers in a thread of it."""
+    app = Celery("inside", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(idempotency_store=MemoryStore(), broker_transport_options={"polling_interval": 0.05})
+    yield app
     app.close()

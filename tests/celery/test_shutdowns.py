@@ -94,17 +94,19 @@ def test_a_cold_shutdown_gives_the_task_back_and_is_no_crash(
 
 
 @pytest.mark.ending("worker killed")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+@pytest.mark.parametrize(("number", "soft"), [(signal.SIGTERM, 0), (signal.SIGQUIT, 0), (signal.SIGQUIT, 60)])
 def test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash(
-    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, number: signal.Signals
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, number: signal.Signals, soft: int
 ) -> None:
     """The main process waits for the child, and whoever started it loses patience: nobody is left to release."""
-    options = {"concurrency": 1, "visibility_timeout": 1, "env": {"LEASE_TTL": "2", "MAX_CRASHES": "1"}}
+    settings = json.dumps({"worker_soft_shutdown_timeout": soft})
+    env = {"LEASE_TTL": "2", "MAX_CRASHES": "1", "SETTINGS": settings}
+    options = {"concurrency": 1, "visibility_timeout": 1, "env": env}
     node = start_worker(PARTING, **options)
     result = parting.module.part.delay("ORD-1", "hold on at first")
     aftermath.journal.wait_for_count(1, "charged")
     tell(node, number)
-    if number == signal.SIGQUIT:
+    if number == signal.SIGQUIT and not soft:
         aftermath.journal.wait_for_count(1, "heard")
     aftermath.expect(result, "PENDING", State.IN_PROGRESS, "shutdown", messages=1)
     node.kill("SIGKILL")
@@ -290,22 +292,21 @@ class TestWhatStoresAreTold:
         assert sorted(told) == sorted([unreadable._owner, sound._owner])
 
 
-def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_forgotten_when_it_has_stopped() -> None:
+def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_forgotten_when_it_has_stopped(
+    inside: Celery,
+) -> None:
     """As in a test, whose process goes on: what it calls later is to wait as ever."""
-    app = Celery("inside", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.idempotency_store = MemoryStore()
     begun = threading.Event()
 
-    @app.task(base=IdempotentTask, shared=False, name="inside.charge", idempotency={"key": "order_id"})
+    @inside.task(base=IdempotentTask, shared=False, idempotency={"key": "order_id"})
     def charge(order_id: str) -> None:
         begun.set()
         wait_until(worker.is_stopping, message="the body to know that its worker stops")
 
-    with start_thread(app, pool="threads", concurrency=1, perform_ping_check=False) as running:
+    with start_thread(inside, pool="threads", concurrency=1, perform_ping_check=False) as running:
         result = charge.delay("ORD-1")
         assert begun.wait(30)
         assert not worker.is_stopping()
         running.stop()
         result.get(timeout=30)
     assert not worker.is_stopping()
-    app.close()
