@@ -11,6 +11,7 @@ from .errors import LeaseLost, StoreError
 from .events import Event
 from .holding import Holding
 from .hooks import count, emit, is_heard
+from .pauses import never
 from .records import Claim, Lease, Outcome, Record, Release
 from .references import Origin
 
@@ -100,7 +101,7 @@ class Delivery:
     wants_result: bool = True
     patience: float = float("inf")
     least_wait: Callable[[], float] = lambda: 0.0
-    stopping: Callable[[], bool] = lambda: False
+    stopping: Callable[[], bool] = never
     lost_error: type[LeaseLost] = LeaseLost
     max_lease: float | None = None
     published: bool = False

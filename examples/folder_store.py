@@ -131,6 +131,14 @@ class FolderStore(Store):
                 self.write(lease.key, row)
             return ours
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        with self.turn() as now:
+            _, row = self.read(self.path(lease.key), now)
+            ours = rules.mark_shutdown(row, lease)
+            if ours and row is not None:
+                self.write(lease.key, row)
+            return ours
+
     def announce(self, key: str, task_id: str) -> bool:
         with self.turn() as now:
             _, row = self.read(self.path(key), now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
@@ -22,12 +23,14 @@ from ..records import Claim, Reason, new_owner
 from . import news, notices, rows, worker
 from .identity import DELIVERY, KEY, DeliveryState
 
-__all__ = ["IdempotentRequest", "request_class"]
+__all__ = ["IdempotentRequest", "cut_off", "request_class"]
 
 #: Longest time in seconds that the worker's main process waits for a store.
 LONGEST_WAIT = 0.2
 #: Longest time in seconds that a killed child may take to be gone.
 KILL_TIMEOUT = 10.0
+#: Deliveries that this worker has told to end and whose stores are to know; a signal's handler may append to it.
+cut_off: deque[IdempotentRequest] = deque(maxlen=10_000)
 
 
 class IdempotentRequest(Request):
@@ -59,6 +62,7 @@ class IdempotentRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> Any:
         """Do as Celery does on a cold shutdown or a lost broker connection: that is no crash of the task either."""
         self._announce(Reason.SHUTDOWN)
+        cut_off.append(self)
         self._cut_off = pool.is_green
         try:
             return super().cancel(pool, signal, **options)

@@ -134,6 +134,9 @@ class CachedStore(Store):
     def release(self, lease: Lease, release: Release) -> bool:
         return self.durable.release(lease, release)
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return self.durable.mark_shutdown(lease)
+
     def get(self, key: str) -> Record | None:
         return self.durable.get(key)
 

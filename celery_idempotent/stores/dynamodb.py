@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError
 from ..notes import Note, Noted
-from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
+from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import dynamodb_schema, rules
 from .base import Store
 from .dynamodb_client import Overtaken
@@ -173,6 +173,16 @@ class DynamoDBStore(Store):
                 continue
             return True
         raise self._records.contended(lease.key)
+
+    def mark_shutdown(self, lease: Lease) -> bool:
+        update = Update()
+        update.set(text(Reason.SHUTDOWN.value), "reason")
+        held(update, lease)
+        try:
+            self._table.update(lease.key, update)
+        except Overtaken:
+            return False
+        return True
 
     def announce(self, key: str, task_id: str) -> bool:
         update = Update()

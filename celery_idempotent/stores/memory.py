@@ -88,6 +88,10 @@ class MemoryStore(Store):
             now = self._now()
             return rules.release(self._row(lease.key, now), lease, release, now)
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        with self._lock:
+            return rules.mark_shutdown(self._row(lease.key, self._now()), lease)
+
     def announce(self, key: str, task_id: str) -> bool:
         with self._lock:
             return rules.announce(self._row(key, self._now()), task_id)

@@ -15,7 +15,8 @@ VERSION = 3
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
 #: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
-#: tasks, and answers a claim with its own alone.
+#: tasks, answers a claim with its own alone, has awaited continuations go on, and counts no crash where a shutdown was
+#: announced.
 FUNCTIONS = {
     **dict.fromkeys(("home", "renew", "settle", "forget", "purge"), 1),
     **dict.fromkeys(("grant", "acquire", "release", "announce"), 3),

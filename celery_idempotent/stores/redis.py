@@ -177,6 +177,9 @@ class RedisStore(Store):
         )
         return bool(self._call("release", (lease.key,), args))
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return bool(self._call("mark_shutdown", (lease.key,), (lease.owner,)))
+
     def announce(self, key: str, task_id: str) -> bool:
         return bool(self._call("announce", (key,), (task_id,)))
 

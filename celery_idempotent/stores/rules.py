@@ -14,7 +14,7 @@ from functools import partial
 
 from ..records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 
-__all__ = ["Row", "acquire", "announce", "release", "renew", "settle", "view"]
+__all__ = ["Row", "acquire", "announce", "mark_shutdown", "release", "renew", "settle", "view"]
 
 SECOND = 1_000_000
 #: A holder that has renewed this often is no crash loop; three renewals make one ttl.
@@ -136,8 +136,9 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
             row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
         return Refusal(Verdict.CONFLICT, seen()), row
     lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing
-    row.crashes += lapsed
-    if row.crashes >= claim.max_crashes and mine and (lapsed or claim.is_copy or row.reason == Reason.CRASHED):
+    died = lapsed and row.reason != Reason.SHUTDOWN  # a shutdown that was announced is no crash
+    row.crashes += died
+    if row.crashes >= claim.max_crashes and mine and (died or claim.is_copy or row.reason == Reason.CRASHED):
         row.state, row.owner, row.reason, row.not_before = State.RELEASED, "", Reason.CRASH_LOOP.value, 0
         return Refusal(Verdict.CRASH_LOOP, seen()), row
     return _grant(row, claim, now, taken_over=lapsed)
@@ -210,6 +211,14 @@ def settle(row: Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int
         ended=now,
         expires=now + int(ttl * SECOND),
     )
+
+
+def mark_shutdown(row: Row | None, lease: Lease) -> bool:
+    """Note in the row that its holder's worker is about to end, and tell whether the lease is still the holder's."""
+    if row is None or row.state is not State.IN_PROGRESS or row.owner != lease.owner:
+        return False
+    row.reason = Reason.SHUTDOWN.value
+    return True
 
 
 def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:

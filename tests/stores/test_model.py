@@ -141,6 +141,12 @@ class Twins(RuleBasedStateMachine):
         assert self.memory.release(lease, release) == self.other.release(lease, release)
         self.look(claim.key)
 
+    @rule(claim=deliveries)
+    def mark_shutdown(self, claim: Claim) -> None:
+        lease = Lease(claim, 0)
+        assert self.memory.mark_shutdown(lease) == self.other.mark_shutdown(lease)
+        self.look(claim.key)
+
     @rule(key=KEYS, task=TASKS)
     def announce(self, key: str, task: str) -> None:
         assert self.memory.announce(key, task) == self.other.announce(key, task)

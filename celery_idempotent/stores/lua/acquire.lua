@@ -103,12 +103,13 @@ if busy then
   return reply('conflict')
 end
 
--- The lease ran out: its holder has died, and perhaps so did those before it.
+-- The lease ran out: its holder has died, and perhaps so did those before it; a shutdown that was announced is no crash.
 local lapsed = running and not handed_over
-if lapsed then
+local died = lapsed and reason ~= 'shutdown'
+if died then
   crashes = redis.call('HINCRBY', key, 'crashes', 1)
 end
-if known and mine and tonumber(crashes or 0) >= max_crashes and (lapsed or is_copy or reason == 'crashed') then
+if known and mine and tonumber(crashes or 0) >= max_crashes and (died or is_copy or reason == 'crashed') then
   redis.call('HDEL', key, 'owner', 'not_before')
   redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
   values = read()

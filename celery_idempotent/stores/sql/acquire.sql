@@ -5,7 +5,7 @@ create or replace function {acquire}(c_key text, c_owner text, c_task text, c_at
   c_holder text, c_announcer text, out verdict text, out clock bigint, out took_over boolean, out r {table})
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
 declare queued boolean := false; known boolean; gone boolean; mine boolean; running boolean; handed boolean;
-  mark jsonb := jsonb_build_array(c_attempt, c_copy, c_token); last jsonb; died bigint; old bigint;
+  mark jsonb := jsonb_build_array(c_attempt, c_copy, c_token); last jsonb; died bigint; old bigint; lapsed boolean;
 begin loop
   if queued then select * into r from {table} t where t.key = c_key for update skip locked; end if;
   known := queued and found;
@@ -38,8 +38,9 @@ begin loop
       and last is distinct from mark
       and (last is not null or {marks} < 1000); -- of a crowd, as many are told apart (MOST_WAITING in rules.py)
     verdict := 'conflict'; return; end if;
-  took_over := coalesce(running and not handed, false); died := coalesce(r.crashes, 0) + took_over::integer;
-  if mine and died >= c_most and (took_over or c_again or r.reason = 'crashed') then
+  took_over := coalesce(running and not handed, false); lapsed := took_over and r.reason <> 'shutdown';
+  died := coalesce(r.crashes, 0) + lapsed::integer; -- a shutdown that was announced is no crash
+  if mine and died >= c_most and (lapsed or c_again or r.reason = 'crashed') then
     update {table} t set state = 'released', owner = '', reason = 'crash_loop', not_before = 0, crashes = died
       where t.key = c_key returning * into r;
     verdict := 'crash_loop'; return; end if;
