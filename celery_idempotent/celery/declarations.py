@@ -263,11 +263,17 @@ def check_settings(app: Any) -> None:
         )
 
 
-def mistaken_key(options: Mapping[str, Any]) -> str:
-    """Return what is wrong with the options of one message, as the end of a sentence; "" if nothing is."""
+def mistaken_key(options: Mapping[str, Any], *, guarded: bool = True) -> str:
+    """Return what is wrong with the options of one message, as the end of a sentence; "" if nothing is.
+
+    Arguments:
+        options: The options, by name.
+        guarded: Whether the message is an idempotent task's (default: it is). Of another, which may have options of its
+            own, only a slip for the key's whole name is wrong.
+    """
     stamps = options.get("stamped_headers") or ()
     for name in options:
-        advice = _advice_on(name)
+        advice = _advice_on(name) if guarded else _advice_on_key(name)
         if advice and name not in stamps:
             return advice
     return ""
@@ -275,11 +281,8 @@ def mistaken_key(options: Mapping[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _advice_on(name: str) -> str:
-    if name in (KEY, MESSAGE + "_key", DELIVERY):
-        return ""
-    word = _spelled(name)
-    if word.startswith(("idempot", "idem_")) or _likeness(word, KEY) >= LIKE_IDEMPOTENCY:
-        return f"got {name}=. Did you mean {KEY}=?"
+    if advice := _advice_on_key(name):
+        return advice
     if name == "key":
         return f"got {name}=. Write {KEY}= for the key of one message."
     if name in DISTINCT_OPTIONS:
@@ -287,13 +290,23 @@ def _advice_on(name: str) -> str:
     return ""
 
 
-def refuse_mistakes(what: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of one message that are meant for this library, and that nothing reads.
+@functools.lru_cache(maxsize=512)
+def _advice_on_key(name: str) -> str:
+    if name in (KEY, MESSAGE + "_key", DELIVERY):
+        return ""
+    word = _spelled(name)
+    if word.startswith(("idempot", "idem_")) or _likeness(word, KEY) >= LIKE_IDEMPOTENCY:
+        return f"got {name}=. Did you mean {KEY}=?"
+    return ""
+
+
+def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = True) -> None:
+    """Refuse options of one message that are meant for this library, and that nothing reads; see `mistaken_key`.
 
     Raises:
         ConfigurationError: there is one.
     """
-    wrong = mistaken_key(options)
+    wrong = mistaken_key(options, guarded=guarded)
     if wrong:
         raise ConfigurationError(f"Expected options that Celery or {KEY}= knows for {what}, {wrong}")
 

@@ -33,7 +33,7 @@ def refuse_keys() -> None:
 def _checking(method: Any) -> Any:
     @functools.wraps(method)
     def checking(self: Any, immutable: Any = None, **options: Any) -> Any:
-        refuse_mistakes(f"a signature of {self.task}", options)
+        refuse_mistakes(f"a signature of {self.task}", options, guarded=False)  # any task's
         return method(self, immutable, **options)
 
     checking.refuses_mistakes = True  # type: ignore[attr-defined]

@@ -215,7 +215,7 @@ def test_a_plain_task_may_have_words_of_its_own(app: Celery, options: dict[str, 
     ids=str,
 )
 @pytest.mark.parametrize(
-    "how", ["apply_async", "apply", "set", "signature", "subtask", "signature apply_async", "chain", "retry"]
+    "how", ["apply_async", "apply", "set", "signature", "subtask", "signature apply_async", "retry"]
 )
 def test_a_slip_for_the_key_of_a_message_is_refused_when_it_is_published(
     app: Celery, how: str, options: dict[str, Any], message: str
@@ -228,15 +228,22 @@ def test_a_slip_for_the_key_of_a_message_is_refused_when_it_is_published(
     calls: dict[str, Callable[[], Any]] = {
         "apply_async": lambda: task.apply_async(("A",), **options),
         "apply": lambda: task.apply(("A",), **options),
-        "set": lambda: task.s("A").set(**options),
+        "set": lambda: task.s("A").set(**options).apply_async(),
         "signature": lambda: task.signature(("A",), {}, **options),
         "subtask": lambda: task.subtask(("A",), {}, **options),
         "signature apply_async": lambda: task.s("A").apply_async(**options),
-        "chain": lambda: chain(task.s("A"), app.signature("elsewhere").set(**options)),
         "retry": lambda: declare(app, again, name="again", bind=True).apply().get(),
     }
     with pytest.raises(ConfigurationError, match=message):
         calls[how]()
+
+
+def test_of_a_task_that_need_not_be_idempotent_a_slip_alone_is_refused(app: Celery) -> None:
+    """Its options are its own affair, a key that Kafka wants, say."""
+    elsewhere = app.signature("elsewhere")
+    with pytest.raises(ConfigurationError, match=r"Did you mean idempotency_key=\?"):
+        chain(declare(app).s("A"), elsewhere.set(idempotence_key="k"))
+    assert elsewhere.set(key="k", lease_ttl=3).options == {"key": "k", "lease_ttl": 3}
 
 
 def test_stamps_are_called_what_their_visitor_likes(app: Celery) -> None:
