@@ -120,9 +120,8 @@ class IdempotentRequest(Request):
         """
         binding = self.task._binding
         identity = DeliveryState.of(self._context).identity
-        arguments = binding.arguments(identity.key, self._args, self._kwargs)
-        key = binding.key(identity.key, self.id, arguments, self._context.headers)
-        return Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
+        named = binding.named(identity, self.id, self._args, self._kwargs, self._context.headers)
+        return Claim(named.operation, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
 
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
@@ -143,7 +142,7 @@ class IdempotentRequest(Request):
         """Tell Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
 
         A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
-        redelivery replays, and returns it.
+        redelivery replays, and returns the part unless the record says that it was returned or the backend knows.
         """
         if self._context.chord and self.task.reject_on_worker_lost:
             return False

@@ -11,7 +11,7 @@ from celery import bootsteps, signals
 from ..errors import ConfigurationError, StoreUnreachable
 from ..hooks import logger
 from ..stores.memory import MemoryStore
-from . import notices, observing, purging
+from . import declarations, notices, observing, purging
 from .identity import PLAIN
 from .observing import ObservingStep
 from .visibility import VisibilityStep
@@ -53,6 +53,37 @@ def install(app: Any) -> None:
     app.steps["consumer"].update({VisibilityStep, ObservingStep})
 
 
+def check_declarations(app: Any) -> None:
+    """Refuse an app whose declarations would protect less than they say.
+
+    Raises:
+        ConfigurationError: a task is declared wrongly, or a setting is none of this library's.
+    """
+    from .task import check_declaration
+
+    declarations.check_settings(app)
+    declarations.check_unprotected(app)
+    for task in idempotent_tasks(app):  # whoever caught what was raised when it was declared
+        check_declaration(task)
+
+
+class DeclarationStep(bootsteps.Step):
+    """Check what an app declares before its worker takes work, also where no task of it is idempotent."""
+
+    name = "celery_idempotent.declarations"
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+
+    def create(self, worker: Any) -> None:
+        """Check the declarations.
+
+        Raises:
+            ConfigurationError: one of them would protect less than it says.
+        """
+        check_declarations(worker.app)
+
+
 class IdempotencyStep(bootsteps.Step):
     """Check every idempotent task and its store before the worker takes work."""
 
@@ -69,6 +100,7 @@ class IdempotencyStep(bootsteps.Step):
             StoreRefused: a store answers that it will not serve us.
         """
         global _stopping, _stopped, limits, enforces_limits
+        check_declarations(worker.app)
         limits = (worker.time_limit, worker.soft_time_limit)
         enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         purging.register(worker.app)

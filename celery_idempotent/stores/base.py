@@ -96,7 +96,7 @@ class Store(ABC):
 
     @abstractmethod
     def announce(self, key: str, task_id: str) -> bool:
-        """Remember that the callbacks of ``task_id`` were dispatched; false if the record is not a settled one."""
+        """Remember that what ``task_id`` sets off was dispatched; false if the record is not a settled one."""
 
     @abstractmethod
     def get(self, key: str) -> Record | None:

@@ -18,7 +18,7 @@ from .base import Store
 from .dynamodb_client import Overtaken
 from .dynamodb_expressions import Condition, Update
 from .dynamodb_history import Histories
-from .dynamodb_items import Item, Kept, fitting, item_of, named, number, text
+from .dynamodb_items import Item, Kept, fitting, item_of, number, text
 from .dynamodb_records import ROUNDS, Records, changes, held, living, marked, renewed, unchanged
 from .dynamodb_refusals import code
 from .dynamodb_urls import Place
@@ -186,14 +186,29 @@ class DynamoDBStore(Store):
 
     def announce(self, key: str, task_id: str) -> bool:
         update = Update()
-        update.add({"SS": [named(task_id)]}, "announced")
-        update.given(text(State.COMPLETED.value), "state")
+        update.append(text(task_id), "announcers")
+        for unsettled in (State.IN_PROGRESS, State.RELEASED):
+            update.given(text(unsettled.value), "state", relation="<>")
         update.given(number(self._records.now() // SECOND), "expires", relation=">")
-        try:
-            self._table.update(key, update)
-        except Overtaken:
-            return False
-        return True
+        update.lacks(text(task_id), "announcers")
+        update.room(rules.MOST_ANNOUNCED, "announcers")
+        for _ in range(ROUNDS):
+            try:
+                self._table.update(key, update)
+            except Overtaken as overtaken:
+                item = overtaken.item
+            else:
+                return True
+            # Nothing to announce, or it is announced; or another has to be forgotten for it.
+            kept = self._records.kept(item)
+            row = living(kept, self._records.now())
+            if item is None or kept is None or row is None or not rules.announce(row, task_id):
+                return False
+            update = changes(item, item_of(key, kept))
+            if update.empty:
+                return True
+            update.given(text(kept.version), "version")
+        raise self._records.contended(key)
 
     def get(self, key: str) -> Record | None:
         return self._record(key, self._table.read(key))

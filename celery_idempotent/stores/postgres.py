@@ -1,7 +1,7 @@
 """PostgreSQL 13 and newer, by psycopg 3.
 
 One row per record and one function per verb, so one statement and one round trip per verb; the server's clock is the
-clock. The functions are made with the table, by ``celery-idempotent schema --apply``.
+clock. The functions are made with the table, by ``celery-idempotent --store URL schema --apply``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PostgresStore(Store):
         self._home = ""  # learned when first needed: see home.sql
         record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
         render = schema.render
-        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(13)}) a")
+        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
         self._renew = render(f"select {{renew}}({marks(9)})")
         self._settle = render(f"select {{settle}}({marks(9)})")
         self._release = render(f"select {{release}}({marks(6)})")

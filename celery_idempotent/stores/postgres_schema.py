@@ -14,11 +14,12 @@ __all__ = ["VERSION", "Schema"]
 VERSION = 3
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
-#: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 counts no
-#: crash where a shutdown was announced.
+#: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
+#: tasks, answers a claim with its own alone, has awaited continuations go on, and counts no crash where a shutdown was
+#: announced.
 FUNCTIONS = {
-    **dict.fromkeys(("home", "grant", "renew", "settle", "release", "announce", "forget", "purge"), 1),
-    "acquire": 3,
+    **dict.fromkeys(("home", "renew", "settle", "forget", "purge"), 1),
+    **dict.fromkeys(("grant", "acquire", "release", "announce"), 3),
 }
 #: Not with the operator that somebody may have made in a schema which is searched: it would run with our rights.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
@@ -44,6 +45,9 @@ class Schema:
             "history": f'{schema}."{name}_history"',
             "meta": f'{schema}."{name}_meta"',
             "now": NOW,
+            #: how many tasks have marks in the row t
+            "marks": "((select count(*) from jsonb_object_keys(t.waiting)) + "
+            "(select count(*) from jsonb_object_keys(t.attempts)))",
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
             # Held by a transaction that settles the key, until it ends; and whether nobody holds it.
             "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",

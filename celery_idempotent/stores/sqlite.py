@@ -168,11 +168,10 @@ class SqliteStore(Store):
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, key)
             row = alive(key, raw, clock())
-            if row is None or row.state is not State.COMPLETED:
-                return False
-            row.announced.add(task_id)
-            self._rows.keep(cursor, key, row, raw)
-            return True
+            settled = rules.announce(row, task_id)
+            if row is not None:
+                self._rows.keep(cursor, key, row, raw)
+            return settled
 
         return self._connections.write(work, lasting=True)
 

@@ -14,6 +14,7 @@ from celery import Celery, Task, chain, chord, current_task, group, signals
 from kombu import Queue
 
 from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -87,12 +88,12 @@ def total(values: list[int], *, tag: str) -> int:
     return sum(values)
 
 
-def _dispatched(self: Any, value: Any, task_id: str, args: Any, kwargs: Any) -> None:
-    """Celery has set off what follows, and nobody has written that down yet."""
-    Gates.from_env().wait(f"dispatched {self.name.rpartition('.')[2]} of {kwargs['tag']}")
+def _succeeded(self: Any, value: Any, task_id: str, args: Any, kwargs: Any) -> None:
+    """Celery has dispatched what follows, and the record says so."""
+    Gates.from_env().wait(f"succeeded {self.name.rpartition('.')[2]} of {kwargs['tag']}")
 
 
-@app.task(on_success=_dispatched)
+@app.task(on_success=_succeeded)
 def echo(*values: Any, tag: str) -> list[Any]:
     ran(tag, values)
     return list(values)
@@ -196,6 +197,16 @@ def _watch(**_: Any) -> None:
     signals.before_task_publish.connect(_publishing, weak=False)
     signals.task_postrun.connect(_ended, weak=False)
     hooks.add_hook(_happened)
+    announce = RedisStore.announce
+
+    def dispatched(self: RedisStore, *args: Any) -> bool:
+        """Celery has dispatched what follows, and the record does not say so yet."""
+        if current_task:
+            tag = current_task.request.kwargs.get("tag")
+            Gates.from_env().wait(f"dispatched {current_task.name.rpartition('.')[2]} of {tag}")
+        return announce(self, *args)
+
+    RedisStore.announce = dispatched  # type: ignore[method-assign]
 
 
 def _publishing(sender: str = "", body: Any = None, **_: Any) -> None:

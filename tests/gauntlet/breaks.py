@@ -239,10 +239,10 @@ BREAKS = [
         "a waiter that gives up tidies up",
         (
             "beginning.py",
-            "        return Busy(record.remaining, record.task_id)",
+            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
             "        if pause is None:\n"
             "            self.guard.store.delete(record.key)\n"
-            "        return Busy(record.remaining, record.task_id)",
+            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
         ),
     ),
     broken(
@@ -281,7 +281,7 @@ BREAKS = [
     broken(
         25,
         "the subclass decides",
-        ("celery/task.py", 'if not getattr(cls.__call__, "is_guard", False):', "if False:"),
+        ("celery/task.py", "if not _is_guard(cls.__call__):", "if False:"),
     ),
     broken(
         26,
