@@ -147,10 +147,12 @@ def standing(record: Record | None) -> str:
     kept = f"; kept for {span(record.retention)}" if record.retention else ""
     match record.state:
         case State.IN_PROGRESS if record.remaining > 0:
+            stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
             lease = f"its lease lasts {span(record.remaining)} unless it is renewed"
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}; {lease}"
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
         case State.IN_PROGRESS:
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, whose lease ran out{kept}"
+            ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, {ran_out}{kept}"
         case State.RELEASED:
             why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""

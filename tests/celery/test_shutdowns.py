@@ -115,7 +115,7 @@ def test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash(
     aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
 
 
-@pytest.mark.ending("child killed in a shutdown")
+@pytest.mark.ending("child killed")
 def test_a_child_that_dies_by_itself_while_its_worker_shuts_down_is_a_crash(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath
 ) -> None:

@@ -175,6 +175,8 @@ RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host
     [
         ({"remaining": 20.0}, "in progress by host:1, task T1; its lease lasts 20 s", "Wait"),
         ({"retention": 3600.0}, "whose lease ran out; kept for 60 min", "next delivery takes over"),
+        ({"remaining": 20.0, "reason": "shutdown"}, "task T1, whose worker is shutting down; its lease", "Wait"),
+        ({"reason": "shutdown"}, "whose lease ran out in a shutdown", "next delivery takes over"),
         ({"state": State.COMPLETED, "age": 60.0}, "completed 60 s ago by task T1", "answered with its result"),
         ({"state": State.FAILED, "age": 0.1}, "failed 0.1 s ago", "forget KEY"),
         ({"state": State.RELEASED, "reason": "failed"}, "released: the run failed", "next delivery runs"),
