@@ -15,7 +15,7 @@ from .. import events, hooks
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
 from ..binding import current_holder
 from ..current import running
-from ..errors import Conflict, LeaseLost, ResultUnavailable
+from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..holding import Holding
 from ..pauses import Pauses
 from ..records import Claim
@@ -62,6 +62,7 @@ class MessageDelivery:
 
         Raises:
             IdempotencyError: the task fails without having run; see `celery_idempotent.errors`.
+            Expired: the message expired; the worker's main process revokes it.
             Ignore: another copy of the message will be answered.
             Reject: the broker takes no copy.
             Exception: what the body raised.
@@ -69,13 +70,8 @@ class MessageDelivery:
         delivery = self._delivery()
         while True:
             try:
+                self._revoke_if_expired(delivery.claim)
                 answer = self.binding.guard.run(delivery)
-            except Expired:
-                # As Celery does for what expires in its sight; a caller would wait for ever.
-                self.task.backend.mark_as_revoked(
-                    self.request.id, "expired", self.request, not fanout.ignores_result(self.task, self.request)
-                )
-                raise
             except SystemExit as leaving:
                 if worker.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
                     raise
@@ -87,12 +83,28 @@ class MessageDelivery:
                 return self._conclude(answer)
             self._stand_aside(answer)
 
+    def _revoke_if_expired(self, claim: Claim) -> None:
+        """Raise `Expired` where the expiry has passed, unless the operation is, or was, done by this very task id.
+
+        Its caller waits for that run, whose result a revocation would hide. What was begun and not settled is decided
+        under the lease.
+        """
+        if not copies.is_expired(self.task.app, self.request.expires):
+            return
+        guard = self.binding.guard
+        try:
+            record = guard.breaker.call(guard.store, guard.store.get, claim.key)
+        except StoreError:
+            return  # the guard waits for the store, or does what else the policy says
+        if record is None or record.task_id != claim.task_id:
+            raise Expired(f"expired at {self.request.expires}")
+
     def _delivery(self) -> Delivery:
         task, request, state, run = self.task, self.request, self.state, self.run
 
         def body(holding: Holding) -> Any:
-            if copies.is_expired(state.identity):
-                raise Expired(f"expired at {state.identity.expires}")
+            if copies.is_expired(task.app, request.expires):
+                raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
             state.holding, state.entered = holding, run == task.run
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
@@ -190,8 +202,7 @@ class MessageDelivery:
                 "Call apply_async(), or try again later."
             )
         delay = copies.delay_before(task.app, identity.copy, busy.remaining)
-        own = busy.holder_task_id in ("", request.id)
-        publish = partial(copies.publish, task, request, identity, delay, hide_expiry=own)
+        publish = partial(copies.publish, task, request, identity, delay)
         try:
             try:
                 copy = publish()

@@ -17,7 +17,7 @@ __all__ = ["Expired", "ending_of"]
 
 
 class Expired(Ignore):
-    """The copy's expiry passed while it waited for its turn."""
+    """The message expired, and the operation is neither being done nor done by its task id."""
 
 
 def ending_of(task: Any, request: Any, error: BaseException) -> Ending:

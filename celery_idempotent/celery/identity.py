@@ -42,7 +42,6 @@ class Identity:
         key: The key that the producer gave, or None.
         copy, token: Which copy of the message this is; 0 and empty as its producer sent it.
         sender: Owner of the delivery that published this message under its lease.
-        expires: When the message expires, as text, if a copy carries it out of Celery's sight.
         sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
             it has no errbacks, or was published by its task's name alone.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
@@ -53,7 +52,6 @@ class Identity:
     copy: int = 0
     token: str = ""
     sender: str = ""
-    expires: str | None = None
     sending: str = ""
     content_type: str | None = None
     compression: str | None = None
@@ -68,6 +66,10 @@ class Identity:
             own[name] = headers.pop(name, own[name])
         request.headers = headers or None
         message = own[MESSAGE] if isinstance(own[MESSAGE], dict) else {}
+        if message.get(
+            "expires"
+        ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
+            request.expires = message["expires"]
         delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
         return cls(
             owner=delivery.get("owner") or new_owner(),
@@ -75,7 +77,6 @@ class Identity:
             copy=message["copy"] if isinstance(message.get("copy"), int) else 0,
             token=str(message.get("token") or ""),
             sender=str(message.get("from") or ""),
-            expires=message.get("expires"),
             sending=str(message.get("sending") or ""),
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),

@@ -16,6 +16,7 @@ from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
 from celery_idempotent.answers import Busy
 from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
+from celery_idempotent.celery.endings import Expired
 from celery_idempotent.records import Claim, Lease, Reason, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -28,6 +29,10 @@ class FailingStore(MemoryStore):
     def renew(self, leases: Any) -> Any:
         self._may("renew")
         return super().renew(leases)
+
+    def get(self, key: str) -> Any:
+        self._may("get")
+        return super().get(key)
 
     def announce(self, key: str, task_id: str) -> bool:
         self._may("announce")
@@ -133,6 +138,51 @@ def test_a_call_of_apply_cannot_be_deferred(app: Celery, store: FailingStore) ->
     assert isinstance(store.acquire(Claim(key, "other", 60, 60, task_id="T1")), Lease)
     with pytest.raises(Conflict, match="cannot be deferred"):
         task.apply(("A",))
+
+
+def expired(task: Any, task_id: str) -> MessageDelivery:
+    """A delivery of a message whose expiry has passed."""
+    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": "2001-01-01T00:00:00+00:00"}
+    return MessageDelivery(task, Context({**sent, "called_directly": False}), lambda order_id: "ran", ("A",), {})
+
+
+def test_an_expired_message_of_what_was_never_begun_leaves_no_record(app: Celery, store: FailingStore) -> None:
+    with pytest.raises(Expired):
+        expired(declare(app, raising(AssertionError("it ran"))), "T1").answer()
+    assert list(store.scan()) == []
+
+
+def test_an_expired_message_of_what_its_id_has_done_gets_the_result_and_another_does_not(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> str:
+        return "done"
+
+    task = declare(app, charge)
+    task.apply(("A",), task_id="T1")
+    assert expired(task, "T1").answer() == "done"
+    with pytest.raises(Expired):
+        expired(task, "T2").answer()
+
+
+@pytest.mark.parametrize("task_id", ["T1", "T2"])
+def test_an_expired_message_of_what_was_given_up_does_not_run(app: Celery, store: FailingStore, task_id: str) -> None:
+    task = declare(app, raising(ValueError("no A")))
+    with pytest.raises(ValueError, match="no A"):
+        task.apply(("A",), task_id="T1")
+    with pytest.raises(Expired):
+        expired(task, task_id).answer()
+    [record] = store.scan()
+    assert record.state is State.RELEASED
+
+
+def test_a_store_that_cannot_say_whether_an_expired_message_runs_is_asked_again(
+    app: Celery, store: FailingStore
+) -> None:
+    store.failing = frozenset({"get"})
+    with pytest.raises(Expired):
+        expired(declare(app, raising(AssertionError("it ran"))), "T1").answer()
+    store.failing = frozenset()
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "revoked")
 
 
 @pytest.fixture
