@@ -104,7 +104,8 @@ def is_expired(app: Any, expires: str | datetime | None) -> bool:
     """Tell whether the expiry of a message has passed, as the worker's main process would."""
     if not expires:
         return False
-    return datetime.now(timezone.utc) > maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
+    when: datetime = maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
+    return datetime.now(timezone.utc) > when
 
 
 def _text(when: Any) -> str | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events, hooks
@@ -21,7 +21,7 @@ from ..pauses import Pauses
 from ..records import Claim
 from . import copies, fanout, leases, news, worker
 from .binding import TaskBinding
-from .endings import Expired, ending_of
+from .endings import Expired, ending_of, release_for
 from .identity import DeliveryState
 from .large import is_published
 
@@ -109,12 +109,21 @@ class MessageDelivery:
             state.holding, state.entered = holding, run == task.run
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
                 news.resumed(holding.key, task.name, request.id, state.identity.copy)
+            state.give_up = partial(give_up, holding)
             try:
                 leases.begin(holding, task.name, request.id)
                 with running(holding):
-                    return run(*self.args, **self.kwargs)
+                    value = run(*self.args, **self.kwargs)
             finally:
                 leases.end(holding)
+            if request.is_eager and isinstance(value, Retry):
+                raise value  # from retry(throw=False): Celery runs what apply() has for its value
+            return value
+
+        def give_up(holding: Holding, retry: Retry) -> None:
+            if not request.is_eager:  # there it is published by nobody
+                leases.end(holding)
+                self.binding.guard.give_up(delivery, holding, release_for(request, retry), retry)
 
         hard, soft = request.timelimit or (None, None)
         limits = (hard or task.time_limit or worker.limits[0], soft or task.soft_time_limit or worker.limits[1])
@@ -123,7 +132,7 @@ class MessageDelivery:
             patience = min(patience, self.binding.policy.wait_timeout)
         claim = self._claim()
         story = self.binding.story(claim)
-        return Delivery(
+        delivery = Delivery(
             claim,
             body,
             lambda error: ending_of(task, request, error),
@@ -138,6 +147,7 @@ class MessageDelivery:
             max_lease=self.binding.max_lease(limits[0]),
             published=is_published(task, request),
         )
+        return delivery
 
     def _claim(self) -> Claim:
         request, identity, policy = self.request, self.state.identity, self.binding.policy

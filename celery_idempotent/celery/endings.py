@@ -13,7 +13,7 @@ from ..records import Outcome, Reason, Release, State, attempt_number
 from . import notices, worker
 from .identity import DeliveryState
 
-__all__ = ["Expired", "ending_of"]
+__all__ = ["Expired", "ending_of", "release_for"]
 
 
 class Expired(Ignore):
@@ -23,11 +23,10 @@ class Expired(Ignore):
 def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
     """Return what the record of a delivery is to say, given what its body raised."""
     state, policy = DeliveryState.of(request), task._binding.policy
-    nesting, retries = request.replaced_task_nesting or 0, request.retries or 0
     codec = task._binding.guard.codec
     match error:
         case Retry():
-            return Release(Reason.RETRY, seconds_until(error.when), attempt_number(nesting, retries + 1))
+            return release_for(request, error)
         case Reject():
             return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
         case Expired():
@@ -36,7 +35,7 @@ def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
             return Release(Reason.REQUEUED)
         case Ignore():
             if getattr(state.replaced_by, "task", None) == task.name:
-                return Release(Reason.RETRY, 0.0, attempt_number(nesting + 1, 0))
+                return Release(Reason.RETRY, 0.0, attempt_number((request.replaced_task_nesting or 0) + 1, 0))
             return Outcome(State.COMPLETED, codec.encode_ignored(request.id))
         case Exception():
             if isinstance(error, policy.remember_failures):
@@ -46,6 +45,12 @@ def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
             return Release(Reason.CRASHED if fatal else Reason.FAILED)
         case _:
             return Release(_reason_of_exit(request, state, error))
+
+
+def release_for(request: Any, retry: Retry) -> Release:
+    """Return the release of a run whose retry was published."""
+    attempt = attempt_number(request.replaced_task_nesting or 0, (request.retries or 0) + 1)
+    return Release(Reason.RETRY, seconds_until(retry.when), attempt)
 
 
 def _reason_of_exit(request: Any, state: DeliveryState, error: BaseException) -> Reason:

@@ -8,8 +8,11 @@ continues this operation.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from celery.exceptions import Retry
 
 from ..holding import Holding
 from ..records import new_owner
@@ -98,12 +101,14 @@ class DeliveryState:
         identity: Who it is.
     """
 
-    __slots__ = ("entered", "fans_out", "holding", "identity", "key", "replaced_by")
+    __slots__ = ("entered", "fans_out", "give_up", "holding", "identity", "key", "replaced_by")
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
         #: what the body holds while it runs
         self.holding: Holding | None = None
+        #: gives the lease up for the retry that it is called with, while the body runs
+        self.give_up: Callable[[Retry], None] | None = None
         #: whether the body has begun, so that further calls are plain calls
         self.entered = False
         #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away

@@ -129,6 +129,9 @@ class IdempotentTask(Task):
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.
 
+        With ``throw=False`` the lease is given up to the retry as soon as it is published. The body goes on, but the
+        result is the retry's.
+
         Raises:
             LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue.
@@ -140,17 +143,23 @@ class IdempotentTask(Task):
                 # The retry names its publisher: if the lease was lost after all, the store does not let it overtake.
                 logger.warning("Retrying without knowing whether the lease still holds: %s", error)
         try:
-            return super().retry(*args, **options)
+            retry = super().retry(*args, **options)
         except Reject as rejected:
             # Celery drops the message when it cannot publish the retry; with the broker away, that would lose the task.
             if isinstance(rejected.reason, Exception) and is_outage(self.app, rejected.reason):
                 raise put_back(f"The broker took no retry of this message ({rejected.reason}).") from rejected
             raise
+        state = _state_of(self.request_stack.top)
+        if state is not None and state.give_up is not None:
+            state.give_up(retry)
+        return retry
 
     def on_replace(self, sig: Any) -> Any:
         """Publish the replacement; one of the same name is this operation and keeps its key."""
         state = _state_of(self.request_stack.top)
         if state is not None:
+            if state.holding is not None and state.holding.lost:
+                state.holding.check()  # raises: what took over, or goes on in its place, is the operation
             # Within a chain, Celery has put the rest of the chain behind what replaces us.
             first = sig.tasks[0] if isinstance(sig, _chain) else sig
             state.replaced_by = first

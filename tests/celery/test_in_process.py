@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery, chord, group
 from celery.app.task import Context, Task
+from celery.app.trace import trace_task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
@@ -19,6 +20,7 @@ from celery_idempotent.celery.delivery import MessageDelivery
 from celery_idempotent.celery.endings import Expired
 from celery_idempotent.records import Claim, Lease, Reason, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
+from tests.waiting import wait_until
 
 
 class FailingStore(MemoryStore):
@@ -255,6 +257,88 @@ def test_a_retry_that_cannot_be_encoded_is_rejected_as_celery_does(
 
 def retry_at_once(self: Any, order_id: str) -> None:
     raise self.retry()
+
+
+@pytest.fixture
+def deliver(app: Celery) -> Callable[[Any], Any]:
+    """A function that has the next message delivered, as a worker does, and returns what the tracer says of it."""
+    app.connection_for_write().default_channel.queue_purge("celery")
+
+    def deliver(task: Any) -> Any:
+        with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+            message = wait_until(lambda: queue.get(timeout=10), message="a message")
+            message.ack()
+        sent = request.IdempotentRequest(message, app=app, task=task)
+        return trace_task(task, sent.id, sent.args, sent.kwargs, {**sent.request_dict, "is_eager": False}, app=app)
+
+    return deliver
+
+
+def going_on(end: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a body that publishes its retry and does not leave with it."""
+
+    def body(self: Any, order_id: str) -> Any:
+        if self.request.retries:
+            return "the retry"
+        self.retry(countdown=0, throw=False)
+        return end(self)
+
+    return body
+
+
+def fails(task: Any) -> Any:
+    raise ValueError("too late")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda task: "too late",
+        fails,
+        lambda task: task.lease.check(),
+        lambda task: task.retry(throw=False),
+        lambda task: task.replace(task.si("B")),
+    ],
+    ids=["returns", "fails", "asks whether it holds the lease", "retries again", "is replaced"],
+)
+def test_whatever_a_body_does_after_it_published_its_retry_the_retry_is_the_operation(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], end: Callable[[Any], Any]
+) -> None:
+    task = declare(app, going_on(end))
+    result = task.delay("A")
+    assert deliver(task).info.state == "IGNORED"
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "retry")
+    assert result.state == "PENDING"
+    assert deliver(task).retval == result.get() == "the retry"
+    [record] = store.scan()
+    assert record.state is State.COMPLETED
+    with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+        assert queue.qsize() == 0
+
+
+def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    def leave(task: Any) -> None:
+        raise SystemExit
+
+    task = declare(app, going_on(leave))
+    task.delay("A")
+    with pytest.raises(SystemExit):
+        deliver(task)
+    assert deliver(task).retval == "the retry"
+
+
+def test_a_retry_that_goes_on_in_place_is_that_of_the_caller_of_apply(app: Celery, store: FailingStore) -> None:
+    """Celery runs it once the body returns it, and publishes nothing."""
+
+    def body(self: Any, order_id: str) -> Any:
+        return "the retry" if self.request.retries else self.retry(countdown=0, throw=False)
+
+    assert declare(app, body).apply(("A",), throw=False).get() == "the retry"
+    [record] = store.scan()
+    assert record.state is State.COMPLETED
 
 
 def test_a_direct_call_retries_and_makes_signatures_as_any_task(app: Celery) -> None:
