@@ -89,6 +89,18 @@ class Guard:
         self.heartbeat.watch(holding)  # first: a hook may take longer than the lease lasts
         telling.begins(delivery, holding)
 
+    def give_up(self, delivery: Delivery, holding: Holding, release: Release, error: BaseException) -> None:
+        """Release the lease of a body that goes on: another message, of which ``error`` tells, carries it on.
+
+        What a body settled within its own transaction is decided by the commit, and not given up.
+        """
+        if not holding.fence or holding.within is not None:
+            return
+        self.heartbeat.forget(holding)
+        holding.given_up = True
+        uninterrupted(lambda: recording.release(delivery, holding, release, error))
+        holding.lost = True
+
     def end(self, delivery: Delivery, holding: Holding, value: object, error: BaseException | None) -> Answer:
         """Answer a delivery whose body returned ``value``, or raised ``error``; raises what `run` raises after it."""
         try:
@@ -120,6 +132,9 @@ class Guard:
         return Outcome(State.COMPLETED, payload)
 
     def _returned(self, delivery: Delivery, holding: Holding, value: object) -> Answer:
+        if holding.given_up:
+            hooks.logger.info("%s: its result is its retry's, and not what this run returned after it", holding.key)
+            return Dropped()
         if holding.within is not None:
             self.heartbeat.forget(holding)
             (result,) = holding.within
@@ -146,6 +161,12 @@ class Guard:
     def _raised(self, delivery: Delivery, holding: Holding, error: BaseException) -> Answer:
         self.heartbeat.forget(holding)
         ending = _ending(delivery, error)
+        if holding.given_up:
+            if not isinstance(error, Exception):
+                raise error
+            if not isinstance(ending, Release) or ending.reason is Reason.FAILED:
+                hooks.logger.error("%s raised after it had published its retry", holding.key, exc_info=error)
+            return Dropped()
         ours = uninterrupted(lambda: self._ended(delivery, holding, ending, error))
         if isinstance(ours, Ran):
             return ours

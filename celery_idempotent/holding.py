@@ -43,6 +43,7 @@ class Holding:
         "deadline",
         "due",
         "encode",
+        "given_up",
         "lease",
         "lost",
         "lost_error",
@@ -71,6 +72,8 @@ class Holding:
         self.store = store
         self.lease = lease
         self.lost = False
+        #: whether the body gave it up, while it goes on, to a message that carries the operation on
+        self.given_up = False
         #: whether it was told that a run began under it, and not yet how that ended
         self.open = False
         self.lost_error = lost_error
@@ -155,6 +158,11 @@ class Holding:
         self.within = (result,)
 
     def _lost(self) -> LeaseLost:
+        if self.given_up:
+            return self.lost_error(
+                f"The lease on {self.key!r} (fence {self.fence}) was given up when this run published its retry. Stop "
+                "here; the retry goes on in its place."
+            )
         return self.lost_error(
             f"The lease on {self.key!r} (fence {self.fence}) was lost: its time ran out and another delivery may "
             "have taken over. Stop here; what this run does from now on is a duplicate's work."

@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery.app.task import Task
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.serialization import registry
 
 from . import brokers, fanout
@@ -47,17 +48,17 @@ def delay_before(app: Any, copy: int, remaining: float) -> float:
     return delay
 
 
-def publish(task: Any, request: Any, identity: Identity, delay: float, *, hide_expiry: bool) -> int:
+def publish(task: Any, request: Any, identity: Identity, delay: float) -> int:
     """Publish the next copy of the message that ``request`` came from, and return its number.
+
+    It carries its expiry in a header of ours: a broker that drops what expired in a queue would drop the operation with
+    it, if its holder died meanwhile, and nobody would be told.
 
     Arguments:
         task: The task.
         request: The request of this delivery.
         identity: Who this delivery is.
         delay: Seconds until the copy may be tried.
-        hide_expiry: Carry the expiry out of Celery's sight: a copy of the running task's own id that expires in a queue
-            would revoke
-            the id, and with it the run.
 
     Raises:
         kombu.exceptions.OperationalError: the broker cannot be reached.
@@ -65,9 +66,7 @@ def publish(task: Any, request: Any, identity: Identity, delay: float, *, hide_e
     """
     signature = Task.signature_from_request(task, request, ignore_result=fanout.ignores_result(task, request))
     options = dict(signature.options)
-    expires = identity.expires or (_text(request.expires) if hide_expiry else None)
-    if hide_expiry or identity.expires:
-        options.pop("expires", None)
+    expires = _text(options.pop("expires", None))
     headers = {**(options.pop("headers", None) or {})}
     copy = identity.copy + 1
     headers.update(
@@ -101,12 +100,12 @@ def publish(task: Any, request: Any, identity: Identity, delay: float, *, hide_e
     return copy
 
 
-def is_expired(identity: Identity) -> bool:
-    """Tell whether the expiry that a copy carries has passed."""
-    if not identity.expires:
+def is_expired(app: Any, expires: str | datetime | None) -> bool:
+    """Tell whether the expiry of a message has passed, as the worker's main process would."""
+    if not expires:
         return False
-    when = datetime.fromisoformat(identity.expires.replace("Z", "+00:00"))
-    return datetime.now(timezone.utc) > (when if when.tzinfo else when.replace(tzinfo=timezone.utc))
+    when: datetime = maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
+    return datetime.now(timezone.utc) > when
 
 
 def _text(when: Any) -> str | None:

@@ -10,21 +10,21 @@ from functools import partial
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events, hooks, recording
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
 from ..binding import check_returned, current_holder
 from ..current import running
-from ..errors import Conflict, LeaseLost, ResultUnavailable
+from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..holding import Holding
 from ..pauses import Pauses
 from ..records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State
 from . import copies, fanout, leases, news, worker
 from .binding import TaskBinding
 from .declarations import UNFINISHED
-from .endings import Expired, ending_of
+from .endings import Expired, ending_of, release_for
 from .identity import DeliveryState
 from .large import is_published, is_shared
 
@@ -64,6 +64,7 @@ class MessageDelivery:
 
         Raises:
             IdempotencyError: the task fails without having run; see `celery_idempotent.errors`.
+            Expired: the message expired; the worker's main process revokes it.
             Ignore: another copy of the message will be answered.
             Reject: the broker takes no copy.
             Exception: what the body raised.
@@ -71,13 +72,8 @@ class MessageDelivery:
         delivery = self._delivery()
         while True:
             try:
+                self._revoke_if_expired(delivery.claim)
                 answer = self._leave_replaced() or self.binding.guard.run(delivery)
-            except Expired:
-                # As Celery does for what expires in its sight; a caller would wait for ever.
-                self.task.backend.mark_as_revoked(
-                    self.request.id, "expired", self.request, not fanout.ignores_result(self.task, self.request)
-                )
-                raise
             except SystemExit as leaving:
                 if worker.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
                     raise
@@ -93,6 +89,22 @@ class MessageDelivery:
             if answer.awaited and self._has_failed(answer.holder_task_id) and self._free(answer, delivery):
                 continue
             self._stand_aside(answer)
+
+    def _revoke_if_expired(self, claim: Claim) -> None:
+        """Raise `Expired` where the expiry has passed, unless the operation is, or was, done by this very task id.
+
+        Its caller waits for that run, whose result a revocation would hide. What was begun and not settled is decided
+        under the lease.
+        """
+        if not copies.is_expired(self.task.app, self.request.expires):
+            return
+        guard = self.binding.guard
+        try:
+            record = guard.breaker.call(guard.store, guard.store.get, claim.key)
+        except StoreError:
+            return  # the guard waits for the store, or does what else the policy says
+        if record is None or record.task_id != claim.task_id:
+            raise Expired(f"expired at {self.request.expires}")
 
     def _leave_replaced(self) -> Answer | None:
         """Settle the operation that this message was published to continue, if its own is another.
@@ -149,18 +161,27 @@ class MessageDelivery:
         task, request, state, run = self.task, self.request, self.state, self.run
 
         def body(holding: Holding) -> Any:
-            if copies.is_expired(state.identity):
-                raise Expired(f"expired at {state.identity.expires}")
+            if copies.is_expired(task.app, request.expires):
+                raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
             state.holding, state.entered = holding, run == task.run
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
                 news.resumed(holding.key, task.name, request.id, state.identity.copy)
+            state.give_up = partial(give_up, holding)
             try:
                 leases.begin(holding, task.name, request.id)
                 with running(holding):
-                    return check_returned(task.name, run(*self.args, **self.kwargs), UNFINISHED)
+                    value = check_returned(task.name, run(*self.args, **self.kwargs), UNFINISHED)
             finally:
                 leases.end(holding)
+            if request.is_eager and isinstance(value, Retry):
+                raise value  # from retry(throw=False): Celery runs what apply() has for its value
+            return value
+
+        def give_up(holding: Holding, retry: Retry) -> None:
+            if not request.is_eager:  # there it is published by nobody
+                leases.end(holding)
+                self.binding.guard.give_up(delivery, holding, release_for(request, retry), retry)
 
         hard, soft = request.timelimit or (None, None)
         limits = (hard or task.time_limit or worker.limits[0], soft or task.soft_time_limit or worker.limits[1])
@@ -169,7 +190,7 @@ class MessageDelivery:
             patience = min(patience, self.binding.policy.wait_timeout)
         claim = self._claim(key)
         story = self.binding.story(claim)
-        return Delivery(
+        delivery = Delivery(
             claim,
             body,
             lambda error: ending_of(task, request, error),
@@ -185,6 +206,7 @@ class MessageDelivery:
             published=is_published(task, request),
             recalls=partial(fanout.forget_errbacks, request),
         )
+        return delivery
 
     def _claim(self, key: str = "") -> Claim:
         """Return what this delivery asks the store for: under its operation's key, or another one that is given."""
@@ -283,8 +305,7 @@ class MessageDelivery:
                 "Call apply_async(), or try again later."
             )
         delay = copies.delay_before(task.app, identity.copy, busy.remaining)
-        own = busy.holder_task_id in ("", request.id)
-        publish = partial(copies.publish, task, request, identity, delay, hide_expiry=own)
+        publish = partial(copies.publish, task, request, identity, delay)
         try:
             try:
                 copy = publish()

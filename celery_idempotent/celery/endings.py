@@ -13,21 +13,21 @@ from ..records import Outcome, Reason, Release, State, attempt_number
 from . import notices, worker
 from .identity import DeliveryState
 
-__all__ = ["Expired", "ending_of"]
+__all__ = ["Expired", "ending_of", "release_for"]
 
 
 class Expired(Ignore):
-    """The copy's expiry passed while it waited for its turn."""
+    """The message expired, and the operation is neither being done nor done by its task id."""
 
 
 def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
     """Return what the record of a delivery is to say, given what its body raised."""
     state, policy = DeliveryState.of(request), task._binding.policy
-    nesting, retries = state.nesting, request.retries or 0
+    nesting = state.nesting
     codec = task._binding.guard.codec
     match error:
         case Retry():
-            return Release(Reason.RETRY, seconds_until(error.when), attempt_number(nesting, retries + 1))
+            return release_for(request, error)
         case Reject():
             return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
         case Expired():
@@ -47,6 +47,12 @@ def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
             return Release(Reason.CRASHED if fatal else Reason.FAILED)
         case _:
             return Release(_reason_of_exit(request, state, error))
+
+
+def release_for(request: Any, retry: Retry) -> Release:
+    """Return the release of a run whose retry was published."""
+    attempt = attempt_number(DeliveryState.of(request).nesting, (request.retries or 0) + 1)
+    return Release(Reason.RETRY, seconds_until(retry.when), attempt)
 
 
 def _reason_of_exit(request: Any, state: DeliveryState, error: BaseException) -> Reason:

@@ -8,8 +8,11 @@ continues this operation.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from celery.exceptions import Retry
 
 from ..holding import Holding
 from ..records import new_owner
@@ -42,7 +45,6 @@ class Identity:
         key: The key that the producer gave, or None.
         copy, token: Which copy of the message this is; 0 and empty as its producer sent it.
         sender: Owner of the delivery that published this message under its lease.
-        expires: When the message expires, as text, if a copy carries it out of Celery's sight.
         sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
             it has no errbacks, or was published by its task's name alone.
         fingerprint: The digest of the arguments of the first attempt. A retry may have other ones, and duplicates are
@@ -61,7 +63,6 @@ class Identity:
     copy: int = 0
     token: str = ""
     sender: str = ""
-    expires: str | None = None
     sending: str = ""
     fingerprint: str = ""
     fingerprint_of: str = ""
@@ -82,6 +83,10 @@ class Identity:
             own[name] = headers.pop(name, own[name])
         request.headers = headers or None
         message = own[MESSAGE] if isinstance(own[MESSAGE], dict) else {}
+        if message.get(
+            "expires"
+        ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
+            request.expires = message["expires"]
         delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
         return cls(
             owner=delivery.get("owner") or new_owner(),
@@ -89,7 +94,6 @@ class Identity:
             copy=message["copy"] if isinstance(message.get("copy"), int) else 0,
             token=str(message.get("token") or ""),
             sender=str(message.get("from") or ""),
-            expires=message.get("expires"),
             sending=str(message.get("sending") or ""),
             fingerprint=str(message.get("fingerprint") or ""),
             fingerprint_of=str(message.get("fingerprint_of") or ""),
@@ -136,6 +140,7 @@ class DeliveryState:
         "failed",
         "fans_out",
         "fans_out_failed",
+        "give_up",
         "holding",
         "identity",
         "key",
@@ -148,6 +153,8 @@ class DeliveryState:
         self.identity = identity
         #: what the body holds while it runs
         self.holding: Holding | None = None
+        #: gives the lease up for the retry that it is called with, while the body runs
+        self.give_up: Callable[[Retry], None] | None = None
         #: whether the body has begun, so that further calls are plain calls
         self.entered = False
         #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away

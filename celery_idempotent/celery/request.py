@@ -21,7 +21,8 @@ from ..events import Released
 from ..hooks import logger
 from ..records import Claim, Reason, new_owner
 from . import news, notices, rows, worker
-from .identity import DELIVERY, KEY, DeliveryState
+from .endings import Expired
+from .identity import DELIVERY, KEY, PLAIN, DeliveryState
 
 __all__ = ["IdempotentRequest", "cut_off", "request_class"]
 
@@ -73,6 +74,14 @@ class IdempotentRequest(Request):
                 raise
             logger.warning("Cutting off %s[%s] raised %r", self.name, self.id, error)
 
+    def maybe_expire(self) -> bool:
+        """Leave it to the delivery to tell whether the message expired, since it can ask the store.
+
+        A message that is delivered again after its expiry, while its operation runs, must not be revoked: that would
+        tell the caller that it does not run, and would have every later message of the id discarded.
+        """
+        return bool(super().maybe_expire()) if self.task.name.startswith(PLAIN) else False
+
     def acknowledge(self) -> None:
         """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
         if not self._cut_off:
@@ -96,6 +105,9 @@ class IdempotentRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        if isinstance(error, Expired):
+            logger.info("Discarding revoked task: %s[%s]", self.name, self.id)  # as Celery does
+            return self._announce_revoked("expired", False, None, True)
         own_exit = isinstance(error, (SystemExit, KeyboardInterrupt))
         if not return_ok and (own_exit or isinstance(error, (WorkerLostError, Terminated))):
             # The child is gone. Released before Celery puts the message back, so that the next delivery does not wait

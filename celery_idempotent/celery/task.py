@@ -191,6 +191,9 @@ class IdempotentTask(Task):
     def retry(self, *args: Any, **options: Any) -> Any:
         """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.
 
+        With ``throw=False`` the lease is given up to the retry as soon as it is published. The body goes on, but the
+        result is the retry's.
+
         Raises:
             LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue.
@@ -198,12 +201,16 @@ class IdempotentTask(Task):
         """
         self._check_lease("Retrying")
         try:
-            return super().retry(*args, **options)
+            retry = super().retry(*args, **options)
         except Reject as rejected:
             # Celery drops the message when it cannot publish the retry; with the broker away, that would lose the task.
             if isinstance(rejected.reason, Exception) and is_outage(self.app, rejected.reason):
                 raise put_back(f"The broker took no retry of this message ({rejected.reason}).") from rejected
             raise
+        state = _state_of(self.request_stack.top)
+        if state is not None and state.give_up is not None:
+            state.give_up(retry)
+        return retry
 
     def replace(self, sig: Any) -> Any:
         """Replace the task as Celery does; where it is replaced by what ends in itself, that end is this operation.

@@ -43,6 +43,10 @@ def part(self: Any, order: str, ending: str = "return") -> Any:
     gates.wait(f"before {order}")
     journal.write("charged", order, **attempt)
     gates.wait(f"after {order}")
+    if first and ending.startswith("retry, and "):
+        self.retry(countdown=1, throw=False)
+        gates.wait(f"retried {order}")
+        ending = ending.removeprefix("retry, and ")
     if first or not ending.endswith(" at first"):
         end(self, order, ending.removesuffix(" at first"))
     return f"{order} charged" if first else f"{order} charged again"

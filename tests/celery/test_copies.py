@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from celery import Celery
 from freezegun import freeze_time
+from kombu.serialization import prepare_accept_content
 
-from celery_idempotent.celery.copies import FIRST_DELAY, LONGEST_DELAY, delay_before, is_expired
+from celery_idempotent import IdempotentTask
+from celery_idempotent.celery.copies import FIRST_DELAY, LONGEST_DELAY, delay_before, is_expired, publish
 from celery_idempotent.celery.endings import seconds_until
-from celery_idempotent.celery.identity import Identity
+from celery_idempotent.celery.identity import MESSAGE, DeliveryState
+from celery_idempotent.celery.request import IdempotentRequest
+from tests.waiting import wait_until
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 
@@ -42,15 +48,15 @@ def test_a_delay_stays_below_half_of_the_visibility_timeout(timeout: float, long
 
 @pytest.mark.parametrize("expires", [NOON.isoformat(), "2026-11-21T12:00:00Z", "2026-11-21T12:00:00"])
 def test_an_expiry_that_a_copy_carries_is_told_by_the_wall_clock(expires: str) -> None:
-    identity = Identity("owner", expires=expires)
+    app = app_on("memory://")
     with freeze_time(NOON - timedelta(seconds=1)):
-        assert not is_expired(identity)
+        assert not is_expired(app, expires)
     with freeze_time(NOON + timedelta(seconds=1)):
-        assert is_expired(identity)
+        assert is_expired(app, expires)
 
 
 def test_a_copy_without_an_expiry_never_expires() -> None:
-    assert not is_expired(Identity("owner"))
+    assert not is_expired(app_on("memory://"), None)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +71,89 @@ def test_a_retry_is_due_at_a_time_or_after_a_while(when: float | datetime) -> No
 def test_a_retry_that_is_due_already_is_due_now(when: datetime | None) -> None:
     with freeze_time(NOON):
         assert seconds_until(when) == 0
+
+
+@pytest.fixture
+def charge() -> Iterator[Any]:
+    """A task whose messages stay in memory."""
+    app = Celery("copied", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(idempotency_store="memory://", accept_content=["json", "yaml"])
+
+    @app.task(base=IdempotentTask, shared=False)
+    def charge(order_id: str) -> None: ...
+
+    app.finalize()
+    app.connection_for_write().default_channel.queue_purge("celery")
+    yield charge
+    app.close()
+
+
+def received(task: Any) -> IdempotentRequest:
+    """Return the next message, acked, as the worker's main process reads it."""
+    with task.app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+        queue.consumer.accept = prepare_accept_content(task.app.conf.accept_content)
+        message = wait_until(lambda: queue.get(timeout=10), message="a message")
+        message.ack()
+    return IdempotentRequest(message, app=task.app, task=task)
+
+
+def deferred(request: IdempotentRequest, times: int = 1) -> IdempotentRequest:
+    """Return what is left of a message when it was deferred so often."""
+    for _ in range(times):
+        publish(request.task, request._context, DeliveryState.of(request._context).identity, 0.0)
+        request = received(request.task)
+    return request
+
+
+SENT: dict[str, Any] = {
+    "expires": NOON.isoformat(),
+    "ignore_result": True,
+    "serializer": "yaml",
+    "compression": "zlib",
+    "argsrepr": "('<secret>',)",
+    "kwargsrepr": "{'hidden': 1}",
+    "shadow": "charge of somebody",
+    "time_limit": 30,
+    "soft_time_limit": 20,
+    "priority": 3,
+    "reply_to": "somebody",
+    "correlation_id": "T1",
+    "root_id": "T0",
+    "parent_id": "T0",
+    "retries": 2,
+    "group_id": "G1",
+    "group_index": 4,
+    "headers": {"tenant": "blue"},
+}
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_deferred_copy_carries_all_that_its_consumer_can_see_of_the_message(charge: Any, times: int) -> None:
+    with freeze_time(NOON - timedelta(seconds=30)):
+        charge.app.send_task(charge.name, ("ORD-1",), task_id="T1", **SENT)
+        first = received(charge)
+        copy = deferred(first, times)
+    told = {"id", "task", "root_id", "parent_id", "group", "group_index", "shadow", "timelimit", "retries", "tenant"}
+    told |= {"ignore_result", "argsrepr", "kwargsrepr", "compression"}
+    wanted = {name: first.message.headers[name] for name in told}
+    assert {name: copy.message.headers[name] for name in told} == wanted
+    assert wanted["argsrepr"] == SENT["argsrepr"]
+    assert (wanted["ignore_result"], wanted["compression"]) == (True, "application/x-gzip")
+    assert copy.content_type == first.content_type == "application/x-yaml"
+    assert copy.args == first.args == ["ORD-1"]
+    properties = ("reply_to", "correlation_id", "priority")
+    assert [copy.message.properties[name] for name in properties] == ["somebody", "T1", 3]
+
+
+def test_a_copy_expires_out_of_the_brokers_sight_and_its_retry_as_the_message_did(charge: Any) -> None:
+    """A broker that drops the copy, or a worker that revokes its id, would do so to the operation that is running."""
+    with freeze_time(NOON - timedelta(seconds=30)):
+        charge.apply_async(("ORD-1",), expires=30)
+        copy = deferred(received(charge))
+        assert copy.message.headers["expires"] is None
+        assert "expiration" not in copy.message.properties
+        assert copy.message.headers[MESSAGE]["expires"] == NOON.isoformat()
+        charge.signature_from_request(copy._context, retries=1).apply_async()
+        retry = received(charge)
+    assert retry.expires == NOON
+    assert copy._context.expires == NOON.isoformat()

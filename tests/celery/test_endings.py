@@ -90,6 +90,24 @@ def test_retries_that_are_used_up_fail_and_free_the_key(
     aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED, effects=3)
 
 
+@pytest.mark.ending("retries and goes on (`throw=False`)")
+@pytest.mark.parametrize("then", ["return", "raise"])
+def test_a_task_that_goes_on_after_its_retry_was_published_has_given_the_operation_up_to_it(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, then: str
+) -> None:
+    node = start_worker(PARTING, concurrency=2)
+    gate = gates.close("retried ORD-1")
+    result = parting.module.part.delay("ORD-1", f"retry, and {then}")
+    gate.reached()
+    other = parting.module.part.delay("ORD-1", f"retry, and {then}")
+    gate.open()
+    aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
+    aftermath.expect(other, "SUCCESS", State.COMPLETED, effects=2)
+    assert result.get() == other.get() == "ORD-1 charged again"
+    assert aftermath.journal.count("started") == 2
+    assert ("ValueError: no ORD-1" in node.logs()) == (then == "raise")
+
+
 def test_a_duplicate_waits_for_a_retry_that_is_due_later(app: Celery, journal: Journal, gates: Gates) -> None:
     gate = gates.close("before ORD-1")
     first = app.module.flaky.delay("ORD-1", failures=1, countdown=2)

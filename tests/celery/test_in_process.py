@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
-from celery.app.trace import build_tracer
+from celery.app.trace import build_tracer, trace_task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
@@ -20,8 +20,10 @@ from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavail
 from celery_idempotent.answers import Busy
 from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
+from celery_idempotent.celery.endings import Expired
 from celery_idempotent.records import Claim, Lease, Reason, Record, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
+from tests.waiting import wait_until
 
 
 class FailingStore(MemoryStore):
@@ -36,6 +38,10 @@ class FailingStore(MemoryStore):
     def acquire(self, claim: Claim) -> Any:
         self._may("acquire")
         return super().acquire(claim)
+
+    def get(self, key: str) -> Any:
+        self._may("get")
+        return super().get(key)
 
     def announce(self, key: str, task_id: str) -> bool:
         self._may("announce")
@@ -175,6 +181,51 @@ def test_a_call_of_apply_cannot_be_deferred(app: Celery, store: FailingStore) ->
         task.apply(("A",))
 
 
+def expired(task: Any, task_id: str) -> MessageDelivery:
+    """A delivery of a message whose expiry has passed."""
+    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": "2001-01-01T00:00:00+00:00"}
+    return MessageDelivery(task, Context({**sent, "called_directly": False}), lambda order_id: "ran", ("A",), {})
+
+
+def test_an_expired_message_of_what_was_never_begun_leaves_no_record(app: Celery, store: FailingStore) -> None:
+    with pytest.raises(Expired):
+        expired(declare(app, raising(AssertionError("it ran"))), "T1").answer()
+    assert list(store.scan()) == []
+
+
+def test_an_expired_message_of_what_its_id_has_done_gets_the_result_and_another_does_not(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> str:
+        return "done"
+
+    task = declare(app, charge)
+    task.apply(("A",), task_id="T1")
+    assert expired(task, "T1").answer() == "done"
+    with pytest.raises(Expired):
+        expired(task, "T2").answer()
+
+
+@pytest.mark.parametrize("task_id", ["T1", "T2"])
+def test_an_expired_message_of_what_was_given_up_does_not_run(app: Celery, store: FailingStore, task_id: str) -> None:
+    task = declare(app, raising(ValueError("no A")))
+    with pytest.raises(ValueError, match="no A"):
+        task.apply(("A",), task_id="T1")
+    with pytest.raises(Expired):
+        expired(task, task_id).answer()
+    [record] = store.scan()
+    assert record.state is State.RELEASED
+
+
+def test_a_store_that_cannot_say_whether_an_expired_message_runs_is_asked_again(
+    app: Celery, store: FailingStore
+) -> None:
+    store.failing = frozenset({"get"})
+    with pytest.raises(Expired):
+        expired(declare(app, raising(AssertionError("it ran"))), "T1").answer()
+    store.failing = frozenset()
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "revoked")
+
+
 @pytest.fixture
 def deferring(app: Celery) -> MessageDelivery:
     """A delivery that is about to stand aside."""
@@ -245,6 +296,88 @@ def test_a_retry_that_cannot_be_encoded_is_rejected_as_celery_does(
 
 def retry_at_once(self: Any, order_id: str) -> None:
     raise self.retry()
+
+
+@pytest.fixture
+def deliver(app: Celery) -> Callable[[Any], Any]:
+    """A function that has the next message delivered, as a worker does, and returns what the tracer says of it."""
+    app.connection_for_write().default_channel.queue_purge("celery")
+
+    def deliver(task: Any) -> Any:
+        with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+            message = wait_until(lambda: queue.get(timeout=10), message="a message")
+            message.ack()
+        sent = request.IdempotentRequest(message, app=app, task=task)
+        return trace_task(task, sent.id, sent.args, sent.kwargs, {**sent.request_dict, "is_eager": False}, app=app)
+
+    return deliver
+
+
+def going_on(end: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a body that publishes its retry and does not leave with it."""
+
+    def body(self: Any, order_id: str) -> Any:
+        if self.request.retries:
+            return "the retry"
+        self.retry(countdown=0, throw=False)
+        return end(self)
+
+    return body
+
+
+def fails(task: Any) -> Any:
+    raise ValueError("too late")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda task: "too late",
+        fails,
+        lambda task: task.lease.check(),
+        lambda task: task.retry(throw=False),
+        lambda task: task.replace(task.si("B")),
+    ],
+    ids=["returns", "fails", "asks whether it holds the lease", "retries again", "is replaced"],
+)
+def test_whatever_a_body_does_after_it_published_its_retry_the_retry_is_the_operation(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], end: Callable[[Any], Any]
+) -> None:
+    task = declare(app, going_on(end))
+    result = task.delay("A")
+    assert deliver(task).info.state == "IGNORED"
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "retry")
+    assert result.state == "PENDING"
+    assert deliver(task).retval == result.get() == "the retry"
+    [record] = store.scan()
+    assert record.state is State.COMPLETED
+    with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+        assert queue.qsize() == 0
+
+
+def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    def leave(task: Any) -> None:
+        raise SystemExit
+
+    task = declare(app, going_on(leave))
+    task.delay("A")
+    with pytest.raises(SystemExit):
+        deliver(task)
+    assert deliver(task).retval == "the retry"
+
+
+def test_a_retry_that_goes_on_in_place_is_that_of_the_caller_of_apply(app: Celery, store: FailingStore) -> None:
+    """Celery runs it once the body returns it, and publishes nothing."""
+
+    def body(self: Any, order_id: str) -> Any:
+        return "the retry" if self.request.retries else self.retry(countdown=0, throw=False)
+
+    assert declare(app, body).apply(("A",), throw=False).get() == "the retry"
+    [record] = store.scan()
+    assert record.state is State.COMPLETED
 
 
 def test_a_direct_call_retries_and_makes_signatures_as_any_task(app: Celery) -> None:
@@ -433,7 +566,7 @@ class Died(BaseException):
     """Stands for the death of the process, in a place where only a debugger could stop it."""
 
 
-def deliver(task: Any, number: int) -> None:
+def deliver_member(task: Any, number: int) -> None:
     """Deliver the message of a member as a worker does."""
     body = {"task": "tests.body", "args": [], "kwargs": {}, "options": {"task_id": "B1"}, "chord_size": 2}
     request = {"id": f"T{number}", "group": "G1", "chord": body, "args": (f"ORD-{number}",), "kwargs": {}}
@@ -454,7 +587,7 @@ def test_a_part_that_is_counted_is_returned_once_however_often_its_member_is_del
     member: Any, bodies: list[Any]
 ) -> None:
     for number in (1, 1, 1, 2, 1, 2):
-        deliver(member, number)
+        deliver_member(member, number)
     assert bodies == [["ORD-1", "ORD-2"]]
     assert member.AsyncResult("B1").state == "PENDING"  # and no error
 
@@ -465,23 +598,23 @@ def test_a_part_that_a_dead_process_did_not_return_is_returned_by_the_next_deliv
     with monkeypatch.context() as dying:
         dying.setattr(member.backend, "on_chord_part_return", raiser(Died()))
         with pytest.raises(Died):
-            deliver(member, 1)
+            deliver_member(member, 1)
     monkeypatch.setattr(fanout, "RETURNING", -1.0)
     for number in (1, 1, 2):
-        deliver(member, number)
+        deliver_member(member, number)
     assert bodies == [["ORD-1", "ORD-2"]]
 
 
 def test_a_chord_that_is_over_does_not_fail_for_a_member_whose_process_died_before_it_recorded_that(
     member: Any, store: FailingStore, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deliver(member, 1)
+    deliver_member(member, 1)
     with monkeypatch.context() as dying:
         dying.setattr(store, "announce", raiser(Died()))
         with pytest.raises(Died):
-            deliver(member, 2)
+            deliver_member(member, 2)
     monkeypatch.setattr(fanout, "RETURNING", -1.0)
-    deliver(member, 2)
+    deliver_member(member, 2)
     assert bodies == [["ORD-1", "ORD-2"]]
     assert member.AsyncResult("B1").state == "PENDING"  # and no error
 

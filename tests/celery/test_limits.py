@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from celery import Celery, Task
 
 from celery_idempotent.records import State
 from tests.celery.aftermath import PARTING, Aftermath
+from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -61,6 +63,33 @@ def test_an_expired_copy_of_a_task_whose_holder_died_tells_its_caller(
     gate.open()
     wait_until(lambda: result.state == "REVOKED", 30, lambda: f"it is {result.state}")
     assert journal.count("charged") == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_an_expired_message_is_revoked_unless_its_own_operation_runs_or_is_done(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, pool: str
+) -> None:
+    """A second publish under the same id stands for the broker's redelivery, which would take its time to come."""
+    gate = gates.close("before ORD-1")
+    node = start_worker(CORNERS, pool=pool)
+    charge, past = app.module.charge, datetime.now(timezone.utc) - timedelta(minutes=1)
+    result = charge.delay("ORD-1")
+    gate.reached()
+    charge.apply_async(("ORD-1",), task_id=result.id, expires=past)
+    node.wait_for_log("copy=2")
+    assert result.state == "PENDING"
+    other = charge.apply_async(("ORD-1",), expires=past)
+    wait_until(lambda: other.state == "REVOKED", message=lambda: f"it is {other.state}")
+    gate.open()
+    assert result.get(timeout=20) == "charged ORD-1"
+    charge.apply_async(("ORD-1",), task_id=result.id, expires=past)
+    wait_until(lambda: not messages(app.conf.broker_url), message="every message to be answered")
+    assert app.AsyncResult(result.id).state == "SUCCESS"
+    assert "Discarding revoked task" in node.logs()
+    # What is revoked would be discarded for ever after.
+    charge.apply_async(("ORD-1",), task_id=other.id)
+    wait_until(lambda: app.AsyncResult(other.id).state == "SUCCESS", message="the duplicate's id to be answered")
+    assert journal.count("charged") == 1
 
 
 def test_a_pool_that_cannot_end_a_body_at_its_limit_keeps_its_lease(

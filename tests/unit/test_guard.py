@@ -798,6 +798,76 @@ def test_a_run_that_lost_its_lease_stands_aside_while_the_other_runs(bench: Benc
     assert bench.told == ["Acquired", "LeaseMissed"]
 
 
+def giving_up(bench: Bench, then: Any) -> Answer:
+    """Deliver a body that publishes its retry, and then returns this, raises it, or does what it does."""
+    given_up = Release(Reason.RETRY, 30.0, 1)
+
+    def body(holding: Holding) -> Any:
+        bench.guard().give_up(delivery, holding, given_up, Exception("a retry"))
+        if isinstance(then, BaseException):
+            raise then
+        return then(holding) if callable(then) else then
+
+    delivery = bench.delivery(body)
+    return bench.guard().run(delivery)
+
+
+@pytest.mark.parametrize("then", [42, ValueError("no"), Declined("no"), LostInTask("gone"), Holding.check])
+def test_a_run_that_gave_the_operation_up_leaves_it_to_what_carries_it_on(
+    bench: Bench, then: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.policy = Policy(remember_failures=Declined)
+    assert giving_up(bench, then) == Dropped()
+    assert (bench.record.state, bench.record.reason, bench.record.remaining) == (State.RELEASED, "retry", 30.0)
+    assert bench.told == ["Acquired", "Released"]
+    assert ("raised after" in caplog.text) == isinstance(then, (ValueError, Declined))
+
+
+def test_a_run_that_gave_the_operation_up_ends_with_its_process(bench: Bench) -> None:
+    sure(SystemExit, lambda: giving_up(bench, SystemExit(3)))
+    assert (bench.record.state, bench.record.reason) == (State.RELEASED, "retry")
+
+
+def test_a_lease_that_was_given_up_is_not_renewed_and_says_why(bench: Bench) -> None:
+    def then(holding: Holding) -> None:
+        bench.clock.advance(30.0)
+        bench.heartbeat.beat(bench.clock())
+        assert bench.store.count("renew") == 0
+        assert "published its retry" in str(sure(LostInTask, holding.check))
+
+    assert giving_up(bench, then) == Dropped()
+
+
+def test_a_lease_that_cannot_be_given_up_because_the_store_is_down_is_not_the_runs_any_more(bench: Bench) -> None:
+    def then(holding: Holding) -> str:
+        bench.store.up()
+        sure(LostInTask, holding.check)
+        return "mine"
+
+    bench.store.down("release")
+    assert giving_up(bench, then) == Dropped()
+    assert bench.told == ["Acquired", "ReleaseFailed"]
+    assert bench.record.state is State.IN_PROGRESS
+
+
+def test_an_unprotected_run_has_nothing_to_give_up(bench: Bench) -> None:
+    bench.policy = Policy(on_store_error="run")
+    bench.store.down("acquire")
+    assert giving_up(bench, "mine") == Ran("mine")
+
+
+def test_what_a_run_settled_within_its_transaction_is_not_given_up(bench: Bench) -> None:
+    def body(holding: Holding) -> Any:
+        holding.within = ("mine",)
+        bench.settle(holding.lease, "mine")
+        bench.guard().give_up(delivery, holding, Release(Reason.RETRY), Exception("a retry"))
+        return "not this"
+
+    delivery = bench.delivery(body)
+    assert bench.guard().run(delivery) == Ran("mine")
+    assert bench.record.state is State.COMPLETED
+
+
 def test_a_run_whose_record_was_forgotten_is_no_duplicate_of_anything(bench: Bench) -> None:
     def forgotten() -> None:
         bench.store.inner.delete(KEY)
