@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -200,7 +201,8 @@ def type_here(words: list[str], answer: str = "y\n") -> tuple[int, str]:
         from celery.bin.celery import celery as program
     else:
         from celery_idempotent.cli import cli as program
-    result = CliRunner().invoke(program, words[1:], input=answer, standalone_mode=True)
+    with mock.patch.dict(os.environ):  # Celery's command line leaves the broker of its app there
+        result = CliRunner().invoke(program, words[1:], input=answer, standalone_mode=True)
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exc_info)
     return result.exit_code, result.output
 
