@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from celery import states
-from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded, WorkerLostError
 from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events, hooks, recording
@@ -28,7 +28,7 @@ from .endings import Expired, ending_of, release_for
 from .identity import DeliveryState
 from .large import is_published, is_shared
 
-__all__ = ["MessageDelivery", "TaskLeaseLost", "is_outage", "put_back"]
+__all__ = ["SLOT_PAUSE", "MessageDelivery", "TaskLeaseLost", "is_outage", "put_back", "was_acked"]
 
 #: Part of a task's own time limit that may be spent waiting for the store.
 PATIENCE = 0.8
@@ -78,6 +78,8 @@ class MessageDelivery:
                 if worker.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
                     raise
                 # No child ends with it, and Celery would neither answer the message nor give it back.
+                if was_acked(self.task, self.request):
+                    raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
             if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request, answer.record)):
                 answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
@@ -295,7 +297,10 @@ class MessageDelivery:
         )
 
     def _stand_aside(self, busy: Busy) -> None:
-        """Publish a copy of the message and end this delivery of it; return only if the copy cannot be encoded."""
+        """Publish a copy of the message and end this delivery of it.
+
+        Return, after a pause, only if no copy can be published and the message cannot be put back either.
+        """
         task, request, identity = self.task, self.request, self.state.identity
         if self.state.failed is not None:  # as which the operation has ended
             raise self.state.failed
@@ -318,11 +323,15 @@ class MessageDelivery:
                 # A message put back would be refused too, and end the worker's main process.
                 logged = "%s[%s] cannot be published again (%r); it waits in its slot"
                 hooks.logger.error(logged, task.name, request.id, error)
-                time.sleep(min(delay, SLOT_PAUSE))
-                return
-            raise put_back(
-                f"The broker took no copy of this message ({error}), so it goes back to its queue."
-            ) from error
+            elif was_acked(task, request):
+                logged = "%s[%s]: the broker took no copy of this message (%s), which was acked; it waits in its slot"
+                hooks.logger.error(logged, task.name, request.id, error)
+            else:
+                raise put_back(
+                    f"The broker took no copy of this message ({error}), so it goes back to its queue."
+                ) from error
+            time.sleep(min(delay, SLOT_PAUSE))
+            return
         _requeue_pauses.pause = REQUEUE_PAUSE[0]
         told = events.Deferred(self.state.key, task.name, request.id, holder=current_holder(), delay=delay, copy=copy)
         self.binding.tell(told)
@@ -333,6 +342,11 @@ class MessageDelivery:
 
 #: Grows from failure to failure of this process, and starts anew with the first copy that is published.
 _requeue_pauses = Pauses(REQUEUE_PAUSE, float("inf"), worker.is_stopping)
+
+
+def was_acked(task: Any, request: Any) -> bool:
+    """Tell whether the broker has forgotten the message already, so that it cannot be put back (`allow_early_ack`)."""
+    return not task.acks_late and not request.is_eager
 
 
 def put_back(reason: str) -> Reject:

@@ -17,10 +17,11 @@ from ..current import current_lease
 from ..errors import ConfigurationError, MissingKey, PreviouslyFailed, StoreError
 from ..holding import Holding
 from ..hooks import logger
+from ..pauses import sleep
 from ..policy import Policy
 from . import brokers, declarations, fanout, groups, inspection, listening, worker
 from .binding import TaskBinding
-from .delivery import MessageDelivery, is_outage, put_back
+from .delivery import SLOT_PAUSE, MessageDelivery, is_outage, put_back, was_acked
 from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
 
 __all__ = ["IdempotentTask"]
@@ -196,17 +197,24 @@ class IdempotentTask(Task):
 
         Raises:
             LeaseLost: the lease is lost; nothing was published.
-            Reject: the broker could not be reached; the message goes back to its queue.
+            Reject: the broker could not be reached; the message goes back to its queue. One that was acked before it
+                ran (``allow_early_ack``) is not there any more: it waits until the broker takes the retry.
             ConfigurationError: an option is meant as the key of the message, and is not (`signature` refuses it).
         """
         self._check_lease("Retrying")
-        try:
-            retry = super().retry(*args, **options)
-        except Reject as rejected:
-            # Celery drops the message when it cannot publish the retry; with the broker away, that would lose the task.
-            if isinstance(rejected.reason, Exception) and is_outage(self.app, rejected.reason):
-                raise put_back(f"The broker took no retry of this message ({rejected.reason}).") from rejected
-            raise
+        while True:
+            try:
+                retry = super().retry(*args, **options)
+                break
+            except Reject as rejected:
+                # Celery drops the message when it cannot publish the retry; with the broker away, that loses the task.
+                if not (isinstance(rejected.reason, Exception) and is_outage(self.app, rejected.reason)):
+                    raise
+                reason = f"The broker took no retry of this message ({rejected.reason})."
+                if not was_acked(self, self.request):
+                    raise put_back(reason) from rejected
+                logger.error("%s[%s]: %s It was acked, and waits in its slot.", self.name, self.request.id, reason)
+                sleep(SLOT_PAUSE)
         state = _state_of(self.request_stack.top)
         if state is not None and state.give_up is not None:
             state.give_up(retry)

@@ -17,7 +17,7 @@ from tests.servers import open_client
 
 def from_env(app: Celery) -> Celery:
     """Configure an app with BROKER_URL, RESULT_URL, VISIBILITY_TIMEOUT and, if they are set, STORE_URL,
-    VISIBILITY_REFRESH ("0": off) and TRANSPORT_OPTIONS (JSON)."""
+    BROKER_WRITE_URL, VISIBILITY_REFRESH ("0": off) and TRANSPORT_OPTIONS (JSON)."""
     measuring.answer_saves()
     env = os.environ
     app.conf.update(
@@ -36,6 +36,8 @@ def from_env(app: Celery) -> Celery:
         worker_hijack_root_logger=True,
         task_publish_retry=False,
     )
+    if "BROKER_WRITE_URL" in env:
+        app.conf.broker_write_url = env["BROKER_WRITE_URL"]
     if "STORE_URL" in env:
         app.conf.idempotency_store = env["STORE_URL"]
     # Some tests are about what happens when a broker hands out again what is still held.

@@ -39,6 +39,12 @@ def charge(self: Any, order_id: str, ending: str = "return", gate: str = "") -> 
     return f"charged {order_id}"
 
 
+@app.task(base=IdempotentTask, acks_late=False, idempotency={"key": "order_id", "allow_early_ack": True})
+def leave(order_id: str) -> None:
+    """Exits, when its message was acked."""
+    raise SystemExit(3)
+
+
 _barriers: dict[int, threading.Barrier] = {}
 
 

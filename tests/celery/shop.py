@@ -79,6 +79,22 @@ def flaky(self: Any, order_id: str, failures: int = 2, countdown: float = 0.1) -
 @app.task(
     base=IdempotentTask,
     bind=True,
+    acks_late=False,
+    idempotency={"key": "order_id", "allow_early_ack": True},
+    max_retries=5,
+)
+def early(self: Any, order_id: str) -> str:
+    """Its messages are acked before it runs; it retries once."""
+    work("tried", order_id, None, retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    Journal.from_env().write("charged", order_id)
+    return f"charged {order_id}"
+
+
+@app.task(
+    base=IdempotentTask,
+    bind=True,
     idempotency={"key": "order_id"},
     autoretry_for=(Exception,),
     retry_kwargs={"countdown": 0.1},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery
@@ -13,6 +14,7 @@ from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
+from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.waiting import wait_until
 
@@ -246,6 +248,31 @@ def test_a_retry_that_the_broker_cannot_take_puts_the_message_back(
     broker.start()
     start_worker(SHOP, **options)  # Celery's main process may end with its broker
     assert result.get(timeout=60) == "ORD-1 after 1"
+
+
+def test_what_was_acked_before_it_runs_waits_in_its_slot_for_a_broker_that_takes_nothing(
+    app: Celery,
+    start_worker: StartWorker,
+    proxied: Callable[[int], Proxy],
+    broker_url: str,
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    """To put such a message back would have no effect: the broker has forgotten it."""
+    gate = gates.close("before ORD-1")
+    address = urlsplit(broker_url)
+    proxy = proxied(address.port or 6379)
+    node = start_worker(SHOP, env={"BROKER_WRITE_URL": proxy.url(int(address.path.removeprefix("/") or 0))})
+    first = app.module.early.delay("ORD-1")
+    gate.reached()
+    proxy.refuse()
+    second = app.module.early.delay("ORD-1")
+    node.wait_for_log("took no copy", timeout=60)
+    gate.open()
+    node.wait_for_log("took no retry", timeout=60)
+    proxy.heal()
+    assert first.get(timeout=60) == second.get(timeout=60) == "charged ORD-1"
+    assert [entry.fields["retries"] for entry in journal.entries("tried")] == [0, 1]
 
 
 def test_a_worker_without_any_store_does_not_start_and_says_what_to_set(start_worker: StartWorker) -> None:

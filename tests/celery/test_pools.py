@@ -9,6 +9,7 @@ from typing import Any
 import celery
 import pytest
 from celery import Celery
+from celery.exceptions import WorkerLostError
 
 from celery_idempotent.records import State
 from celery_idempotent.stores.redis import RedisStore
@@ -273,6 +274,16 @@ def test_a_body_that_exits_is_run_again(
     start(pool)
     assert app.module.charge.delay("ORD-1", "exit").get(timeout=20) == "charged ORD-1"
     assert journal.count("started") == 2
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_body_that_exits_when_its_message_was_acked_fails(
+    app: Celery, start: Callable[..., WorkerNode], pool: str
+) -> None:
+    """There is nothing to give back: its caller would wait for ever."""
+    start(pool)
+    with pytest.raises(WorkerLostError):
+        app.module.leave.delay("ORD-1").get(timeout=20)
 
 
 @pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1"])

@@ -16,6 +16,7 @@ from celery import Celery, Task, shared_task
 from celery_idempotent import ConfigurationError, KeyReused, Policy, current_lease, idempotent
 from celery_idempotent.rq import idempotent as rq_idempotent
 from celery_idempotent.stores.memory import MemoryStore
+from tests.celery.apps import private_shared_tasks
 
 BOTH: dict[str, Any] = {"store": "memory://", "key": "order"}
 
@@ -116,7 +117,8 @@ TASKS: dict[str, Callable[[Celery], Any]] = {
 @pytest.mark.parametrize("make", TASKS.values(), ids=TASKS.keys())
 @pytest.mark.parametrize("decorator", [idempotent, rq_idempotent], ids=["of functions", "of RQ"])
 def test_a_task_of_celery_is_refused_with_what_to_write(make: Callable[[Celery], Any], decorator: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"got a task of Celery.* write @app\.task\(base=IdempotentTask"):
+    refusal = pytest.raises(ConfigurationError, match=r"got a task of Celery.* write @app\.task\(base=IdempotentTask")
+    with private_shared_tasks(), refusal:
         decorator(**BOTH)(make(Celery("functions", set_as_current=False)))
 
 
