@@ -199,7 +199,7 @@ class IdempotentTask(Task):
             LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue. One that was acked before it
                 ran (``allow_early_ack``) is not there any more: it waits until the broker takes the retry.
-            ConfigurationError: an option is meant as the key of the message, and is not (`signature` refuses it).
+            ConfigurationError: an option is meant as the key of the message, and is not; ``signature()`` refuses it.
         """
         self._check_lease("Retrying")
         while True:

@@ -7,7 +7,6 @@ together carry the name of their canvas as `tag`.
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 from celery import Celery, Task, chain, chord, current_task, group, signals
@@ -16,6 +15,7 @@ from kombu import Queue
 from celery_idempotent import IdempotentTask, events, hooks
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
+from tests.celery.canvases import anonymous
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 
@@ -34,13 +34,6 @@ app.conf.task_queues = [Queue(name) for name in ("celery", "side")]
 app.conf.broker_transport_options["queue_order_strategy"] = "sorted"
 app.conf.task_inherit_parent_priority = True
 app.conf.idempotency = {"lease_ttl": float(os.environ.get("LEASE_TTL", "60"))}
-
-UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-def anonymous(value: object) -> str:
-    """Return the text of a value without the ids in it, which differ from run to run."""
-    return UUID.sub("<id>", repr(value))
 
 
 def ran(tag: str, *args: object) -> None:

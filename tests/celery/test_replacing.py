@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord
 
-from tests.celery.canvas_app import anonymous
+from tests.celery.canvases import anonymous
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
