@@ -28,7 +28,7 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         ): Expected("same ids", brokers=("rabbitmq",)),
         "test_inspect.py::test_Inspect::test_active": Expected("acks_late"),
         "test_inspect.py::test_Inspect::test_query_task": Expected("acks_late"),
-        # The suite waits without a limit, until pytest-timeout ends it after 300 s, twice.
+        # The suite waits without a limit, until pytest-timeout ends it after 300 s.
         "test_tasks.py::test_tasks::test_expired": Expected("acks_late", brokers=("rabbitmq",)),
         "test_worker.py::test_django_fixup_direct_worker": Expected("no Redis"),
         "test_worker.py::test_django_fixup_signals_only_handled_by_own_app": Expected("no Redis"),
