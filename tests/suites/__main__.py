@@ -141,7 +141,7 @@ def run_file(
             "TMPDIR": str(folder),
         }
         log = tree.parent / f"{mode}-{name}{'-again' if tests else ''}.log"
-        options = ["-v", "-p", "suite_pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options = ["-v", "-p", "suite_pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:rerunfailures"]
         options += [f"--junitxml={folder / 'junit.xml'}"]
         options += [f"{suite.tests}/{name}::{test}" for test in tests] or [f"{suite.tests}/{name}"]
         with log.open("wb") as output:
@@ -288,16 +288,15 @@ def print_tables(results: dict[str, tuple[FileRun, FileRun]], comparison: Compar
     """Print a line for each file, the differences by kind, what fails on stock, and the verdict."""
     package, width = comparison.suite.package, max(map(len, results))
     print(f"\n{'':{width}}  {'stock ' + package:^23}  {'guarded':^23}")
-    print(f"{'file':{width}}{'   passed  failed skipped' * 2}  ran/guarded  repeated   seconds")
+    print(f"{'file':{width}}{'   passed  failed skipped' * 2}  ran/guarded   seconds")
     for name, (stock, guarded) in results.items():
         cells = "".join(_cells([run.total(outcome) for outcome in COLUMNS]) for run in (stock, guarded))
         guards = f"{guarded.counts['ran']}/{guarded.counts['guarded']}"
-        repeats = f"{stock.counts['repeated']}/{guarded.counts['repeated']}"
-        print(f"{name:{width}}{cells}  {guards:>11}  {repeats:>8}  {stock.seconds:.0f}/{guarded.seconds:.0f}")
+        print(f"{name:{width}}{cells}  {guards:>11}  {stock.seconds:.0f}/{guarded.seconds:.0f}")
     total = comparison.totals
     cells = "".join(_cells([total[f"{mode} {outcome}"] for outcome in COLUMNS]) for mode in MODES)
     guards = f"{total['guarded ran']}/{total['guarded guarded']}"
-    print(f"{'all':{width}}{cells}  {guards:>11}  {total['stock repeated']}/{total['guarded repeated']}\n")
+    print(f"{'all':{width}}{cells}  {guards:>11}\n")
     for note in comparison.notes:
         print(f"NOTE {note}")
     for kind, names in comparison.differing.items():

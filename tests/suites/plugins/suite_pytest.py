@@ -1,37 +1,20 @@
-"""The pytest plugin of both suites: limits how often a test is repeated, and reports tasks that nothing guards."""
+"""The pytest plugin of both suites: reports tasks that are declared so that nothing guards them."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import pytest
 from suite_counts import GUARDS, count
 
-#: Celery's suite marks tests as flaky and repeats them up to five times; a test that hangs would cost the time of six.
-MOST_REPEATS = 1
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers that the suites' own plugins would, where those are not installed."""
+    """Register the markers of plugins that are not there.
+
+    One of them repeats tests that are marked as flaky, up to five times, and has no time limit for the repeats.
+    """
     for marker in ("flaky", "timeout", "amqp"):
         config.addinivalue_line("markers", f"{marker}: of the suite")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the repeats of each test."""
-    for item in items:
-        for node in item.listchain():
-            for index, marker in enumerate(node.own_markers):
-                if marker.name == "flaky":
-                    limited = {**marker.kwargs, "reruns": MOST_REPEATS}
-                    node.own_markers[index] = pytest.Mark("flaky", marker.args, limited, _ispytest=True)
-
-
-def pytest_runtest_logreport(report: Any) -> None:
-    """Count the repeats, which a JUnit file does not have."""
-    if report.outcome == "rerun":
-        count("repeated", report.nodeid.replace(" ", "_"))
 
 
 @pytest.hookimpl(trylast=True)
