@@ -128,6 +128,11 @@ def compose_default(namespace: str, task: str, task_id: str) -> str:
     return f"{_escape(namespace)}:{_escape(task)}:{_part(task_id, 'the task id')}"
 
 
+def placed(key: str, place: str) -> str:
+    """Write the name of an operation that is one at each place, ``key:~@place``; the key itself where it has none."""
+    return f"{key}:~@{_part(place, 'the place')}" if place else key
+
+
 def _encode(value: object, depth: int) -> str:
     if isinstance(value, str):
         return _quote(value)

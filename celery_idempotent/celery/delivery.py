@@ -11,7 +11,7 @@ from celery import states
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded, WorkerLostError
 from kombu.exceptions import OperationalError as BrokerError
 
-from .. import events, hooks
+from .. import events, hooks, keys
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
 from ..binding import current_holder
 from ..current import running
@@ -67,6 +67,8 @@ class MessageDelivery:
             Reject: the broker takes no copy.
             Exception: what the body raised.
         """
+        if self.state.identity.is_anothers:
+            raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
         delivery = self._delivery()
         while True:
             try:
@@ -154,7 +156,8 @@ class MessageDelivery:
     def _claim(self) -> Claim:
         request, identity, policy = self.request, self.state.identity, self.binding.policy
         arguments = self.binding.arguments(identity.key, self.args, self.kwargs)
-        self.state.key = self.binding.key(identity.key, request.id, arguments, request.headers)
+        key = self.binding.key(identity.key, request.id, arguments, request.headers)
+        self.state.key = keys.placed(key, identity.place)
         return Claim(
             key=self.state.key,
             owner=identity.owner,

@@ -64,7 +64,7 @@ def give_ids(request: Any, app: Any) -> None:
     if state is not None:
         state.fans_out = bool(request.callbacks or request.chain)
     if request.callbacks:
-        request.callbacks = _placed(request.callbacks, f"{request.id}/callbacks", app)
+        request.callbacks = _placed(request.callbacks, f"{_run(request)}/callbacks", app)
 
 
 def give_errback_ids(request: Any, app: Any) -> None:
@@ -76,7 +76,13 @@ def give_errback_ids(request: Any, app: Any) -> None:
     state: DeliveryState | None = request.__dict__.get(STATE)
     sending = state.identity.sending if state else ""
     if request.errbacks and sending:
-        request.errbacks = _placed(request.errbacks, f"{request.id}/{sending}/errbacks", app)
+        request.errbacks = _placed(request.errbacks, f"{_run(request)}/{sending}/errbacks", app)
+
+
+def _run(request: Any) -> str:
+    """Return what names a run of a task: its id, and the worker where all of them run it."""
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    return f"{request.id}@{state.identity.place}" if state is not None and state.identity.place else str(request.id)
 
 
 def _placed(signatures: Any, place: str, app: Any) -> list[Any]:

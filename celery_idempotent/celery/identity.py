@@ -16,6 +16,7 @@ from celery.exceptions import Retry
 
 from ..holding import Holding
 from ..records import new_owner
+from .brokers import SEVERAL
 
 __all__ = ["DELIVERY", "KEY", "MESSAGE", "PLAIN", "STATE", "DeliveryState", "Identity", "new_token"]
 
@@ -47,6 +48,8 @@ class Identity:
         sender: Owner of the delivery that published this message under its lease.
         sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
             it has no errbacks, or was published by its task's name alone.
+        place: Which of the workers that all get the message this is, see `brokers.place_of`; empty where one gets it.
+        meant_for: Of which of them it continues the delivery, or empty.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 
@@ -56,6 +59,8 @@ class Identity:
     token: str = ""
     sender: str = ""
     sending: str = ""
+    place: str = ""
+    meant_for: str = ""
     content_type: str | None = None
     compression: str | None = None
 
@@ -74,6 +79,7 @@ class Identity:
         ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
             request.expires = message["expires"]
         delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
+        meant_for = str(message.get("place") or "")
         return cls(
             owner=delivery.get("owner") or new_owner(),
             key=own[KEY],
@@ -81,13 +87,21 @@ class Identity:
             token=str(message.get("token") or ""),
             sender=str(message.get("from") or ""),
             sending=str(message.get("sending") or ""),
+            place=delivery.get("place") or meant_for,
+            meant_for=meant_for,
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
 
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another worker's delivery goes on with this message, which all of them get."""
+        return bool(self.meant_for) and self.meant_for != self.place and SEVERAL not in self.place
+
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""
         message.setdefault("sending", self.sending or None)
+        message.setdefault("place", self.place if self.place and SEVERAL not in self.place else None)
         headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
             headers[KEY] = self.key

@@ -13,13 +13,13 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 
-from .. import deputy
+from .. import deputy, keys
 from ..binding import current_holder
 from ..errors import IdempotencyError
 from ..events import Released
 from ..hooks import logger
 from ..records import Claim, Reason, new_owner
-from . import news, notices, rows, worker
+from . import brokers, news, notices, rows, worker
 from .endings import Expired
 from .identity import DELIVERY, KEY, PLAIN, DeliveryState
 
@@ -51,6 +51,9 @@ class IdempotentRequest(Request):
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
         }
+        place = brokers.place_of(self._app, self._delivery_info, self._hostname)
+        if place:
+            self._request_dict[DELIVERY]["place"] = place
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """Do as Celery does for an operator who revokes what runs: that is no crash of the task."""
@@ -129,7 +132,7 @@ class IdempotentRequest(Request):
         binding = self.task._binding
         identity = DeliveryState.of(self._context).identity
         arguments = binding.arguments(identity.key, self._args, self._kwargs)
-        key = binding.key(identity.key, self.id, arguments, self._context.headers)
+        key = keys.placed(binding.key(identity.key, self.id, arguments, self._context.headers), identity.place)
         return Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
 
     def max_lease(self) -> float | None:
