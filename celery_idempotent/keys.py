@@ -259,6 +259,11 @@ def compose_default(namespace: str, task: str, task_id: str) -> str:
     return f"{_escape(namespace)}:{_escape(task)}:{_part(task_id, 'the task id')}"
 
 
+def placed(key: str, place: str) -> str:
+    """Write the name of an operation that is one at each place, ``key:~@place``; the key itself where it has none."""
+    return f"{key}:~@{_part(place, 'the place')}" if place else key
+
+
 class _Form:
     """Write canonical forms of what kombu's JSON can carry; a subclass, of other values too."""
 

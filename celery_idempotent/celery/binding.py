@@ -146,8 +146,8 @@ class TaskBinding(Binding):
         key = self.key(identity.key, task_id, arguments, headers)
         if key in identity.within:
             # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
-            return Named(key, self.default_key(f"{task_id}{identity.part}"), None)
-        return Named(key, key, arguments if explicit else None)
+            return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)
+        return Named(key, keys.placed(key, identity.place), arguments if explicit else None)
 
     def default_key(self, task_id: str) -> str:
         """Return the store's key of an operation that is known by its task id."""

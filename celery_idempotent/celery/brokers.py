@@ -9,12 +9,14 @@ from typing import Any
 
 from kombu import entity
 
-__all__ = ["delays_natively", "destination", "kept_properties", "publisher"]
+__all__ = ["delays_natively", "destination", "kept_properties", "place_of", "publisher"]
 
 #: Longest time in seconds that RabbitMQ may take to answer, or to confirm a copy.
 ANSWER_TIMEOUT = 30.0
 #: Where Celery's native delayed delivery hands messages out, under routing keys that begin with 28 bits of delay.
 DELAYED = "celery_delayed_delivery"
+#: Between the queues of a worker that has several of one fanout exchange, so that it cannot tell which it was.
+SEVERAL = ","
 DELAY_BITS = re.compile(r"^(?:[01]\.){28}")
 
 
@@ -28,11 +30,17 @@ def delays_natively(app: Any) -> bool:
 
 
 def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the options that send a message back to where it came from, for Celery's native delayed delivery.
+    """Return the options that send a message back to where it came from, beside its exchange and routing key.
 
-    Without them Celery delays it on its way to the default queue, whatever its exchange and routing key say.
+    With its native delayed delivery, Celery delays it on its way to the default queue without them. What came by a
+    fanout exchange, as of a broadcast queue, would be lost on Redis.
     """
     exchange, key = ((delivery_info or {}).get(name) for name in ("exchange", "routing_key"))
+    make: Any = entity  # whose constructors have no types
+    if found := _fanout(app.amqp.queues, exchange):
+        # Declared anew, or kombu's transports for Redis and the like take it for an exchange of one queue.
+        queue = make.Queue(exchange, make.Exchange(exchange, type="direct"), routing_key=key)
+        return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": [found[0].exchange]}
     if not exchange or not key or not delays_natively(app):
         return {}
     key = DELAY_BITS.sub("", key)
@@ -40,9 +48,30 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, 
     kinds[DELAYED] = "topic"
     # What is not a topic exchange cannot be reached by way of the delaying ones; a worker holds such a message instead.
     kind = "topic" if kinds.get(exchange) == "topic" else "direct"
-    make: Any = entity  # whose constructors have no types
     queue = make.Queue(key, make.Exchange(exchange, type=kind), routing_key=key)
     return {"queue": queue, "exchange": exchange, "routing_key": key, "declare": []}  # it names a way; it is no queue
+
+
+def place_of(app: Any, delivery_info: Mapping[str, Any] | None, hostname: str) -> str:
+    """Return which of the consumers of a fanout exchange this worker is; "" for a message that one worker gets.
+
+    That is the queue, which a `kombu.common.Broadcast` makes for each worker. A Redis broker keeps no such queues: each
+    worker listens.
+    """
+    found = _fanout(app.amqp.queues.consume_from, (delivery_info or {}).get("exchange"))
+    if not found:
+        return ""
+    if app.connection_for_read().transport.driver_type == "redis":
+        return hostname
+    return SEVERAL.join(sorted(queue.name for queue in found))
+
+
+def _fanout(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
+    """Return the queues that get all that is published to an exchange."""
+    if not exchange:
+        return []
+    of_it = [queue for queue in queues.values() if queue.exchange is not None and queue.exchange.name == exchange]
+    return [queue for queue in of_it if queue.exchange.type == "fanout"]
 
 
 def kept_properties(request: Any) -> dict[str, Any]:

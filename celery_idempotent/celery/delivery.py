@@ -69,6 +69,8 @@ class MessageDelivery:
             Reject: the broker takes no copy.
             Exception: what the body raised.
         """
+        if self.state.identity.is_anothers:
+            raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
         delivery = self._delivery()
         while True:
             try:

@@ -116,7 +116,7 @@ def give_ids(request: Any, app: Any, fence: int) -> None:
     if state is not None:
         state.fans_out = bool(request.callbacks or request.chain)
     if request.callbacks and fence:
-        request.callbacks = _placed(request.callbacks, f"{request.id}/{fence}/callbacks", app)
+        request.callbacks = _placed(request.callbacks, f"{_run(request)}/{fence}/callbacks", app)
 
 
 def forget_errbacks(request: Any, record: Record) -> None:
@@ -136,7 +136,13 @@ def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
         state.fans_out_failed = remembered and bool(request.errbacks)
     sending = state.identity.sending if state else ""
     if request.errbacks and sending:
-        request.errbacks = _placed(request.errbacks, f"{request.id}/{sending}/errbacks", app)
+        request.errbacks = _placed(request.errbacks, f"{_run(request)}/{sending}/errbacks", app)
+
+
+def _run(request: Any) -> str:
+    """Return what names a run of a task: its id, and the worker where all of them run it."""
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    return f"{request.id}@{state.identity.place}" if state is not None and state.identity.place else str(request.id)
 
 
 def parts_of(signature: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from celery.exceptions import Retry
 
 from ..holding import Holding
 from ..records import new_owner
+from .brokers import SEVERAL
 
 __all__ = ["DELIVERY", "KEY", "MESSAGE", "PLAIN", "STATE", "DeliveryState", "Identity", "new_token"]
 
@@ -55,6 +56,8 @@ class Identity:
         operation: Store key of the operation that the message was published to continue, or empty.
         within: Store keys of the operations that were replaced by signatures of which the message is a part.
         part: Which part it is, where Celery gives every part the same task id: in a call of ``apply()``.
+        place: Which of the workers that all get the message this is, see `brokers.place_of`; empty where one gets it.
+        meant_for: Of which of them it continues the delivery, or empty.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 
@@ -70,6 +73,8 @@ class Identity:
     operation: str = ""
     within: tuple[str, ...] = ()
     part: str = ""
+    place: str = ""
+    meant_for: str = ""
     content_type: str | None = None
     compression: str | None = None
 
@@ -88,6 +93,7 @@ class Identity:
         ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
             request.expires = message["expires"]
         delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
+        meant_for = str(message.get("place") or "")
         return cls(
             owner=delivery.get("owner") or new_owner(),
             key=own[KEY],
@@ -101,9 +107,16 @@ class Identity:
             operation=str(message.get("operation") or ""),
             within=tuple(map(str, message["within"])) if isinstance(message.get("within"), (list, tuple)) else (),
             part=str(message.get("part") or ""),
+            place=delivery.get("place") or meant_for,
+            meant_for=meant_for,
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another worker's delivery goes on with this message, which all of them get."""
+        return bool(self.meant_for) and self.meant_for != self.place and SEVERAL not in self.place
 
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""
@@ -114,6 +127,7 @@ class Identity:
             "nesting": self.nesting,
             "operation": self.operation,
             "part": self.part,
+            "place": "" if SEVERAL in self.place else self.place,
         }
         message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
         headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}

@@ -20,7 +20,7 @@ from ..errors import IdempotencyError
 from ..events import Released
 from ..hooks import logger
 from ..records import Claim, Reason, new_owner
-from . import news, notices, rows, worker
+from . import brokers, news, notices, rows, worker
 from .endings import Expired
 from .identity import DELIVERY, KEY, PLAIN, DeliveryState
 
@@ -54,6 +54,9 @@ class IdempotentRequest(Request):
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
         }
+        place = brokers.place_of(self._app, self._delivery_info, self._hostname)
+        if place:
+            self._request_dict[DELIVERY]["place"] = place
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """Do as Celery does for an operator who revokes what runs: that is no crash of the task."""

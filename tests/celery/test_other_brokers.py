@@ -11,11 +11,11 @@ import pytest
 from celery import Celery
 from celery.app.task import Context
 from celery.contrib.testing.worker import start_worker as start_thread
-from kombu import Connection
+from kombu import Connection, Exchange, Queue
 
 from celery_idempotent import IdempotentTask, add_hook, remove_hook
-from celery_idempotent.celery import copies
-from celery_idempotent.celery.identity import Identity
+from celery_idempotent.celery import brokers, copies
+from celery_idempotent.celery.identity import MESSAGE, Identity
 from celery_idempotent.events import Deferred
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -123,3 +123,37 @@ def received(connection: Connection) -> Any:
         message = wait_until(lambda: queue.get(timeout=10), message="a message")
         message.ack()
         return message
+
+
+def test_a_consumer_of_a_fanout_exchange_is_known_by_its_queue_or_on_redis_by_its_worker() -> None:
+    found = {}
+    for broker in ("memory://", "redis://localhost"):
+        app = Celery("fanned", broker=broker, set_as_current=False)
+        everybody, audit = Exchange("everybody", type="fanout"), Exchange("audit", type="fanout")
+        app.conf.task_queues = [
+            Queue("mine", everybody),
+            Queue("one", audit),
+            Queue("another", audit),
+            Queue("orders", Exchange("orders", type="direct")),
+        ]
+        exchanges = ("everybody", "audit", "orders", "", None, "unknown")
+        found[broker] = [brokers.place_of(app, {"exchange": name}, "celery@host") for name in exchanges]
+    assert found["memory://"] == ["mine", "another,one", "", "", "", ""]
+    assert found["redis://localhost"] == ["celery@host", "celery@host", "", "", "", ""]
+
+
+def test_what_goes_on_with_a_fanned_out_delivery_says_with_whose_unless_that_is_not_known() -> None:
+    mine = Identity("owner", place="mine")
+    assert mine.headers()[MESSAGE]["place"] == "mine"
+    assert "place" not in Identity("owner", place="another,one").headers()[MESSAGE]
+    assert "place" not in Identity("owner").headers()[MESSAGE]
+    others = [("mine", "mine", False), ("mine", "yours", True), ("another,one", "yours", False), ("mine", "", False)]
+    assert [Identity("owner", place=at, meant_for=to).is_anothers for at, to, _ in others] == [
+        it for _, _, it in others
+    ]
+
+
+def test_what_is_retried_into_the_queue_of_one_worker_keeps_the_key_of_its_delivery() -> None:
+    sent = Context({"id": "T1", "headers": {}, MESSAGE: {"place": "mine"}})
+    identity = Identity.take(sent)
+    assert (identity.place, identity.is_anothers) == ("mine", False)

@@ -41,6 +41,7 @@ from celery_idempotent.keys import (
     fingerprint,
     hides_arguments,
     own_signature,
+    placed,
     resolve,
 )
 from tests.unit import compared
@@ -652,6 +653,16 @@ def test_a_key_is_readable() -> None:
     assert compose("idem", "shop.charge", key="ORD-1", scope="acme") == "idem:shop.charge:acme:ORD-1"
     assert compose("idem", "shop.charge", key=("ORD-1", 3), scope=0) == 'idem:shop.charge:~0:~["ORD-1",3]'
     assert compose_default("idem", "shop.charge", "0b3b6c1e") == "idem:shop.charge:0b3b6c1e"
+
+
+def test_an_operation_that_is_one_at_each_place_is_named_by_the_place_as_no_other_is() -> None:
+    key = compose_default("idem", "shop.reload", "0b3b6c1e")
+    assert placed(key, "") == key
+    assert placed(key, "bcast.7") == "idem:shop.reload:0b3b6c1e:~@bcast.7"
+    assert placed(key, "a:~@b") == "idem:shop.reload:0b3b6c1e:~@a%3A%7E@b"
+    assert compose("idem", "shop.reload", key="@bcast.7", scope="0b3b6c1e") != placed(key, "bcast.7")
+    assert compose("idem", "shop.reload", key="~@bcast.7", scope="0b3b6c1e") != placed(key, "bcast.7")
+    assert len(placed(key, "q" * 1000)) < 150
 
 
 def test_a_colon_in_a_part_parts_nothing() -> None:
