@@ -864,3 +864,13 @@ def test_native_delays_are_whole_seconds() -> None:
     app.conf.task_default_queue_type = "quorum"
     assert copies.delay_before(app, 0, 3600) == 1
     assert isinstance(copies.delay_before(app, 2, 3600), int)
+
+
+def test_a_chord_whose_header_is_a_group_is_made_of_its_members_and_its_body(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> str:
+        return order_id
+
+    task = declare(app, charge)
+    canvas = chord([task.s("A")], task.s("B"))
+    canvas.kwargs["header"] = group(task.s("A"), task.s("C"))  # as freezing leaves it
+    assert [part.args for part in fanout.parts_of(canvas)] == [("A",), ("C",), ("B",)]
