@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, Task, chain, chord, group
+from celery import Celery, Task, chain, chord, group, signals
 
 from celery_idempotent import IdempotentTask, events, hooks
 from tests.celery.apps import from_env
@@ -164,4 +164,7 @@ def _happened(event: events.Event) -> None:
         Gates.from_env().wait(f"released {name}")
 
 
-hooks.add_hook(_happened)
+@signals.worker_init.connect(weak=False)
+def _watch(**_: Any) -> None:
+    """Hear events in workers alone; tests import the app as well."""
+    hooks.add_hook(_happened)

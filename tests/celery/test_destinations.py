@@ -34,7 +34,6 @@ def app_with(queue_type: str, broker: str = "amqp://localhost") -> Celery:
         ((DELAYED, f"{BITS}mails.de"), "topic"),
         (("plain", "plain"), "direct"),
         (("unknown", "plain"), "direct"),
-        (("all", "any"), "direct"),
     ],
 )
 def test_what_may_be_delayed_goes_back_by_the_exchange_and_the_key_it_came_by(
@@ -47,6 +46,14 @@ def test_what_may_be_delayed_goes_back_by_the_exchange_and_the_key_it_came_by(
     queue = options["queue"]
     assert (queue.exchange.name, queue.exchange.type, queue.routing_key) == (exchange, kind, options["routing_key"])
     assert options["declare"] == []
+
+
+@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+def test_what_came_by_a_fanout_exchange_goes_back_by_it_and_declares_it_as_what_it_is(queue_type: str) -> None:
+    options = destination(app_with(queue_type), {"exchange": "all", "routing_key": "any"})
+    assert (options["exchange"], options["routing_key"]) == ("all", "any")
+    assert [(exchange.name, exchange.type) for exchange in options["declare"]] == [("all", "fanout")]
+    assert options["queue"].exchange.type == "direct"
 
 
 @pytest.mark.parametrize(
