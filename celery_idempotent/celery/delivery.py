@@ -19,7 +19,7 @@ from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..holding import Holding
 from ..pauses import Pauses
 from ..records import Claim
-from . import copies, fanout, leases, news, worker
+from . import copies, fanout, leases, news, notices, worker
 from .binding import TaskBinding
 from .endings import Expired, ending_of, release_for
 from .identity import DeliveryState
@@ -58,6 +58,14 @@ class MessageDelivery:
         self.explicit = self.binding.explicit(self.state.identity.key)
 
     def answer(self) -> Any:
+        """Answer the delivery; raises what `_answer` raises, and leaves word if the body did not run."""
+        try:
+            return self._answer()
+        finally:
+            if not self.state.begun:
+                notices.answer_unrun(self.state.identity.owner)
+
+    def _answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
 
         Raises:
@@ -110,7 +118,7 @@ class MessageDelivery:
             if copies.is_expired(task.app, request.expires):
                 raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
-            state.holding, state.entered = holding, run == task.run
+            state.holding, state.entered, state.begun = holding, run == task.run, True
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
                 news.resumed(holding.key, task.name, request.id, state.identity.copy)
             state.give_up = partial(give_up, holding)

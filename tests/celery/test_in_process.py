@@ -89,10 +89,12 @@ def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, 
 def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Room for words, which is closed again."""
     monkeypatch.setattr(notices, "_words", None)
+    monkeypatch.setattr(notices, "_unrun", None)
     notices.prepare()
     yield
-    assert notices._words is not None
-    notices._words.close()
+    for room in (notices._words, notices._unrun):
+        assert room is not None
+        room.close()
 
 
 def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
@@ -113,9 +115,20 @@ def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
     assert (notices.announced(first), notices.announced(second)) == (None, Reason.SHUTDOWN)
 
 
+def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(words: None) -> None:
+    owner = new_owner()
+    assert not notices.was_unrun(owner)
+    notices.answer_unrun(owner)
+    assert notices.was_unrun(owner)
+    assert not notices.was_unrun(new_owner())
+
+
 def test_where_there_is_no_worker_nobody_leaves_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_words", None)
+    monkeypatch.setattr(notices, "_unrun", None)
     owner = new_owner()
+    notices.answer_unrun(owner)
+    assert not notices.was_unrun(owner)
     notices.announce(owner, Reason.REVOKED)
     assert notices.announced(owner) is None
 
