@@ -150,11 +150,10 @@ class IdempotentRequest(Request):
 
         A deferred message takes one each time that it comes round, and would keep others from running.
         """
-        consumer = news.consumer()
-        if consumer is None or self._token_back or consumer.task_buckets[self.task.name] is None:
+        if self._token_back or not notices.was_unrun(self._owner):
             return
-        if notices.was_unrun(self._owner):
-            self._token_back = True
+        self._token_back, consumer = True, news.consumer()
+        if consumer is not None and consumer.task_buckets[self.task.name] is not None:
             # In other pools than prefork this is some thread, and a bucket is the consumer's alone.
             consumer.call_soon(_give_back, consumer, self.task.name)
 
