@@ -118,7 +118,8 @@ class MessageDelivery:
             if copies.is_expired(task.app, request.expires):
                 raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
-            state.holding, state.entered, state.begun = holding, run == task.run, True
+            state.holding, state.entered = holding, run == task.run
+            state.begun = True
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
                 news.resumed(holding.key, task.name, request.id, state.identity.copy)
             state.give_up = partial(give_up, holding)
