@@ -11,6 +11,7 @@ from .errors import LeaseLost, StoreError
 from .events import Event
 from .holding import Holding
 from .hooks import count, emit, is_heard
+from .pauses import never
 from .records import Claim, Lease, Outcome, Record, Release
 from .references import Origin
 
@@ -34,21 +35,27 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The operation was done before and left no result of its own; ``reference`` may name a task that has it."""
+    """The operation was done before and left no result of its own; ``reference`` may name a task that has it.
+
+    ``nesting`` is how often its message had been replaced before others replaced it, or None if they did not.
+    """
 
     reference: str
     record: Record
+    nesting: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
     """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds.
 
-    Somebody does it, perhaps as ``holder_task_id``; or ``error`` says why the store could not tell.
+    Somebody does it, perhaps as ``holder_task_id``; or ``error`` says why the store could not tell. It is ``awaited``
+    where nobody does it at the moment, and that task is to go on with it.
     """
 
     remaining: float
     holder_task_id: str | None = None
+    awaited: bool = field(default=False, compare=False)
     error: StoreError | None = field(default=None, compare=False)
 
 
@@ -82,6 +89,7 @@ class Delivery:
         tell: What hears of this delivery's events; `events.emit`, or what calls it.
         noted: Kinds of events that it wants even where no hook does.
         came: Monotonic time at which the delivery came.
+        recalls: Hears of the record of a failure before that is raised again.
         alone: Whether no other delivery has its task id, so that any may be told that the operation kills its holders.
     """
 
@@ -93,13 +101,14 @@ class Delivery:
     wants_result: bool = True
     patience: float = float("inf")
     least_wait: Callable[[], float] = lambda: 0.0
-    stopping: Callable[[], bool] = lambda: False
+    stopping: Callable[[], bool] = never
     lost_error: type[LeaseLost] = LeaseLost
     max_lease: float | None = None
     published: bool = False
     tell: Callable[[Event], None] = emit
     noted: Container[type[Event]] = ()
     came: float = field(default_factory=lambda: monotonic())  # looked up anew, for tests
+    recalls: Callable[[Record], None] = lambda record: None
     alone: bool = False
 
     @property

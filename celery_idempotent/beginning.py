@@ -15,7 +15,7 @@ from .errors import RecordUnreadable, StoreError
 from .holding import Holding
 from .pauses import Pauses
 from .recording import STORE_PAUSE
-from .records import Lease, Reason, Record, Refusal, Release, Verdict
+from .records import Lease, Reason, Record, Refusal, Release, State, Verdict
 from .replaying import refused, unreadable
 
 if TYPE_CHECKING:
@@ -109,4 +109,6 @@ class Beginning:
             self.waiting = Pauses(WAIT_PAUSE, min(limit, self.patience.end - monotonic()), delivery.stopping)
         # One that comes again by itself need not wait for the holder it met.
         pause = self.waiting.next() if another or self.least else None
-        return Busy(record.remaining, record.task_id) if pause is None else pause
+        if pause is not None:
+            return pause
+        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)

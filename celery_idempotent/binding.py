@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from functools import cache
 from typing import Any
 
 from . import keys
-from .errors import MissingKey
+from .errors import ConfigurationError, MissingKey
 from .events import Event
 from .files import check_prefix
 from .guard import Guard
@@ -23,7 +23,7 @@ from .results import Codec
 from .stores.base import Store
 from .stores.breaker import Breaker
 
-__all__ = ["BACKEND", "Binding", "breaker", "current_holder", "heartbeat", "history"]
+__all__ = ["BACKEND", "Binding", "breaker", "check_returned", "current_holder", "heartbeat", "history"]
 
 #: The option's word for a framework's own keeper of results.
 BACKEND = "backend"
@@ -38,9 +38,10 @@ class Binding:
 
     Arguments:
         name: What keys and events call it.
-        signature: Of its body, as its callers see it.
+        signature: Its own; see `keys.own_signature`.
         policy: Its options.
         namespace: How its keys begin.
+        hidden: A decorator hides which arguments the body gets (default: it does not).
 
     Raises:
         ConfigurationError: an option does not fit the signature, or cannot be used here.
@@ -48,12 +49,17 @@ class Binding:
 
     #: What to do about a scope that is missing.
     scope_hint = "mend the scope function"
+    #: Name of the argument that is the object of a method; "" where none is.
+    receiver = ""
 
-    def __init__(self, name: str, signature: inspect.Signature, policy: Policy, namespace: str) -> None:
-        policy.check_signature(signature, name)
+    def __init__(
+        self, name: str, signature: inspect.Signature, policy: Policy, namespace: str, *, hidden: bool = False
+    ) -> None:
+        policy.check_signature(signature, name, hidden=hidden)
         if policy.large_results not in (None, BACKEND):
             check_prefix(str(policy.large_results))
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
+        self._defaults = keys.defaults_of(signature)
         self._guard: Guard | None = None
 
     def _store(self) -> Store:
@@ -133,12 +139,44 @@ class Binding:
             )
         return value
 
+    def is_final(self, error: BaseException) -> bool:
+        """Return whether the policy remembers this failure; it never remembers an error of the declaration itself."""
+        return isinstance(error, self.policy.remember_failures) and not isinstance(error, ConfigurationError)
+
     def fingerprint(self, arguments: Mapping[str, object]) -> str:
-        """Return the digest of the arguments that calls with the same key must share; "" to compare none."""
+        """Return the digest of the arguments that calls with the same key must share; "" to compare none.
+
+        Raises:
+            MissingKey: an argument has no value that could be compared.
+        """
         option = self.policy.fingerprint
         if option is False:
             return ""
-        return keys.fingerprint(arguments, leave_out=() if option is True else option)
+        leave_out = set() if option is True else set(option)
+        if self.receiver and not keys.has_fields(arguments[self.receiver]):
+            leave_out.add(self.receiver)
+        return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)
+
+
+def check_returned(name: str, value: Any, remedy: str) -> Any:
+    """Return what a body returned, unless its work is still to be done.
+
+    Arguments:
+        name: The task or function.
+        value: What its body returned.
+        remedy: What to do, for the error.
+
+    Raises:
+        ConfigurationError: it is a coroutine or another awaitable, a generator or an asynchronous iterator.
+    """
+    if not (inspect.isawaitable(value) or isinstance(value, (Generator, AsyncGenerator, AsyncIterator))):
+        return value
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that nobody awaited it
+    raise ConfigurationError(
+        f"Expected {name} to have done its work when it returns, got {type(value).__name__}: its result would be "
+        f"recorded before there is one. {remedy}"
+    )
 
 
 @cache

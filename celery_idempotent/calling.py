@@ -14,7 +14,7 @@ from .binding import current_holder
 from .complaints import in_progress, not_kept
 from .current import running
 from .errors import ConfigurationError
-from .functions import FunctionBinding, check_function, check_returned, opened, policy_of
+from .functions import GUARDED_AS, FunctionBinding, check_function, check_returned, opened, policy_of
 from .holding import Holding
 from .policy import Policy
 from .records import Claim, new_owner
@@ -93,7 +93,10 @@ def idempotent(
             conclude = functools.partial(_conclude, binding, delivery)
             return await run_guarded(binding.guard, delivery, body, conclude)
 
-        return cast(F, call_async if inspect.iscoroutinefunction(function) else call)
+        guarded: Any = call_async if inspect.iscoroutinefunction(function) else call
+        guarded.__signature__ = binding.signature  # all arguments are handed through
+        setattr(guarded, GUARDED_AS, (binding.namespace, binding.name))
+        return cast(F, guarded)
 
     return decorate
 
@@ -153,6 +156,6 @@ def _conclude(binding: FunctionBinding, delivery: Delivery, answer: Answer) -> A
             return value
         case Ignored(_, record):
             raise not_kept(record, "the run that did it left none")
-        case Busy(remaining, _, error):
-            raise error or in_progress(delivery.claim.key, remaining)
+        case Busy(remaining) as busy:
+            raise busy.error or in_progress(delivery.claim.key, remaining)
     raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from .commands.exits import Exit
-from .commands.group import Commands
+from .commands.group import URL, Commands
 
 __all__ = ["cli", "main"]
 
@@ -18,12 +18,17 @@ __all__ = ["cli", "main"]
     modules=("demo", "doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+@click.option("--store", metavar="URL", help="The store to look into; may also follow the command.")
 @click.version_option(package_name="celery-idempotent", prog_name="celery-idempotent")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context, store: str | None) -> None:
     """Celery tasks that take effect once per operation.
 
-    What looks into a store takes its URL. Where there is an app, celery -A proj idempotency knows its stores.
+    The commands that read or change a store need its URL. With an app, use `celery -A proj idempotency`, which finds
+    the stores of its tasks.
     """
+    if store is not None:
+        ctx.meta[URL] = store
 
 
 def main(args: Sequence[str] | None = None) -> None:

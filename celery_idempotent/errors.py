@@ -4,7 +4,7 @@
 
     IdempotencyError
     ├── ConfigurationError       an option, a store URL or a declaration is wrong (also a ValueError)
-    ├── MissingKey               the operation has no key: the task fails before it runs
+    ├── MissingKey               a call gives no key, or arguments that cannot be compared: it fails before it runs
     ├── KeyReused                the same key came with other arguments
     ├── Conflict                 the operation is being done right now, and this caller may not wait
     ├── Superseded               a later copy or attempt of this message has taken its place
@@ -52,7 +52,7 @@ class ConfigurationError(IdempotencyError, ValueError):
 
 
 class MissingKey(IdempotencyError):
-    """Raised when no key can be told from a call; the task fails before its body runs."""
+    """Raised when a call gives no key, or arguments that cannot be compared; the task fails before its body runs."""
 
 
 class KeyReused(IdempotencyError):

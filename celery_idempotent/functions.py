@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from . import binding, keys
 from .answers import Ending
 from .binding import BACKEND, Binding
 from .compression import LARGEST, NONE
@@ -17,8 +18,10 @@ from .records import Outcome, Reason, Release, State
 from .results import Codec, Kind
 from .stores import Store, open_store
 
-__all__ = ["FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
+__all__ = ["GUARDED_AS", "FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
 
+#: Attribute of what @idempotent returns: how the keys of the function begin.
+GUARDED_AS = "_idempotent_as"
 #: By URL: functions that name the same store share it, with its connections and renewals.
 _stores: dict[str, Store] = {}
 
@@ -43,6 +46,11 @@ def check_function(function: Any) -> None:
     Raises:
         ConfigurationError: it is no function, or it yields.
     """
+    if _is_celery_task(function):
+        raise ConfigurationError(
+            "Expected a function to make idempotent, got a task of Celery, which @idempotent would not guard where a "
+            "worker runs it: leave @idempotent out, and write @app.task(base=IdempotentTask, idempotency={...})."
+        )
     wrapped = isinstance(function, (staticmethod, classmethod))  # routines too
     if wrapped or not inspect.isroutine(function):
         hint = "decorate the function within" if wrapped else "write def"
@@ -53,11 +61,16 @@ def check_function(function: Any) -> None:
             "stops asking cannot be replayed. Return a list, or decorate the function that does one item's work."
         )
     try:
-        inspect.signature(function)
+        keys.own_signature(function)
     except ValueError as error:
         raise ConfigurationError(
             f"Expected a function whose arguments can be told, got {function!r} ({error}): wrap it in one of your own."
         ) from None
+
+
+def _is_celery_task(thing: Any) -> bool:
+    """Return whether this is a task, or a proxy of one; nothing of it is asked, which would evaluate the proxy."""
+    return any(base.__module__.split(".")[0] == "celery" for base in type(thing).__mro__)
 
 
 def check_returned(name: str, value: Any) -> Any:
@@ -66,15 +79,11 @@ def check_returned(name: str, value: Any) -> Any:
     Raises:
         ConfigurationError: it is a coroutine or another awaitable, or a generator.
     """
-    if not (inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value)):
-        return value
-    if inspect.iscoroutine(value):
-        value.close()
-    raise ConfigurationError(
-        f"Expected {name} to have done its work when it returns, got {type(value).__name__}: its result would be "
-        "recorded before there is one. Decorate the coroutine function itself with @idempotent, inside any other "
-        "decorator, or await or exhaust that in the body."
+    remedy = (
+        "Decorate the coroutine function itself with @idempotent, inside any other decorator, or await or exhaust that "
+        "in the body."
     )
+    return binding.check_returned(name, value, remedy)
 
 
 def opened(wanted: object) -> Store:
@@ -83,6 +92,13 @@ def opened(wanted: object) -> Store:
         return cast(Store, wanted)
     # Of threads that come at once each may open one, which connects to nothing; all use the first.
     return _stores.get(wanted) or _stores.setdefault(wanted, open_store(wanted))
+
+
+def _receiver(function: Callable[..., Any], signature: inspect.Signature) -> str:
+    """Return the name of the argument that is the object of a method, "" where the function is none or is bound."""
+    within = function.__qualname__.rpartition(".")[0]
+    first = next(iter(signature.parameters), "")
+    return first if first in ("self", "cls") and within and not within.endswith("<locals>") else ""
 
 
 class FunctionBinding(Binding):
@@ -116,7 +132,9 @@ class FunctionBinding(Binding):
         for option, text in told.items():
             if not (isinstance(text, str) and text):
                 raise ConfigurationError(f"Expected {option} of {function.__qualname__} to be text, got {text!r}.")
-        super().__init__(name, inspect.signature(function), policy, namespace)
+        hidden = keys.hides_arguments(function)
+        super().__init__(name, keys.own_signature(function), policy, namespace, hidden=hidden)
+        self.receiver = _receiver(function, self.signature)
         if policy.large_results == BACKEND:
             raise ConfigurationError(
                 f"Expected large_results of {name} to be a URL of files, got {BACKEND!r}, which is Celery's result "
@@ -155,7 +173,7 @@ class FunctionBinding(Binding):
             case asyncio.CancelledError():
                 return Release(Reason.REVOKED)
             case Exception():
-                if isinstance(error, self.policy.remember_failures):
+                if self.is_final(error):
                     return Outcome(State.FAILED, self.guard.codec.encode_exception(error))
                 return Release(Reason.FAILED)
             case _:

@@ -64,7 +64,7 @@ class Guard:
         """
         beginning = self.beginning(delivery)
         while isinstance(found := beginning.step(), float):
-            sleep(found)
+            sleep(found, delivery.stopping)
         return found
 
     def beginning(self, delivery: Delivery) -> Beginning:

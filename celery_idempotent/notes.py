@@ -11,12 +11,14 @@ from typing import Any
 
 from .events import Event
 
-__all__ = ["MOST", "Note", "Noted", "facts_of", "text_of"]
+__all__ = ["MOST", "Note", "Noted", "facts_of", "is_operators", "text_of", "text_of_operator"]
 
 #: Notes of one key that are kept, the newest.
 MOST = 50
 #: Letters of one word in a note. What an error says can be long, and is in the log.
 LONGEST = 200
+#: What operators do to a key. These entries outlive the record that they are about.
+OPERATORS = frozenset({"ReleasedByOperator", "ForgottenByOperator"})
 #: What the key says already.
 _KNOWN = {"key", "task"}
 
@@ -59,6 +61,25 @@ def text_of(event: Event) -> str:
         if isinstance(value, str):
             said[field.name] = value[:LONGEST]
     return json.dumps(said, separators=(",", ":"))
+
+
+def text_of_operator(event: str, operator: str, **facts: object) -> str:
+    """Return what an operator did as one line of JSON.
+
+    Arguments:
+        event: What they did, see `OPERATORS`.
+        operator: Who did it, as user@host.
+        facts: More about it; what is empty is left out.
+    """
+    said = {"event": event, "operator": operator, **facts}
+    return json.dumps(
+        {name: value for name, value in said.items() if value not in ("", 0, None)}, separators=(",", ":")
+    )
+
+
+def is_operators(text: str) -> bool:
+    """Return whether a line is about what an operator did."""
+    return facts_of(text)["event"] in OPERATORS
 
 
 def facts_of(text: str) -> dict[str, Any]:

@@ -12,14 +12,26 @@ from typing import TypeVar
 from .errors import IdempotencyError
 from .hooks import logger
 
-__all__ = ["Pauses", "sleep", "uninterrupted"]
+__all__ = ["Pauses", "never", "sleep", "uninterrupted"]
 
 T = TypeVar("T")
 
+#: Most seconds for which a pause does not see that its process is about to stop.
+LOOK_EVERY = 1.0
 
-def sleep(seconds: float) -> None:
-    """Sleep for so many seconds; every pause does it here."""
-    time.sleep(seconds)  # looked up anew, for tests
+
+def never() -> bool:
+    """Tell that the process is not about to stop, where nobody knows or nothing follows from it."""
+    return False
+
+
+def sleep(seconds: float, stopping: Callable[[], bool] = never) -> None:
+    """Sleep for so many seconds, or until the process is about to stop; every pause does it here."""
+    while stopping is not never and seconds > LOOK_EVERY and not stopping():
+        time.sleep(LOOK_EVERY)
+        seconds -= LOOK_EVERY
+    if not stopping():
+        time.sleep(seconds)  # looked up anew, for tests
 
 
 class Pauses:
@@ -50,7 +62,7 @@ class Pauses:
         pause = self.next()
         if pause is None:
             return False
-        sleep(pause)
+        sleep(pause, self.stopping)
         return True
 
 

@@ -23,7 +23,8 @@ class Kind(str, Enum):
 class Payload:
     """Hold what was read from a payload.
 
-    ``data`` is the value, or the description of an exception: a dict with ``type``, ``text`` and perhaps ``args``.
+    ``data`` is the value, or the description of an exception: a dict with ``type``, ``text`` and perhaps ``args``; or
+    how often an ignored operation had been replaced before others replaced it, and None if they did not.
     ``reason`` says why a value is unavailable; of an ignored operation it is the id of another result, or "".
     """
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from kombu.utils.url import maybe_sanitize_url
 
 from . import compression
-from .keys import KeySource
+from .keys import KeySource, hides_arguments
 from .quantities import Duration, parse_duration, parse_size, unfit
 from .references import masked
 
-__all__ = ["Policy", "parse_duration", "parse_size"]
+__all__ = ["OPTIONS", "Policy", "parse_duration", "parse_size"]
 
 Scope = str | Callable[..., object] | None
 OnConflict = Literal["defer", "wait", "raise"]
@@ -115,19 +115,27 @@ class Policy:
         below = base._options() if base is not None else {}
         return cls(**below | {str(name): option for name, option in given.items()})
 
-    def check_signature(self, signature: inspect.Signature, task: str) -> None:
+    def check_signature(self, signature: inspect.Signature, task: str, *, hidden: bool = False) -> None:
         """Compare the names of arguments in ``key`` and ``fingerprint`` with the signature of the task called ``task``.
 
-        A task that takes ``**kwargs`` has any argument. Raises ConfigurationError for a name that it has not.
+        A task that takes ``**kwargs`` has any argument, unless a decorator takes them for it: ``hidden``. Raises
+        ConfigurationError for a name that it has not, and for a callable that would be given what it does not take.
         """
-        collected = {p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD}
+        # What *args collects stands under the parameter's name; within a decorator nobody knows what that is.
+        kinds = {inspect.Parameter.VAR_KEYWORD, *([inspect.Parameter.VAR_POSITIONAL] if hidden else [])}
+        collected = {p.name for p in signature.parameters.values() if p.kind in kinds}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         known = [name for name in signature.parameters if name not in collected]
         for option in ("key", "fingerprint"):
             names = getattr(self, option)
             for name in [names] if isinstance(names, str) else names if isinstance(names, tuple) else ():
                 # What **kwargs collects is known by its own name, not by that of the parameter.
-                if name in collected or not (collected or name in known):
-                    raise unfit(option, f"names of arguments of {task}{signature}", name, _hint(name, known))
+                if name in known or (takes_any and not hidden and name not in collected):
+                    continue
+                hint = _hint(name, known) if not hidden else _HIDDEN[option]
+                raise unfit(option, f"names of arguments of {task}{signature}", name, hint)
+        for option in ("key", "scope"):
+            _check_callable(getattr(self, option), option, known)
 
     def __repr__(self) -> str:
         """Show the options that were given, without the password of a store."""
@@ -144,6 +152,27 @@ def _hint(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(known)}"
 
 
+#: What to do where a decorator hides the arguments.
+_HIDDEN = {
+    "key": "a decorator hides which arguments the body gets, and may add some; use a callable, as key=lambda args, "
+    "**kwargs: ..., or give what the decorator returns a __signature__",
+    "fingerprint": "a decorator hides which arguments the body gets, and may add some; compare none, with "
+    "fingerprint=False, or give what the decorator returns a __signature__",
+}
+
+
+def _check_callable(source: object, option: str, known: Collection[str]) -> None:
+    if not callable(source) or not hides_arguments(source):
+        return
+    within = inspect.signature(source).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in within.values()) and not within.keys() >= set(known):
+        expected = f"a callable that says which of the arguments {sorted(known)} it takes"
+        hint = (
+            f"its decorator hides that, so it would be given all; write lambda {', '.join(known)}: ..., which calls it"
+        )
+        raise unfit(option, expected, source, hint)
+
+
 def _are_names(value: object) -> bool:
     return isinstance(value, Collection) and all(isinstance(name, str) and name.isidentifier() for name in value)
 
@@ -153,7 +182,20 @@ def _key(value: object, option: str) -> object:
         return value
     if isinstance(value, (list, tuple)) and value and _are_names(value):
         return tuple(value)
-    raise unfit(option, "None, name(s) of arguments, or a callable", value, 'write "order_id" or ["shop", "order_id"]')
+    hint = _accessor(value) or 'write "order_id" or ["shop", "order_id"]'
+    raise unfit(option, "None, name(s) of arguments, or a callable", value, hint)
+
+
+def _accessor(value: object) -> str:
+    """Return the callable that a key means which names a part of an argument; "" if it names none."""
+    names = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
+    parts = [re.fullmatch(r"([^\W\d]\w*)((?:\.[^\W\d]\w*|\[[^\[\]]+\])+)", str(name)) for name in names]
+    if not any(parts):
+        return ""
+    arguments = dict.fromkeys(part[1] if part else str(name) for part, name in zip(parts, names, strict=True))
+    wanted = [re.sub(r"\[([^\W\d]\w*)\]", r'["\1"]', str(name)) for name in names]
+    result = wanted[0] if len(wanted) == 1 else f"({', '.join(wanted)})"
+    return f"write a callable: key=lambda {', '.join(arguments)}: {result}"
 
 
 def _failures(value: object, option: str) -> tuple[type[Exception], ...]:
@@ -216,6 +258,8 @@ def _is_scope(value: object) -> bool:
 _flag = _fit(lambda value: isinstance(value, bool), "True or False", "write True")
 _ttl = partial(parse_duration, least=0.5)  # a third of a lease must outlast a round trip to the store
 _DEFAULTS = {option.name: option.default for option in fields(Policy) if option.name != "_given"}
+#: The names of all options.
+OPTIONS = tuple(_DEFAULTS)
 _CHECKS: dict[str, Callable[[object, str], object]] = {
     "store": _fit(_is_store, "None, a URL or a store", 'write "redis://localhost/1", or make the store first'),
     "key": _key,

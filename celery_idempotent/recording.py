@@ -14,7 +14,7 @@ from . import events, hooks, telling
 from .answers import Delivery
 from .errors import LeaseLost
 from .holding import Holding
-from .pauses import Pauses, uninterrupted
+from .pauses import Pauses, never, uninterrupted
 from .records import Outcome, Release, State
 
 __all__ = ["STORE_PAUSE", "Commit", "committed", "release", "settle"]
@@ -106,4 +106,4 @@ def _lost(delivery: Delivery, holding: Holding, error: BaseException | None) -> 
 
 def _patience(holding: Holding) -> Pauses:
     limit = max(holding.deadline - monotonic(), SETTLE_PATIENCE)
-    return Pauses(STORE_PAUSE, limit, lambda: False)  # a stopping worker waits for this
+    return Pauses(STORE_PAUSE, limit, never)  # a stopping worker waits for this

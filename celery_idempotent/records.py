@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 __all__ = [
+    "RETRIES_LIMIT",
     "Claim",
     "Lease",
     "Outcome",
@@ -102,6 +103,7 @@ class Claim:
         fingerprint: Digest of the arguments, compared with that of other task ids; empty to compare nothing.
         max_crashes: How many holders in a row may die before the operation is refused.
         holder: Host and process, for people.
+        message_id: The id under which this message announces its callbacks, where ``task_id`` is empty.
     """
 
     key: str
@@ -118,6 +120,12 @@ class Claim:
     fingerprint: str = ""
     max_crashes: int = 5
     holder: str = ""
+    message_id: str = ""
+
+    @property
+    def announcer(self) -> str:
+        """The id whose mark of announced callbacks the answer is to carry."""
+        return self.task_id or self.message_id
 
     @property
     def attempt(self) -> int:
@@ -183,7 +191,9 @@ class Record:
     ``held_for`` those since the lease was taken (IN_PROGRESS), or 0 where the store does not tell; ``retention`` those
     that it is kept from now on if nobody touches it, or 0 where the store does not tell. ``waiting`` is how many tasks
     have met the operation while it was being done, or waited for its retry, and have not run since; ``Store.get`` and
-    ``Store.scan`` tell it, for people.
+    ``Store.scan`` tell it, for people. ``announced`` holds ids of tasks whose callbacks were dispatched: the answer to
+    a claim names no other than the claim's own, since their number must not make it longer; ``Store.get`` and
+    ``Store.scan`` name all that are kept.
     """
 
     key: str

@@ -46,7 +46,9 @@ def duplicate(delivery: Delivery, store: Store, policy: Policy, codec: Codec) ->
         record = None
     if record is not None and record.state in (State.COMPLETED, State.FAILED):
         return _replay(delivery, record, policy, codec)
-    return Busy(record.remaining, record.task_id) if record else Busy(STORE_PAUSE[1])
+    if record is None:
+        return Busy(STORE_PAUSE[1])
+    return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)
 
 
 def unreadable(policy: Policy, error: StoreError) -> Busy:
@@ -67,11 +69,12 @@ def _replay(delivery: Delivery, record: Record, policy: Policy, codec: Codec) ->
         return unreadable(policy, error)
     telling.replays(delivery, record)
     if not completed:
+        delivery.recalls(record)
         raise codec.rebuild_exception(payload, policy.remember_failures)
     if payload.kind is Kind.VALUE:
         return Replayed(payload.data, record)
     if payload.kind is Kind.IGNORED:
-        return Ignored(payload.reason, record)
+        return Ignored(payload.reason, record, payload.data if isinstance(payload.data, int) else None)
     if delivery.wants_result:
         raise complaints.not_kept(record, payload.reason)
     return Replayed(None, record)

@@ -6,7 +6,8 @@ A payload is bytes, an envelope and what it holds::
     json+zlib:<bytes>              the same, compressed
     !reference:<where>             a value that is elsewhere, see `references`
     !unavailable:<why>             done, without a value
-    !ignored:<id>                  ended by Ignore or replace; a result may be found under the id
+    !ignored:<id>                  ended by Ignore; a result may be found under the id
+    !replaced:<n>:<id>             replaced by others, after n replacements; their result may be found under the id
     !exception:json:{"type": ..}   failed for good; the exception's type, text and arguments
 
 Every value has a tag, so that None, False, 0 and "" are values. Serializers, compression and content types are kombu's.
@@ -36,6 +37,7 @@ __all__ = ["Codec", "Kind", "Payload"]
 _UNAVAILABLE = b"!unavailable:"
 _REFERENCE = b"!reference:"
 _IGNORED = b"!ignored:"
+_REPLACED = b"!replaced:"
 _EXCEPTION = b"!exception:"
 #: JSON of so many lists and mappings may be nested more deeply than it can be read.
 _DEEP = 200
@@ -54,7 +56,8 @@ class Codec:
     ``accept`` are names or content types of the serializers that may be read (default: only ``serializer``).
     ``compress_above`` and ``result_max_bytes`` are bytes; ``compression`` "none" compresses nothing. ``annex`` keeps
     what is larger than ``result_max_bytes`` (default: None, such values are not kept). ``largest`` are the bytes that a
-    result may have before it is compressed. A codec may be used from several threads.
+    result may have before it is compressed. ``prepare`` makes of a value what is written in its place (default: None,
+    the value itself). A codec may be used from several threads.
     Raises ConfigurationError for a serializer or a compression that kombu does not have.
     """
 
@@ -68,6 +71,7 @@ class Codec:
         compression: str = "zlib",
         annex: Annex | None = None,
         largest: int = compressions.LARGEST,
+        prepare: Callable[[object], object] | None = None,
     ) -> None:
         try:
             self._accept = _accepted([serializer] if accept is None else accept)
@@ -86,6 +90,7 @@ class Codec:
         self._max = result_max_bytes
         self._largest = largest
         self._annex = annex
+        self._prepare = prepare
         self._head = f"{quote(serializer, safe='')}:".encode()
         self._compressed_head = f"{quote(serializer, safe='')}+{quote(compression, safe='')}:".encode()
 
@@ -104,12 +109,14 @@ class Codec:
             return _unavailable(f"the result cannot be serialized as {self._serializer}: {failures.shown(exc)}")
         return head + body if fits else self._elsewhere(head + body, len(body), origin)
 
-    def encode_ignored(self, reference: str = "") -> bytes:
+    def encode_ignored(self, reference: str = "", nesting: int | None = None) -> bytes:
         """Write that an operation ended without a result of its own.
 
-        ``reference`` is an id under which another result can be found (default: none).
+        ``reference`` is an id under which another result can be found (default: none); ``nesting`` how often it had
+        been replaced before others replaced it (default: None, they did not).
         """
-        return _IGNORED + reference.encode("utf-8", "surrogatepass")
+        head = _IGNORED if nesting is None else b"%b%d:" % (_REPLACED, nesting)
+        return head + reference.encode("utf-8", "surrogatepass")
 
     def encode_exception(self, exc: BaseException) -> bytes:
         """Write the type, text and arguments of an exception; what cannot be kept of them is left out.
@@ -148,6 +155,9 @@ class Codec:
                 return Payload(Kind.UNAVAILABLE, reason=raw[len(_UNAVAILABLE) :].decode())
             if raw.startswith(_IGNORED):
                 return Payload(Kind.IGNORED, reason=raw[len(_IGNORED) :].decode("utf-8", "surrogatepass"))
+            if raw.startswith(_REPLACED):
+                nesting, _, reference = raw[len(_REPLACED) :].decode("utf-8", "surrogatepass").partition(":")
+                return Payload(Kind.IGNORED, int(nesting), reference)
             if raw.startswith(_EXCEPTION):
                 return Payload(Kind.EXCEPTION, failures.checked(self._unpack(raw[len(_EXCEPTION) :])))
             if raw.startswith(_REFERENCE):
@@ -175,7 +185,7 @@ class Codec:
 
     def _written(self, value: object, elsewhere: bool) -> tuple[bytes, bytes, bool]:
         """Return a value as it is kept, and whether its record has room for it; raise what a reader would meet."""
-        head, body = self._pack(value)
+        head, body = self._pack(value if self._prepare is None else self._prepare(value))
         fits = len(body) <= self._max
         if fits or elsewhere:
             self._read_back(head, body)

@@ -83,16 +83,14 @@ class FolderStore(Store):
             key = said.pop("key")
             waiting = {task: tuple(mark) for task, mark in said.pop("waiting").items()}
             payload = base64.b64decode(said.pop("payload"), validate=True)
-            announced = set(said.pop("announced"))
-            state = State(said.pop("state"))
-            row = rules.Row(state, waiting=waiting, payload=payload, announced=announced, **said)
+            row = rules.Row(State(said.pop("state")), waiting=waiting, payload=payload, **said)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordUnreadable(f"{path} is no record of ours ({error!r}). Delete it if it is garbage.") from error
         return key, row if row.expires > now else None
 
     def write(self, key: str, row: rules.Row) -> None:
         """Put a row into its file: all of it, or nothing."""
-        said = {**asdict(row), "key": key, "announced": sorted(row.announced), "state": row.state.value}
+        said = {**asdict(row), "key": key, "state": row.state.value}
         said["payload"] = base64.b64encode(row.payload).decode()
         path = self.path(key)
         whole = path.with_suffix(".new")
@@ -133,14 +131,21 @@ class FolderStore(Store):
                 self.write(lease.key, row)
             return ours
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        with self.turn() as now:
+            _, row = self.read(self.path(lease.key), now)
+            ours = rules.mark_shutdown(row, lease)
+            if ours and row is not None:
+                self.write(lease.key, row)
+            return ours
+
     def announce(self, key: str, task_id: str) -> bool:
         with self.turn() as now:
             _, row = self.read(self.path(key), now)
-            if row is None or row.state is not State.COMPLETED:
-                return False
-            row.announced.add(task_id)
-            self.write(key, row)
-            return True
+            settled = rules.announce(row, task_id)
+            if settled and row is not None:
+                self.write(key, row)
+            return settled
 
     def get(self, key: str) -> Record | None:
         with self.turn() as now:

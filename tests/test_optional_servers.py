@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import missing
+from tests.memcached import memcached_binary
 from tests.rabbitmq import rabbitmq_scripts
 from tests.servers import ServerMissing
 
@@ -37,3 +38,9 @@ def test_where_no_rabbitmq_can_be_found_the_error_says_how_to_get_one(monkeypatc
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ServerMissing, match="apt install rabbitmq-server"):
         rabbitmq_scripts()
+
+
+def test_where_no_memcached_can_be_found_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(ServerMissing, match="apt install memcached"):
+        memcached_binary()

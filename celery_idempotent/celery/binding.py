@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
+from .. import keys
 from ..binding import Binding, heartbeat
 from ..errors import ConfigurationError
 from ..policy import Policy
@@ -14,6 +16,7 @@ from ..results import Codec
 from ..stores import Store, open_store
 from ..stores.used import NAMESPACE
 from . import leases, worker
+from .identity import Identity
 from .large import TaskAnnex
 
 __all__ = ["TaskBinding", "default_namespace", "store_of"]
@@ -74,6 +77,20 @@ def default_namespace(app: Any, store: object) -> str:
     return f"{prefix}{NAMESPACE}"
 
 
+class Named(NamedTuple):
+    """How a delivery names its operation.
+
+    Arguments:
+        key: What its arguments or its producer name.
+        operation: The store's key of the operation, the same unless it is a part of another one.
+        arguments: By name, where they are to be compared with those of others; else None.
+    """
+
+    key: str
+    operation: str
+    arguments: dict[str, object] | None
+
+
 class TaskBinding(Binding):
     """One task with its policy, as an app runs it.
 
@@ -89,7 +106,9 @@ class TaskBinding(Binding):
     def __init__(self, task: Any) -> None:
         app = task._get_app()
         policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
-        super().__init__(task.name, signature_of(task), policy, default_namespace(app, policy.store))
+        body, namespace = _body_of(task), default_namespace(app, policy.store)
+        hidden = keys.hides_arguments(body)
+        super().__init__(task.name, keys.own_signature(body), policy, namespace, hidden=hidden)
         self.task = task
 
     def _store(self) -> Store:
@@ -104,7 +123,35 @@ class TaskBinding(Binding):
             result_max_bytes=int(policy.result_max_bytes),
             compression=policy.compression,
             annex=TaskAnnex(self.task, policy.large_results),
+            # A backend is its thread's own, and so is asked for each time.
+            prepare=lambda value: self.task.backend.prepare_value(value),
         )
+
+    def named(self, identity: Identity, task_id: str, args: Any, kwargs: Any, headers: Any) -> Named:
+        """Return how a delivery names its operation.
+
+        Arguments:
+            identity: Who the delivery is.
+            task_id: Of the message.
+            args: Of the message.
+            kwargs: Of the message.
+            headers: What the producer said beside the arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the task.
+            MissingKey: the key cannot be told.
+        """
+        explicit = self.explicit(identity.key)
+        arguments = self.arguments(identity.key, args, kwargs)
+        key = self.key(identity.key, task_id, arguments, headers)
+        if key in identity.within:
+            # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
+            return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)
+        return Named(key, keys.placed(key, identity.place), arguments if explicit else None)
+
+    def default_key(self, task_id: str) -> str:
+        """Return the store's key of an operation that is known by its task id."""
+        return keys.compose_default(self.namespace, self.name, task_id)
 
     def max_lease(self, limit: float | None) -> float | None:
         """Return for how long a delivery with this hard time limit renews its lease.
@@ -115,6 +162,12 @@ class TaskBinding(Binding):
         return self.policy.max_lease or (enforced + GRACE if enforced else None)
 
 
-def signature_of(task: Any) -> inspect.Signature:
-    """Return the signature of a task's body, without ``self``."""
-    return inspect.signature(getattr(task, "_orig_run", task.run))
+def _body_of(task: Any) -> Callable[..., Any]:
+    """Return the body of a task as it was declared.
+
+    ``task.run`` may have been replaced: for ``autoretry_for`` by Celery, in a worker by what watches its tasks. Those
+    take anything and hand it through.
+    """
+    run = inspect.getattr_static(type(task), "run")
+    bound = run.__get__(task, type(task)) if hasattr(run, "__get__") else run
+    return cast(Callable[..., Any], bound)

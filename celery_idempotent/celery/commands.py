@@ -1,4 +1,4 @@
-"""``celery -A proj idempotency ...``: look at what the stores of an app remember, and forget it."""
+"""``celery -A proj idempotency``: look at what the stores of an app remember, and forget it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..commands.group import Commands
-from ..commands.serving import CHECKUP, STORES
+from ..commands.serving import CHECKUP, KEYS, STORES
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..stores.used import UsedStore
     from .checkup import Checkup
+    from .used import TaskKeys
 
 __all__ = ["idempotency"]
 
@@ -26,6 +27,7 @@ COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema",
 def idempotency(context: click.Context) -> None:
     """Look at what is remembered of idempotent tasks, in every store that they use."""
     context.meta[STORES] = partial(_stores, context.obj.app)
+    context.meta[KEYS] = partial(_keys, context.obj.app)
     context.meta[CHECKUP] = partial(_checkup, context.obj.app)
     if getattr(context.obj, "no_color", False):  # celery --no-color
         context.color = False
@@ -36,6 +38,13 @@ def _stores(app: Any) -> list[UsedStore]:
 
     _load(app)
     return used_stores(app)
+
+
+def _keys(app: Any) -> TaskKeys:
+    from .used import TaskKeys
+
+    _load(app)
+    return TaskKeys(app)
 
 
 def _checkup(app: Any) -> Checkup:

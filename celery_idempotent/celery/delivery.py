@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,19 +13,20 @@ from celery import states
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded, WorkerLostError
 from kombu.exceptions import OperationalError as BrokerError
 
-from .. import events, hooks, keys
+from .. import events, hooks, recording
 from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
-from ..binding import current_holder
+from ..binding import check_returned, current_holder
 from ..current import running
 from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..holding import Holding
 from ..pauses import Pauses
-from ..records import Claim
+from ..records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State
 from . import copies, fanout, leases, news, notices, worker
 from .binding import TaskBinding
+from .declarations import UNFINISHED
 from .endings import Expired, ending_of, release_for
 from .identity import DeliveryState
-from .large import is_published
+from .large import is_published, is_shared
 
 __all__ = ["SLOT_PAUSE", "MessageDelivery", "TaskLeaseLost", "is_outage", "put_back", "was_acked"]
 
@@ -55,7 +58,6 @@ class MessageDelivery:
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
-        self.explicit = self.binding.explicit(self.state.identity.key)
 
     def answer(self) -> Any:
         """Answer the delivery; raises what `_answer` raises, and leaves word if the body did not run."""
@@ -81,7 +83,7 @@ class MessageDelivery:
         while True:
             try:
                 self._revoke_if_expired(delivery.claim)
-                answer = self.binding.guard.run(delivery)
+                answer = self._leave_replaced() or self.binding.guard.run(delivery)
             except SystemExit as leaving:
                 if worker.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
                     raise
@@ -89,10 +91,15 @@ class MessageDelivery:
                 if was_acked(self.task, self.request):
                     raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
-            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request)):
+            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request, answer.record)):
                 answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
+            if isinstance(answer, Ignored) and self._comes_back(answer):
+                delivery = self._delivery(self.binding.default_key(f"{self.request.id}/{self.state.nesting}"))
+                continue
             if not isinstance(answer, Busy):
                 return self._conclude(answer)
+            if answer.awaited and self._has_failed(answer.holder_task_id) and self._free(answer, delivery):
+                continue
             self._stand_aside(answer)
 
     def _revoke_if_expired(self, claim: Claim) -> None:
@@ -111,7 +118,58 @@ class MessageDelivery:
         if record is None or record.task_id != claim.task_id:
             raise Expired(f"expired at {self.request.expires}")
 
-    def _delivery(self) -> Delivery:
+    def _leave_replaced(self) -> Answer | None:
+        """Settle the operation that this message was published to continue, if its own is another.
+
+        The replaced task was replaced by itself with other arguments, which are an operation of their own: what is done
+        under one key must not be done under another.
+        """
+        replaced, request, guard = self.state.identity.operation, self.request, self.binding.guard
+        if replaced in ("", self.state.key):
+            return None
+        known = replaced == self.binding.default_key(request.id)
+        claim = replace(self._claim(), key=replaced, task_id="" if known else request.id, fingerprint="")
+        ignored = Outcome(State.COMPLETED, guard.codec.encode_ignored(request.id, self.state.nesting - 1))
+        delivery = Delivery(claim, lambda _: None, lambda _: ignored, task=self.task.name, task_id=request.id)
+        found = guard.begin(delivery)
+        if not isinstance(found, Holding):
+            return found if isinstance(found, (Busy, Dropped)) else None
+        if found.fence:
+            with suppress(Ignore):
+                guard.end(delivery, found, None, Ignore())
+        return None
+
+    def _comes_back(self, answer: Ignored) -> bool:
+        """Tell whether others that replaced this task were replaced by it in turn, so that this is no redelivery."""
+        ours = answer.record.task_id in ("", self.request.id)
+        return ours and answer.nesting is not None and answer.nesting < self.state.nesting
+
+    def _has_failed(self, task_id: str | None) -> bool:
+        """Tell whether a task that is to go on with the operation has failed meanwhile, so that it never will.
+
+        It was replaced by a signature that ends in itself, and something before the end has failed.
+        """
+        if not is_shared(self.task.backend):
+            return False
+        try:
+            meta = self.task.backend.get_task_meta(task_id or self.request.id, cache=False)
+        except Exception as error:  # noqa: BLE001 - the backend's own; the next copy asks again
+            hooks.logger.warning("What became of %s cannot be told yet: %r", task_id, error)
+            return False
+        return meta["status"] in states.PROPAGATE_STATES
+
+    def _free(self, awaited: Busy, delivery: Delivery) -> bool:
+        """Release the operation that a failed task is awaited for, as any failure does; tell whether that was done."""
+        # As the continuation that will not come, however deeply it would have been nested.
+        deepest = replace(delivery.claim, task_id=awaited.holder_task_id or "", nesting=RETRIES_LIMIT - 1)
+        claim = replace(deepest, copy=0, token="", redelivered=False)
+        failed = Delivery(claim, delivery.body, delivery.ending, task=delivery.task)
+        found = self.binding.guard.begin(failed)
+        if not isinstance(found, Holding) or not found.fence:
+            return False
+        return recording.release(failed, found, Release(Reason.FAILED))
+
+    def _delivery(self, key: str = "") -> Delivery:
         task, request, state, run = self.task, self.request, self.state, self.run
 
         def body(holding: Holding) -> Any:
@@ -126,7 +184,7 @@ class MessageDelivery:
             try:
                 leases.begin(holding, task.name, request.id)
                 with running(holding):
-                    value = run(*self.args, **self.kwargs)
+                    value = check_returned(task.name, run(*self.args, **self.kwargs), UNFINISHED)
             finally:
                 leases.end(holding)
             if request.is_eager and isinstance(value, Retry):
@@ -143,7 +201,7 @@ class MessageDelivery:
         patience = PATIENCE * min(limit or float("inf") for limit in limits)
         if request.is_eager:  # the caller waits, who may be serving a request
             patience = min(patience, self.binding.policy.wait_timeout)
-        claim = self._claim()
+        claim = self._claim(key)
         story = self.binding.story(claim)
         delivery = Delivery(
             claim,
@@ -159,57 +217,89 @@ class MessageDelivery:
             lost_error=TaskLeaseLost,
             max_lease=self.binding.max_lease(limits[0]),
             published=is_published(task, request),
+            recalls=partial(fanout.forget_errbacks, request),
         )
         return delivery
 
-    def _claim(self) -> Claim:
+    def _claim(self, key: str = "") -> Claim:
+        """Return what this delivery asks the store for: under its operation's key, or another one that is given."""
         request, identity, policy = self.request, self.state.identity, self.binding.policy
-        arguments = self.binding.arguments(identity.key, self.args, self.kwargs)
-        key = self.binding.key(identity.key, request.id, arguments, request.headers)
-        self.state.key = keys.placed(key, identity.place)
+        named = self.binding.named(identity, request.id, self.args, self.kwargs, request.headers)
+        arguments = None if key else named.arguments
+        self.state.key, self.state.named = key or named.operation, named.key
         return Claim(
             key=self.state.key,
             owner=identity.owner,
             lease_ttl=policy.lease_ttl,
             keep_ttl=policy.failure_ttl,
-            task_id=request.id if self.explicit else "",
-            nesting=request.replaced_task_nesting or 0,
+            task_id="" if arguments is None else request.id,
+            nesting=self.state.nesting,
             retries=request.retries or 0,
             copy=identity.copy,
             token=identity.token,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
             sender=identity.sender,
-            fingerprint=self.binding.fingerprint(arguments) if self.explicit else "",
+            fingerprint=self._fingerprint(self.state.key, arguments),
             max_crashes=policy.max_crashes,
             holder=current_holder(),
+            message_id=request.id,
         )
+
+    def _fingerprint(self, key: str, arguments: Mapping[str, object] | None) -> str:
+        """Return what duplicates are compared by, and have every message that continues this operation carry it."""
+        if arguments is None or self.binding.policy.fingerprint is False:
+            return ""
+        identity = self.state.identity
+        if identity.fingerprint_of != key:
+            fingerprint = self.binding.fingerprint(arguments)
+            self.state.identity = identity = replace(identity, fingerprint=fingerprint, fingerprint_of=key)
+        return identity.fingerprint
 
     def _conclude(self, answer: Answer) -> Any:
         """Translate the guard's answer into Celery's control flow."""
         match answer:
             case Ran(value):
-                fanout.give_ids(self.request, self.task.app)
+                holding = self.state.holding
+                self._continue(holding.fence if holding else 0)
                 return value
             case Replayed(value, record):
-                if self.request.id in record.announced:
-                    fanout.clear(self.request)
-                else:
-                    fanout.give_ids(self.request, self.task.app)
+                self._continue_once(record)
                 return value
             case Ignored(reference, record):
                 if record.task_id in ("", self.request.id):
                     raise Ignore(f"{record.key} was done before and ended without a result of its own")
-                return self._result_of(reference)
+                if not fanout.has_reader(self.task, self.request):
+                    return None
+                value = self._result_of(reference)
+                self._continue_once(record)
+                return value
             case Dropped():
                 raise Ignore("a later copy of this message has taken its place")
         raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
 
+    def _continue(self, fence: int) -> None:
+        """Prepare what Celery dispatches after the run of that fence, and what is to be recorded of it."""
+        fanout.give_ids(self.request, self.task.app, fence)
+        self.state.fans_out = self.state.fans_out or fanout.counts_parts(self.task, self.request)
+
+    def _continue_once(self, record: Record) -> None:
+        """Leave to Celery what it has not dispatched for this task id before."""
+        task, request = self.task, self.request
+        if request.id in record.announced:
+            fanout.clear(task, request)
+            return
+        if fanout.counts_parts(task, request) and fanout.chord_is_over(task, request):
+            # Its part was counted, or there would be the group's result. Celery would report that as the body's error.
+            request.chord = None
+        self._continue(record.fence)
+
     def _result_of(self, task_id: str) -> Any:
         """Return what the result backend has under another task's id: that task left its result there, not with us."""
-        meta = self.task.backend.get_task_meta(task_id)
+        shared = is_shared(self.task.backend)
+        meta = self.task.backend.get_task_meta(task_id) if shared else {"status": "known to no result backend"}
         if meta["status"] == states.SUCCESS:
             return meta["result"]
-        if meta["status"] in states.EXCEPTION_STATES and isinstance(meta["result"], BaseException):
+        if meta["status"] in states.PROPAGATE_STATES and isinstance(meta["result"], BaseException):
             raise meta["result"]
         raise ResultUnavailable(
             f"{self.state.key!r} was done by task {task_id}, which ended without a result of its own "
@@ -223,6 +313,8 @@ class MessageDelivery:
         Return, after a pause, only if no copy can be published and the message cannot be put back either.
         """
         task, request, identity = self.task, self.request, self.state.identity
+        if self.state.failed is not None:  # as which the operation has ended
+            raise self.state.failed
         if request.is_eager:
             raise Conflict(
                 f"{self.state.key!r} is being done elsewhere, and a call of apply() cannot be deferred. "

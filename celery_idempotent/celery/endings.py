@@ -23,6 +23,7 @@ class Expired(Ignore):
 def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
     """Return what the record of a delivery is to say, given what its body raised."""
     state, policy = DeliveryState.of(request), task._binding.policy
+    nesting = state.nesting
     codec = task._binding.guard.codec
     match error:
         case Retry():
@@ -34,11 +35,12 @@ def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
         case LeaseLost():
             return Release(Reason.REQUEUED)
         case Ignore():
-            if getattr(state.replaced_by, "task", None) == task.name:
-                return Release(Reason.RETRY, 0.0, attempt_number((request.replaced_task_nesting or 0) + 1, 0))
-            return Outcome(State.COMPLETED, codec.encode_ignored(request.id))
+            if state.continued:
+                # What comes before the continuation may take long, and no duplicate may run beside it.
+                return Release(Reason.RETRY, policy.failure_ttl, attempt_number(nesting + 1, 0))
+            return Outcome(State.COMPLETED, codec.encode_ignored(request.id, nesting if state.replaced else None))
         case Exception():
-            if isinstance(error, policy.remember_failures):
+            if task._binding.is_final(error):
                 return Outcome(State.FAILED, codec.encode_exception(error))
             # Celery ends the whole worker for want of memory, and the broker hands the message to the next one.
             fatal = isinstance(error, MemoryError) and not request.is_eager
@@ -49,7 +51,7 @@ def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
 
 def release_for(request: Any, retry: Retry) -> Release:
     """Return the release of a run whose retry was published."""
-    attempt = attempt_number(request.replaced_task_nesting or 0, (request.retries or 0) + 1)
+    attempt = attempt_number(DeliveryState.of(request).nesting, (request.retries or 0) + 1)
     return Release(Reason.RETRY, seconds_until(retry.when), attempt)
 
 

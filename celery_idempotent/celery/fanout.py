@@ -1,8 +1,8 @@
 """What a task sets off when it ends: its callbacks and the rest of its chain, or its errbacks.
 
-A task that is answered twice must not set them off twice. They get ids that follow from the parent's id and their
-place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they are
-dispatched, the record says so.
+A task that is answered twice must not set them off twice. They get ids that follow from the parent's id, the run and
+their place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they
+are dispatched, the record says so.
 """
 
 from __future__ import annotations
@@ -12,10 +12,29 @@ from typing import Any
 
 from celery.canvas import maybe_signature
 
+from ..hooks import logger
+from ..records import Record
 from .identity import STATE, DeliveryState
 
-__all__ = ["chord_claim", "clear", "give_errback_ids", "give_ids", "has_reader", "ignores_result"]
+__all__ = [
+    "chord_claim",
+    "chord_is_over",
+    "clear",
+    "counts_parts",
+    "forget_errbacks",
+    "give_errback_ids",
+    "give_ids",
+    "has_reader",
+    "ignores_result",
+    "last_of",
+    "parts_of",
+]
 
+#: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
+#: those for which Celery waits for the results of the other members.
+RETURNING = 2.0
+#: What a signature is that is made of others; what a plain task calls tasks, header or body are its own arguments.
+CANVASES = ("group", "chain", "chord")
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
@@ -30,20 +49,47 @@ def has_reader(task: Any, request: Any) -> bool:
     return bool(not ignores_result(task, request) or request.callbacks or request.chain or request.chord)
 
 
-def clear(request: Any) -> None:
-    """Take away what was set off before."""
+def clear(task: Any, request: Any) -> None:
+    """Remove the continuations that were dispatched before, and a chord's part where a second one is counted."""
     request.callbacks = request.errbacks = request.chain = None
+    if counts_parts(task, request):
+        request.chord = None
 
 
-def chord_claim(task: Any, request: Any) -> float:
-    """Return for how many seconds a process claims to be setting off the body of the request's chord; 0 if none does.
+def counts_parts(task: Any, request: Any) -> bool:
+    """Return whether the result backend only counts the parts of the request's chord, and counts one twice.
+
+    Celery's memcached, DynamoDB and GCS backends do. On others a second part of a member makes no difference: Redis
+    knows the members by their ids, and databases are asked which members are done.
+    """
+    return bool(request.chord and request.group and getattr(task.backend, "implements_incr", False))
+
+
+def chord_is_over(task: Any, request: Any) -> bool:
+    """Return whether the parts of the request's chord were all counted; the last one removes the group's result."""
+    try:
+        return task.app.GroupResult.restore(request.group, backend=task.backend) is None
+    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
+        logger.warning("%s[%s]: cannot read the group of its chord: %r", task.name, request.id, error)
+        return False
+
+
+def chord_claim(task: Any, request: Any, record: Record) -> float:
+    """Return for how many seconds another process may be returning the part of this replayed task; 0 if none is.
 
     A Redis backend of Celery >= 5.7 has the process that completes a chord claim its body. If that one dies, nobody
     looks again once the claim has expired, unless a member's part is returned anew.
+
+    A backend that only counts the parts must not get one twice. Just after the task has settled, its process may not
+    have returned the part yet, or not have recorded that it did.
     """
     backend = task.backend
     if not (request.chord and request.group) or request.is_eager:
         return 0.0
+    if counts_parts(task, request):
+        if request.id in record.announced or record.task_id not in ("", request.id):
+            return 0.0
+        return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)
     if not hasattr(type(backend), "_chord_claim_extend_script"):
         return 0.0
     try:
@@ -55,25 +101,39 @@ def chord_claim(task: Any, request: Any) -> float:
         return 0.0
 
 
-def give_ids(request: Any, app: Any) -> None:
-    """Give every callback that will be dispatched an id that follows from the request's id and its place.
+def give_ids(request: Any, app: Any, fence: int) -> None:
+    """Give every callback that will be dispatched an id that follows from the request's id, the run and its place.
 
     The steps of a chain have had their ids since it was published, the groups of its chords among them.
+
+    Arguments:
+        request: The request of this delivery.
+        app: Its app.
+        fence: The fence of the run whose value is returned: a task id may be used again, and its callbacks run again.
+            0 for an unprotected run, which is never replayed: its callbacks get ids of their own.
     """
     state: DeliveryState | None = request.__dict__.get(STATE)
     if state is not None:
         state.fans_out = bool(request.callbacks or request.chain)
-    if request.callbacks:
-        request.callbacks = _placed(request.callbacks, f"{_run(request)}/callbacks", app)
+    if request.callbacks and fence:
+        request.callbacks = _placed(request.callbacks, f"{_run(request)}/{fence}/callbacks", app)
 
 
-def give_errback_ids(request: Any, app: Any) -> None:
+def forget_errbacks(request: Any, record: Record) -> None:
+    """Take away the errbacks of a remembered failure, if this message has set them off before."""
+    if request.id in record.announced:
+        request.errbacks = None
+
+
+def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
     """Give the errbacks of a task that fails ids that follow from this sending of its message, and their places.
 
-    Unlike a success, a failure is not the end: who sends the message again under its id has the task run again, and is
-    told again if it fails.
+    Unlike a success, a failure is not the end, unless it is remembered: who sends the message again under its id has
+    the task run again, and is told again if it fails.
     """
     state: DeliveryState | None = request.__dict__.get(STATE)
+    if state is not None:
+        state.fans_out_failed = remembered and bool(request.errbacks)
     sending = state.identity.sending if state else ""
     if request.errbacks and sending:
         request.errbacks = _placed(request.errbacks, f"{_run(request)}/{sending}/errbacks", app)
@@ -83,6 +143,38 @@ def _run(request: Any) -> str:
     """Return what names a run of a task: its id, and the worker where all of them run it."""
     state: DeliveryState | None = request.__dict__.get(STATE)
     return f"{request.id}@{state.identity.place}" if state is not None and state.identity.place else str(request.id)
+
+
+def parts_of(signature: Any) -> list[Any]:
+    """Return the tasks that a signature is made of, as signatures that may be changed in place."""
+    if signature.get("subtask_type") not in CANVASES:
+        return [signature]
+    found = []
+    for name in ("tasks", "header"):
+        members = signature.kwargs.get(name)
+        if members is not None:
+            if isinstance(members, dict):  # the header of a chord that was frozen before
+                members = signature.kwargs[name] = maybe_signature(members, app=signature.app)
+                found += parts_of(members)
+                continue
+            members = signature.kwargs[name] = [maybe_signature(each, app=signature.app) for each in members]
+            for member in members:
+                found += parts_of(member)
+    body = signature.kwargs.get("body")
+    if body is not None:
+        body = signature.kwargs["body"] = maybe_signature(body, app=signature.app)
+        found += parts_of(body)
+    return found
+
+
+def last_of(signature: Any) -> Any:
+    """Return the task whose result is that of the signature, after `parts_of`; None if Celery adds one that has it."""
+    kind = signature.get("subtask_type")
+    if kind == "chain" and signature.kwargs.get("tasks"):
+        return last_of(signature.kwargs["tasks"][-1])
+    if kind == "chord" and signature.kwargs.get("body") is not None:
+        return last_of(signature.kwargs["body"])
+    return None if kind in CANVASES else signature
 
 
 def _placed(signatures: Any, place: str, app: Any) -> list[Any]:
@@ -96,8 +188,8 @@ def _derived(place: str) -> str:
 def _with_ids(signature: Any, place: str) -> Any:
     signature = signature.clone()
     signature.options.setdefault("task_id", _derived(place))
-    if signature.get("subtask_type") not in ("group", "chain", "chord"):
-        return signature  # what a plain task calls tasks, header or body are its own arguments
+    if signature.get("subtask_type") not in CANVASES:
+        return signature
     for name in ("tasks", "header"):
         members = signature.kwargs.get(name)
         if isinstance(members, (list, tuple)):

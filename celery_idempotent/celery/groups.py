@@ -1,30 +1,43 @@
-"""One key names one operation: a key given to a group, or to a chord, would name several, and is refused."""
+"""Keys of signatures: one key names one operation, so that none is for a group; and none is called by another name."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from celery.canvas import _basemap, _chord, chunks, group
+from celery.canvas import Signature, _basemap, _chord, chunks, group
 
 from ..errors import ConfigurationError
+from .declarations import refuse_mistakes
 from .identity import KEY
 
 __all__ = ["refuse_keys"]
 
 
 def refuse_keys() -> None:
-    """Have Celery's canvas refuse a key that would be given to several tasks; to ask twice is the same as once.
+    """Have Celery's canvas refuse a key for several tasks, and a slip for a key; to call twice is the same as once.
 
     Celery hands the options of a group to each of its members, and those of a chord to its body too. A receiver of
     ``before_task_publish`` can neither tell that from a key of each member's own, nor refuse: Celery logs what a
     receiver raises, and publishes.
     """
+    if not hasattr(Signature.set, "refuses_mistakes"):
+        setattr(Signature, "set", _checking(Signature.set))  # noqa: B010 - mypy knows no other way
     for kind in (group, _chord, _basemap, chunks):
         for name in ("set", "apply_async", "apply"):
             method = getattr(kind, name)
             if not hasattr(method, "refuses_keys"):
                 setattr(kind, name, _refusing(method))
+
+
+def _checking(method: Any) -> Any:
+    @functools.wraps(method)
+    def checking(self: Any, immutable: Any = None, **options: Any) -> Any:
+        refuse_mistakes(f"a signature of {self.task}", options, guarded=False)  # any task's
+        return method(self, immutable, **options)
+
+    checking.refuses_mistakes = True  # type: ignore[attr-defined]
+    return checking
 
 
 def _refusing(method: Any) -> Any:

@@ -22,7 +22,7 @@ __all__ = ["DELIVERY", "KEY", "MESSAGE", "PLAIN", "STATE", "DeliveryState", "Ide
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY = "idempotency_key"
-#: Header with what this library tells itself about a message: copy, token, sender, expires, sending.
+#: Header with what this library writes about a message for itself: the fields of `Identity` but for the key.
 MESSAGE = "idempotency"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
 DELIVERY = "idempotency_delivery"
@@ -48,6 +48,14 @@ class Identity:
         sender: Owner of the delivery that published this message under its lease.
         sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
             it has no errbacks, or was published by its task's name alone.
+        fingerprint: The digest of the arguments of the first attempt. A retry may have other ones, and duplicates are
+            compared with the first.
+        fingerprint_of: The store key to which that digest belongs: a retry's arguments may name another one.
+        nesting: How often the message's task had been replaced when it was published to continue; Celery says so too,
+            but not to the body of a chord.
+        operation: Store key of the operation that the message was published to continue, or empty.
+        within: Store keys of the operations that were replaced by signatures of which the message is a part.
+        part: Which part it is, where Celery gives every part the same task id: in a call of ``apply()``.
         place: Which of the workers that all get the message this is, see `brokers.place_of`; empty where one gets it.
         meant_for: Of which of them it continues the delivery, or empty.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
@@ -59,6 +67,12 @@ class Identity:
     token: str = ""
     sender: str = ""
     sending: str = ""
+    fingerprint: str = ""
+    fingerprint_of: str = ""
+    nesting: int = 0
+    operation: str = ""
+    within: tuple[str, ...] = ()
+    part: str = ""
     place: str = ""
     meant_for: str = ""
     content_type: str | None = None
@@ -87,6 +101,12 @@ class Identity:
             token=str(message.get("token") or ""),
             sender=str(message.get("from") or ""),
             sending=str(message.get("sending") or ""),
+            fingerprint=str(message.get("fingerprint") or ""),
+            fingerprint_of=str(message.get("fingerprint_of") or ""),
+            nesting=message["nesting"] if isinstance(message.get("nesting"), int) else 0,
+            operation=str(message.get("operation") or ""),
+            within=tuple(map(str, message["within"])) if isinstance(message.get("within"), (list, tuple)) else (),
+            part=str(message.get("part") or ""),
             place=delivery.get("place") or meant_for,
             meant_for=meant_for,
             content_type=delivery.get("content_type"),
@@ -100,12 +120,25 @@ class Identity:
 
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""
-        message.setdefault("sending", self.sending or None)
-        message.setdefault("place", self.place if self.place and SEVERAL not in self.place else None)
+        kept = {
+            "sending": self.sending,
+            "fingerprint": self.fingerprint,
+            "fingerprint_of": self.fingerprint_of,
+            "nesting": self.nesting,
+            "operation": self.operation,
+            "part": self.part,
+            "place": "" if SEVERAL in self.place else self.place,
+        }
+        message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
         headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
             headers[KEY] = self.key
         return headers
+
+    def parts(self, *keys: str) -> dict[str, list[str]]:
+        """Return what a message says of the operations that it is a part of: those of this one, and ``keys``."""
+        within = list(dict.fromkeys([*self.within, *keys]))
+        return {"within": within} if within else {}
 
 
 class DeliveryState:
@@ -115,7 +148,21 @@ class DeliveryState:
         identity: Who it is.
     """
 
-    __slots__ = ("begun", "entered", "fans_out", "give_up", "holding", "identity", "key", "replaced_by")
+    __slots__ = (
+        "begun",
+        "continued",
+        "entered",
+        "failed",
+        "fans_out",
+        "fans_out_failed",
+        "give_up",
+        "holding",
+        "identity",
+        "key",
+        "named",
+        "nesting",
+        "replaced",
+    )
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -129,10 +176,20 @@ class DeliveryState:
         self.entered = False
         #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away
         self.fans_out = False
+        #: whether it failed for good, and Celery has errbacks to dispatch
+        self.fans_out_failed = False
         #: the store key, once known
         self.key = ""
-        #: the signature that `replace` published, if any
-        self.replaced_by: Any = None
+        #: the store key that its own arguments name; the operation has another one where it is a part of that one
+        self.named = ""
+        #: how often its task has been replaced, as Celery counts or we do
+        self.nesting = identity.nesting
+        #: what the continuation raised that ran in the body's place, in a call of ``apply()``
+        self.failed: Exception | None = None
+        #: whether the body was replaced
+        self.replaced = False
+        #: whether what replaces it ends in its own task, as which the operation goes on
+        self.continued = False
 
     @classmethod
     def is_known(cls, request: Any) -> bool:
@@ -145,5 +202,6 @@ class DeliveryState:
         state: DeliveryState | None = request.__dict__.get(STATE)
         if state is None:
             state = cls(Identity.take(request))
+            state.nesting = max(state.nesting, request.get("replaced_task_nesting") or 0)
             setattr(request, STATE, state)
         return state

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-from kombu.utils.url import maybe_sanitize_url
 
 from ..stores import Store
 from ..stores.inherited import direct, merged
@@ -27,7 +26,7 @@ def store_of_backend(app: Any) -> Store | None:
     params = merged(backend.connparams)
     if isinstance(backend, SentinelBackend):
         hosts = [(host["host"], host["port"]) for host in params.pop("hosts")]
-        return _sentinel(hosts, backend._transport_options, params, maybe_sanitize_url(str(backend.url)))
+        return _sentinel(hosts, backend._transport_options, params, backend.as_uri())
     return direct(params, backend.as_uri())
 
 

@@ -17,7 +17,7 @@ from ..payloads import Kind, Payload
 from ..references import TASK, Annex, Origin, Unkept
 from . import fanout
 
-__all__ = ["TaskAnnex", "is_published"]
+__all__ = ["TaskAnnex", "is_published", "is_shared"]
 
 #: Seconds in which a run that has settled surely hands its result to the backend, if it lives.
 HANDOVER = 60.0
@@ -57,7 +57,7 @@ class TaskAnnex(Annex):
         return Payload(Kind.UNAVAILABLE, reason=f"it is at {reference}, and large_results names no place of files")
 
     def _left_in_backend(self, task_id: str, age: float) -> Payload:
-        if not _is_shared(self._task.backend):
+        if not is_shared(self._task.backend):
             return Payload(Kind.UNAVAILABLE, reason=f"it was left to a result backend as task {task_id}; here is none")
         try:
             meta = self._task.backend.get_task_meta(task_id, cache=False)  # it is large, and nobody asks twice
@@ -87,9 +87,9 @@ def is_published(task: Any, request: Any) -> bool:
     # Releases of Celery differ in whether a message may overrule a task that ignores its results.
     if task.ignore_result or fanout.ignores_result(task, request) or (request.is_eager and not task.store_eager_result):
         return False
-    return _is_shared(task.backend)
+    return is_shared(task.backend)
 
 
-def _is_shared(backend: Any) -> bool:
+def is_shared(backend: Any) -> bool:
     """Tell whether a result in this backend is there for everybody; that of rpc:// is a message to one caller."""
     return not isinstance(backend, (DisabledBackend, RPCBackend))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
@@ -13,7 +14,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 
-from .. import deputy, keys
+from .. import deputy
 from ..binding import current_holder
 from ..errors import IdempotencyError
 from ..events import Released
@@ -23,12 +24,14 @@ from . import brokers, news, notices, rows, worker
 from .endings import Expired
 from .identity import DELIVERY, KEY, PLAIN, DeliveryState
 
-__all__ = ["IdempotentRequest", "request_class"]
+__all__ = ["IdempotentRequest", "cut_off", "request_class"]
 
 #: Longest time in seconds that the worker's main process waits for a store.
 LONGEST_WAIT = 0.2
 #: Longest time in seconds that a killed child may take to be gone.
 KILL_TIMEOUT = 10.0
+#: Deliveries that this worker has told to end and whose stores are to know; a signal's handler may append to it.
+cut_off: deque[IdempotentRequest] = deque(maxlen=10_000)
 
 
 class IdempotentRequest(Request):
@@ -65,6 +68,7 @@ class IdempotentRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> Any:
         """Do as Celery does on a cold shutdown or a lost broker connection: that is no crash of the task either."""
         self._announce(Reason.SHUTDOWN)
+        cut_off.append(self)
         self._cut_off = pool.is_green
         try:
             return super().cancel(pool, signal, **options)
@@ -135,9 +139,8 @@ class IdempotentRequest(Request):
         """
         binding = self.task._binding
         identity = DeliveryState.of(self._context).identity
-        arguments = binding.arguments(identity.key, self._args, self._kwargs)
-        key = keys.placed(binding.key(identity.key, self.id, arguments, self._context.headers), identity.place)
-        return Claim(key, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
+        named = binding.named(identity, self.id, self._args, self._kwargs, self._context.headers)
+        return Claim(named.operation, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
 
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
@@ -170,7 +173,7 @@ class IdempotentRequest(Request):
         """Tell Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
 
         A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
-        redelivery replays, and returns it.
+        redelivery replays, and returns the part unless the record says that it was returned or the backend knows.
         """
         if self._context.chord and self.task.reject_on_worker_lost:
             return False

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
+from celery._state import get_current_worker_task
 from celery.app.task import Task
-from celery.canvas import _chain
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
-from ..errors import ConfigurationError, StoreError
+from ..current import current_lease
+from ..errors import ConfigurationError, MissingKey, PreviouslyFailed, StoreError
 from ..holding import Holding
 from ..hooks import logger
 from ..pauses import sleep
 from ..policy import Policy
-from . import brokers, fanout, groups, inspection, listening, worker
+from . import brokers, declarations, fanout, groups, inspection, listening, worker
 from .binding import TaskBinding
 from .delivery import SLOT_PAUSE, MessageDelivery, is_outage, put_back, was_acked
 from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
@@ -52,14 +56,20 @@ class IdempotentTask(Task):
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
         # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
-        if not getattr(cls.__call__, "is_guard", False):
+        if not _is_guard(cls.__call__):
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
+        # Celery calls a task's own on_success between the dispatch and the signal that says so; it may take long, and
+        # its process may die in it.
+        hook = inspect.getattr_static(cls, "on_success")
+        if isinstance(hook, FunctionType) and hook is not Task.on_success and not hasattr(hook, "marks_first"):
+            setattr(cls, "on_success", _marking_first(hook))  # noqa: B010
         if not (cls.name or "").startswith(PLAIN):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
-                _check_declaration(cls, TaskBinding(task).policy)
+                check_declaration(task)
             worker.install(app)
+            _check_neighbours(app)
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,7 +83,7 @@ class IdempotentTask(Task):
             return self.run(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
-    __call__.is_guard = True  # type: ignore[attr-defined]
+    __call__.guard = __call__  # type: ignore[attr-defined]
 
     @property
     def lease(self) -> Holding | None:
@@ -83,6 +93,33 @@ class IdempotentTask(Task):
         """
         state = _state_of(self.request_stack.top)
         return None if state is None else state.holding
+
+    def key_for(
+        self,
+        *args: Any,
+        idempotency_key: object = None,
+        idempotency_headers: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Return the store's key of a call with these arguments, as the commands and the log have it.
+
+        Arguments:
+            *args: The positional arguments of the call.
+            **kwargs: The keyword arguments of the call.
+            idempotency_key: The key that the producer gives, where it gives one.
+            idempotency_headers: The headers of the message, where the scope is one of them.
+
+        Raises:
+            MissingKey: the key is the id of each message, or the arguments or headers have none.
+            TypeError: the arguments do not fit the task.
+        """
+        binding = self._binding
+        if not binding.explicit(idempotency_key):
+            raise MissingKey(
+                f"Expected {self.name} to have a key that follows from its arguments, and its key is the id of each "
+                "message. Give the task a key, or pass idempotency_key."
+            )
+        return binding.key(idempotency_key, "", binding.arguments(idempotency_key, args, kwargs), idempotency_headers)
 
     @functools.cached_property
     def _binding(self) -> TaskBinding:
@@ -99,7 +136,14 @@ class IdempotentTask(Task):
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id."""
+        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the message, and is not.
+        """
+        if not _is_dispatched_by_celery():
+            declarations.refuse_mistakes(self.name, options)
+            declarations.refuse_key_argument(self, kwargs)
         if link_error and not self.name.startswith(PLAIN):
             headers = options.get("headers") or {}
             options["headers"] = {**headers, MESSAGE: {"sending": new_token(), **(headers.get(MESSAGE) or {})}}
@@ -108,10 +152,28 @@ class IdempotentTask(Task):
     def apply(
         self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> Any:
-        """Run the task in this process, guarded like a delivery."""
+        """Run the task in this process, guarded like a delivery.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the delivery, and is not.
+        """
+        declarations.refuse_mistakes(self.name, options)
+        declarations.refuse_key_argument(self, args[1] if len(args) > 1 else options.get("kwargs"))
         if idempotency_key is not None:
             headers = {**(headers or {}), KEY: idempotency_key}
         return super().apply(*args, headers=headers, **options)
+
+    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
+        """Return a signature of the task, as Celery does; ``s()`` and ``si()`` make theirs here too.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the message, and is not.
+        """
+        declarations.refuse_mistakes(self.name, starkwargs)
+        declarations.refuse_key_argument(self, starargs[0] if starargs else starkwargs.get("kwargs"))
+        return super().signature(args, *starargs, **starkwargs)
+
+    subtask = signature
 
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
         """Return a signature that continues the request, as Celery's retry needs it, under the same key."""
@@ -137,13 +199,9 @@ class IdempotentTask(Task):
             LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue. One that was acked before it
                 ran (``allow_early_ack``) is not there any more: it waits until the broker takes the retry.
+            ConfigurationError: an option is meant as the key of the message, and is not; ``signature()`` refuses it.
         """
-        if self.lease is not None:
-            try:
-                self.lease.check()
-            except StoreError as error:
-                # The retry names its publisher: if the lease was lost after all, the store does not let it overtake.
-                logger.warning("Retrying without knowing whether the lease still holds: %s", error)
+        self._check_lease("Retrying")
         while True:
             try:
                 retry = super().retry(*args, **options)
@@ -162,18 +220,34 @@ class IdempotentTask(Task):
             state.give_up(retry)
         return retry
 
-    def on_replace(self, sig: Any) -> Any:
-        """Publish the replacement; one of the same name is this operation and keeps its key."""
-        state = _state_of(self.request_stack.top)
-        if state is not None:
-            if state.holding is not None and state.holding.lost:
-                state.holding.check()  # raises: what took over, or goes on in its place, is the operation
-            # Within a chain, Celery has put the rest of the chain behind what replaces us.
-            first = sig.tasks[0] if isinstance(sig, _chain) else sig
-            state.replaced_by = first
-            if getattr(first, "task", None) == self.name:
-                _with_headers(first, state.identity.headers(**{"from": state.identity.owner}))
-        return super().on_replace(sig)
+    def replace(self, sig: Any) -> Any:
+        """Replace the task as Celery does; where it is replaced by what ends in itself, that end is this operation.
+
+        Raises:
+            LeaseLost: the lease is lost; nothing was published.
+        """
+        request = self.request_stack.top
+        state = _state_of(request)
+        if state is None:
+            return super().replace(sig)
+        self._check_lease("Replacing")
+        continued = _mark_parts(self, request, state, sig)
+        try:
+            return super().replace(sig)
+        except Ignore:
+            state.replaced, state.continued = True, continued
+            raise
+        except Exception as error:
+            state.failed = error if continued and request.is_eager else None
+            raise
+
+    def _check_lease(self, what: str) -> None:
+        if self.lease is not None:
+            try:
+                self.lease.check()
+            except StoreError as error:
+                # The message names its publisher: if the lease was lost after all, the store does not let it overtake.
+                logger.warning("%s without knowing whether the lease still holds: %s", what, error)
 
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
@@ -186,13 +260,45 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
 def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return MessageDelivery(task, request, run, args, kwargs).answer()
-    except Exception:
-        fanout.give_errback_ids(request, task.app)
+    except Exception as error:
+        remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
+        fanout.give_errback_ids(request, task.app, remembered=remembered)
         raise
+
+
+def _remembered(task: IdempotentTask) -> tuple[type[BaseException], ...]:
+    return task._binding.policy.remember_failures
 
 
 def _state_of(request: Any) -> DeliveryState | None:
     return None if request is None else request.__dict__.get(STATE)
+
+
+def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: Any) -> bool:
+    """Write on the tasks of a replacing signature what they are to the operation; tell whether one is to go on with it.
+
+    The last of them gets the id of the replaced task. If it is the same task, it is the operation. The others precede
+    it: those that name the same operation must not wait for it.
+    """
+    eager, explicit = bool(request.is_eager), state.named != task._binding.default_key(request.id)
+    within = state.identity.parts(*([state.named] if explicit or eager else []))
+    parts, last = fanout.parts_of(sig), fanout.last_of(sig)
+    if last is not None and last.options.get("task_id", request.id) != request.id:
+        last = None
+    for place, part in enumerate(parts):
+        other = task.app.tasks.get(part.task)
+        if not isinstance(other, IdempotentTask) or other.name.startswith(PLAIN):
+            continue
+        if part is not last:
+            _with_headers(part, {MESSAGE: {**within, **({"part": f"{state.identity.part}/{place}"} if eager else {})}})
+        elif other.name != task.name:
+            _with_headers(part, {MESSAGE: {"nesting": state.nesting + 1, **within}})
+        else:
+            goes_on = {"from": state.identity.owner, "nesting": state.nesting + 1, "operation": state.key}
+            scope = task._binding.policy.scope
+            tenant = {scope: (request.headers or {}).get(scope)} if isinstance(scope, str) else {}
+            _with_headers(part, {**tenant, **(part.options.get("headers") or {}), **state.identity.headers(**goes_on)})
+    return last is not None and last.task == task.name
 
 
 def _with_headers(signature: Any, headers: Mapping[str, Any]) -> Any:
@@ -209,13 +315,56 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
             return _answer(self, request, functools.partial(inner, self), args, kwargs)
         return inner(self, *args, **kwargs)
 
-    guarded.is_guard = True  # type: ignore[attr-defined]
+    guarded.guard = guarded  # type: ignore[attr-defined]
     return guarded
 
 
-def _check_declaration(cls: type[IdempotentTask], policy: Policy) -> None:
+def _marking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an ``on_success`` that records what was dispatched before ``inner`` runs."""
+
+    @functools.wraps(inner)
+    def on_success(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
+        listening.mark_announced(self)
+        return inner(self, *args, **kwargs)
+
+    on_success.marks_first = True  # type: ignore[attr-defined]
+    return on_success
+
+
+def _is_guard(call: Any) -> bool:
+    """Return whether this ``__call__`` guards deliveries; a copy of the mark, as functools.wraps makes, does not."""
+    return getattr(call, "guard", None) is call
+
+
+def _is_dispatched_by_celery() -> bool:
+    """Return whether a task that has ended is publishing what follows it; an error would make its success a failure."""
+    return current_lease() is None and get_current_worker_task() is not None
+
+
+#: By app: how many tasks it had when they were last examined.
+_examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+def _check_neighbours(app: Any) -> None:
+    """Examine the app's other tasks, once all that wait for it are evaluated, and again when there are more."""
+    if app.finalized and not app._pending and _examined.get(app) != len(app._tasks):
+        declarations.check_unprotected(app)
+        _examined[app] = len(app._tasks)
+
+
+def check_declaration(task: IdempotentTask) -> None:
+    """Refuse a task that is declared wrongly.
+
+    Raises:
+        ConfigurationError: it is; the message says what to do.
+    """
     from .request import IdempotentRequest, request_class
 
+    cls, binding = type(task), TaskBinding(task)
+    policy = binding.policy
+    declarations.check_options(task, IdempotentTask)
+    declarations.check_inner_guard(task, binding)
+    declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not cls.acks_late and not policy.allow_early_ack:
         raise ConfigurationError(
             f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "

@@ -122,7 +122,7 @@ class Held:
 
 
 class VisibilityStep(bootsteps.StartStopStep):
-    """Refresh what the consumer's channel holds, and restore what dead workers held, from one connection to the next."""
+    """Refresh what the consumer's channel holds, and restore what dead workers held, for each new connection."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .serving import StoreCommand, stores_of
+from .serving import KeyCommand, Stores, keys_of, stores_of
 from .show import facts_of_record, unknown
 from .story import meaning, sentence, span, standing
 
@@ -26,17 +26,23 @@ __all__ = ["command"]
 COLUMNS = 80
 
 
-@click.command("explain", cls=StoreCommand)
-@click.argument("key")
+@click.command("explain", cls=KeyCommand)
+@click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with ids and figures as they are.")
 @click.pass_context
-def command(ctx: click.Context, key: str, as_json: bool) -> None:
+def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
     """Tell what happened to KEY, and what that means.
 
     In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is told
     by its record alone. Exits with 1 if nothing is known of the key.
     """
     stores = stores_of(ctx)
+    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+        _explain(stores, each, as_json=as_json)
+    ctx.exit(stores.status)
+
+
+def _explain(stores: Stores, key: str, *, as_json: bool) -> None:
     known = 0
     for used, (record, history) in stores.each(lambda used: _found(used, key)):
         if record is None and not history:
@@ -46,7 +52,6 @@ def command(ctx: click.Context, key: str, as_json: bool) -> None:
         click.echo(_as_json(key, name, record, history) if as_json else _as_text(key, name, record, history))
     if not known and not stores.status:
         unknown(stores, key)
-    ctx.exit(stores.status)
 
 
 def _found(used: UsedStore, key: str) -> tuple[Record | None, Sequence[Noted]]:

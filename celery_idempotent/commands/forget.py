@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..records import State
-from .asking import confirmed
+from .asking import confirmed, trace_of
 from .exits import Exit
-from .serving import StoreCommand, Stores, stores_of
+from .serving import KeyCommand, Stores, keys_of, names_call, stores_of
 from .show import unknown
 from .tally import Tally
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@click.command("forget", cls=StoreCommand)
+@click.command("forget", cls=KeyCommand)
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.option("--prefix", help="Forget every record whose key begins so, namespace included.")
 @click.option("--state", type=click.Choice([state.value for state in State]), help="With --prefix: only in this state.")
@@ -41,7 +42,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
     to forget, or something was left alone.
     """
     wish = Wish(**options)
-    if bool(keys) == (prefix is not None):
+    if bool(keys or names_call(ctx)) == (prefix is not None):
         raise click.UsageError("Expected either KEYs or --prefix PREFIX.", ctx)
     if keys and wish.state:
         raise click.UsageError("Expected --state together with --prefix, got KEYs.", ctx)
@@ -49,7 +50,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
         raise click.UsageError("Expected a prefix that is not empty; all of an app's keys begin with idem:", ctx)
     stores, report = stores_of(ctx), Report()
     if prefix is None:
-        for key in keys:
+        for key in keys_of(ctx, stores, keys):
             _forget_key(stores, key, wish, report)
     else:
         _forget_prefix(stores, prefix, wish, report)
@@ -95,7 +96,7 @@ class Report:
 
 
 def _forget_key(stores: Stores, key: str, wish: Wish, report: Report) -> None:
-    from ..stores.forgetting import is_held
+    from ..stores.forgetting import erase, is_held
 
     answers = list(stores.each(lambda used: used.store.get(key)))
     if not any(record for _, record in answers):
@@ -114,7 +115,7 @@ def _forget_key(stores: Stores, key: str, wish: Wish, report: Report) -> None:
             report.forgotten += 1
             wish.say(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
         else:
-            used.store.delete(key)
+            erase(used.store, key, trace_of("ForgottenByOperator", used, record))
             report.forgotten += 1
             wish.say(f"{key} is forgotten")
 
@@ -163,7 +164,8 @@ def _sweep(used: UsedStore, prefix: str, wish: Wish) -> tuple[int, int]:
 
     left = 0
     with Tally("records forgotten") as tally:
-        for forgotten in forget(used.store, prefix, wish.only, held_too=wish.force):
+        trace = partial(trace_of, "ForgottenByOperator", used)
+        for forgotten in forget(used.store, prefix, wish.only, held_too=wish.force, trace=trace):
             tally.add(forgotten)
             left += not forgotten
         return tally.count, left

@@ -12,7 +12,10 @@ import click
 from ..errors import IdempotencyError
 from .exits import Exit, status_of
 
-__all__ = ["CommandFailed", "Commands"]
+__all__ = ["URL", "CommandFailed", "Commands"]
+
+#: Where a command line keeps the URL of the store that it names, in the meta of click's context.
+URL = "celery_idempotent.url"
 
 
 class CommandFailed(click.ClickException):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..records import Claim, Lease, Reason, Record, Release, State
-from .asking import confirmed
+from .asking import confirmed, trace_of
 from .exits import Exit
 from .filters import task_of
-from .serving import StoreCommand, Stores, stores_of
+from .serving import KeyCommand, Stores, keys_of, stores_of
 from .show import unknown
 from .wording import clean, duration
 
@@ -25,8 +25,8 @@ __all__ = ["command"]
 KEEP = 86400.0
 
 
-@click.command("release", cls=StoreCommand)
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.command("release", cls=KeyCommand)
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -37,7 +37,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], yes: bool, as_json: bo
     done is done twice if a delivery comes. Exits with 1 if a KEY is not held, or was left alone.
     """
     stores, report = stores_of(ctx), Report()
-    for key in keys:
+    for key in keys_of(ctx, stores, keys):
         _release_key(stores, key, report, Wish(yes, as_json))
     if report.left or report.missing:
         stores.status = stores.status or Exit.NO
@@ -82,6 +82,7 @@ def _release_key(stores: Stores, key: str, report: Report, wish: Wish) -> None:
             report.left += 1
             click.echo(why, err=True)
             continue
+        trace_of("ReleasedByOperator", used, record).leave(used.store)
         report.released += 1
         if not wish.as_json:
             click.echo(f"{key} is released from {_who(record)}")

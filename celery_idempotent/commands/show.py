@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .exits import Exit
-from .serving import StoreCommand, Stores, stores_of
+from .serving import KeyCommand, Stores, keys_of, stores_of
 from .tables import show_facts
 
 if TYPE_CHECKING:
@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["command", "facts_of_record", "unknown"]
 
 
-@click.command("show", cls=StoreCommand)
-@click.argument("key")
+@click.command("show", cls=KeyCommand)
+@click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object.")
 @click.pass_context
-def command(ctx: click.Context, key: str, as_json: bool) -> None:
-    """Show the record of KEY; exit with 1 if there is none."""
+def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
+    """Show the record of KEY; exit with 1 if there is none.
+
+    With an app, KEY may also be the key that a task makes of its arguments: ORD-1.
+    """
     stores = stores_of(ctx)
+    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+        _show(stores, each, as_json=as_json)
+    ctx.exit(stores.status)
+
+
+def _show(stores: Stores, key: str, *, as_json: bool) -> None:
     shown = 0
     for used, record in stores.each(lambda used: used.store.get(key)):
         if record is None:
@@ -39,13 +48,13 @@ def command(ctx: click.Context, key: str, as_json: bool) -> None:
             show_facts(facts)
     if not shown and not stores.status:
         unknown(stores, key)
-    ctx.exit(stores.status)
 
 
 def unknown(stores: Stores, key: str) -> None:
     """Say that no store knows the key, and which one it does know."""
     where = ", ".join(used.name for used in stores.used)
     meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
+    meant += [found for found in stores.guesses(key) if stores.knows(found)]
     hint = f"; did you mean {meant[0]}?" if meant else ""
     click.echo(f"Nothing is remembered of {key} in {where}{hint}", err=True)
     stores.status = stores.status or Exit.NO

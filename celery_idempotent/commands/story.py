@@ -96,6 +96,12 @@ def _missed(facts: dict[str, Any]) -> str:
     return f"{_who(facts)} learned that its lease was taken over{_after(facts)}: {facts.get('ending', '')}, unrecorded"
 
 
+def _by_operator(facts: dict[str, Any]) -> str:
+    if "state" not in facts:
+        return f"released by {facts.get('operator')} from {_who(facts)}, {_task(facts.get('task_id'))}"
+    return f"forgotten by {facts.get('operator')}: it was {facts['state']}, by {_task(facts.get('task_id'))}"
+
+
 def _who(facts: dict[str, Any]) -> str:
     return str(facts.get("holder") or "somebody")
 
@@ -119,6 +125,8 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     "SettleFailed": lambda facts: (
         f"done by {_who(facts)}{_after(facts)}, and the store could not be told: {facts.get('error', '')}"
     ),
+    "ReleasedByOperator": _by_operator,
+    "ForgottenByOperator": _by_operator,
     "RanUnprotected": lambda facts: (
         f"run by {_who(facts)} without a lease, since the store could not serve: {facts.get('error', '')}"
     ),
@@ -139,10 +147,12 @@ def standing(record: Record | None) -> str:
     kept = f"; kept for {span(record.retention)}" if record.retention else ""
     match record.state:
         case State.IN_PROGRESS if record.remaining > 0:
+            stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
             lease = f"its lease lasts {span(record.remaining)} unless it is renewed"
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}; {lease}"
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
         case State.IN_PROGRESS:
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, whose lease ran out{kept}"
+            ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, {ran_out}{kept}"
         case State.RELEASED:
             why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""

@@ -60,7 +60,7 @@ def cluster_broken(server: RedisServer) -> Finding | None:
         return error(
             f"The cluster is in state {state.get('cluster_state')!r} and serves {good:,} of {SLOTS:,} slots: tasks "
             "whose keys are in the others wait.",
-            "Bring the missing nodes back, or run redis-cli --cluster fix.",
+            "Bring the missing nodes back, or run redis-cli --cluster fix HOST:PORT.",
         )
     return ok(f"the cluster serves all {SLOTS:,} slots")
 
@@ -91,7 +91,7 @@ def memory_full(server: RedisServer) -> Finding:
         return ok(f"{_mb(used)} in use")
     part = used / most
     said = f"{_mb(used)} of {_mb(most)} ({of}) in use, {part:.0%}"
-    remedy = f"CONFIG SET maxmemory {2 * most // 2**20}mb if the machine has it, or shorten result_ttl."
+    remedy = f"CONFIG SET maxmemory {2 * most // 2**20}mb (if the machine has it), or shorten result_ttl."
     if of != "maxmemory":
         remedy = "Give the machine more memory, or shorten result_ttl."
     if part >= FULL:

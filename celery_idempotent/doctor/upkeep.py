@@ -20,7 +20,7 @@ def schema_pending(patient: Patient) -> Finding:
         about = f"{what[0].rstrip(',;')}" if len(what) <= 2 else f"{len(what)} lines of statements are due"
         return error(
             f"The store lacks what this version needs on its server ({about}): claims are refused.",
-            "celery -A proj idempotency schema --apply (or celery-idempotent schema --apply --store URL)",
+            "celery -A proj idempotency schema --apply (or celery-idempotent --store URL schema --apply)",
             ends=True,
         )
     return ok("the schema is that of this version")

@@ -25,7 +25,7 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 def install(
     port: int | None = None,
-    address: str = "0.0.0.0",  # noqa: S104 - to be scraped
+    address: str = "127.0.0.1",
     *,
     short_lived: bool = False,
 ) -> PrometheusMetrics:
@@ -33,7 +33,8 @@ def install(
 
     Arguments:
         port: Where a Celery worker's main process listens, for all its children; default: nowhere, see `registry`.
-        address: On which interface.
+        address: The address of the interface on which it listens. The default is loopback, since task names and error
+            rates are nobody else's business; give "0.0.0.0" or one interface where Prometheus is on another machine.
         short_lived: Whether processes live for one job, as those of RQ's workers do: they go on in each other's files,
             with all metrics of prometheus_client that are made after this.
 

@@ -74,7 +74,7 @@ def idempotent(
             made = cast(Callable[[], Store], lambda: store)
             return JobBinding(function, wanted, name=name, namespace=namespace, store=made, serializer=written)
 
-        make(None, serializer or "json")  # what is declared wrongly is told here, and not by the first job
+        declared = make(None, serializer or "json")  # what is declared wrongly is told here, and not by the first job
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,9 @@ def idempotent(
             finally:
                 _answering.reset(token)
 
-        return cast(F, _like(function, call))
+        guarded: Any = _like(function, call)
+        guarded.__signature__ = declared.signature  # all arguments are handed through
+        return cast(F, guarded)
 
     return decorate
 

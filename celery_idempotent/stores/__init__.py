@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterable
 from importlib import import_module
 
 from ..errors import ConfigurationError
 from .base import Store
 
-__all__ = ["SCHEMES", "Store", "hide_password", "open_store"]
+__all__ = ["SCHEMES", "Store", "hide_password", "open_store", "unknown_parameter"]
 
 #: By scheme: the module and the class, whose `from_url` makes the store; and the extra that brings its driver, if it
 #: needs one.
@@ -46,15 +48,20 @@ def open_store(url: str) -> Store:
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     if scheme.startswith("cached+"):
         scheme = "cached"
+    if "://" not in url:
+        raise ConfigurationError(
+            f"Expected the URL of an idempotency store to begin with one of {_known_schemes()}, got "
+            f"{hide_password(url)!r}, which has no scheme. {_with_scheme(hide_password(url.strip()))}"
+        )
     if scheme not in SCHEMES:
         # Of two that are equally near, difflib takes the later in the alphabet: rediss+cluster:// for rediss+tls://.
         near = sorted(
             difflib.get_close_matches(scheme, SCHEMES), key=lambda name: (-_likeness(scheme, name), len(name))
         )
-        known = ", ".join(f"{name}://" for name in SCHEMES)
         hint = f" Did you mean {near[0]}://?" if near else ""
         raise ConfigurationError(
-            f"Expected the URL of an idempotency store to begin with one of {known}, got {hide_password(url)!r}.{hint}"
+            f"Expected the URL of an idempotency store to begin with one of {_known_schemes()}, got "
+            f"{hide_password(url)!r}.{hint}"
         )
     module, name, extra = SCHEMES[scheme]
     try:
@@ -68,6 +75,38 @@ def open_store(url: str) -> Store:
         ) from None
     store: Store = cls.from_url(url)
     return store
+
+
+def _known_schemes() -> str:
+    return ", ".join(f"{name}://" for name in SCHEMES)
+
+
+def _with_scheme(shown: str) -> str:
+    """Return what to write instead of a URL that has no scheme."""
+    name, _, rest = shown.partition(":")
+    if name.lower() in SCHEMES:
+        meant = f"{name.lower()}://{rest.lstrip('/')}"
+    elif shown.startswith(("/", ".")) or re.search(r"\.(db|sqlite3?)$", shown):
+        meant = f"sqlite:///{shown}"
+    else:
+        meant = f"{'postgresql' if re.search(r':5432(/|$)', shown) else 'redis'}://{shown}"
+    return f"Did you mean {meant}?" if shown else "Write redis://host:6379/1."
+
+
+def unknown_parameter(url: str, name: str, known: Iterable[str], others: str) -> ConfigurationError:
+    """Return the error for a parameter of a store's URL that nothing reads.
+
+    Arguments:
+        url: The URL.
+        name: The parameter.
+        known: The parameters that it may be a slip for.
+        others: What there is, in a sentence, for a parameter that is like none of these.
+    """
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return ConfigurationError(
+        f"Expected parameters that a store like {hide_password(url)} has, got {name!r}. "
+        f"{f'Did you mean {near[0]}?' if near else others}"
+    )
 
 
 def _likeness(one: str, other: str) -> float:

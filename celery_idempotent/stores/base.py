@@ -85,9 +85,18 @@ class Store(ABC):
         a dead one.
         """
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        """Note that the holder's worker is about to end, and tell whether the lease is still the holder's.
+
+        A lease that runs out after that was cut off by the shutdown, which is no crash. It ends when it would have
+        ended anyway. Only ``lease.key`` and ``lease.owner`` are looked at. Where a store does not do it (this default),
+        a crash is counted.
+        """
+        return False
+
     @abstractmethod
     def announce(self, key: str, task_id: str) -> bool:
-        """Remember that the callbacks of ``task_id`` were dispatched; false if the record is not a settled one."""
+        """Remember that what ``task_id`` sets off was dispatched; false if the record is not a settled one."""
 
     @abstractmethod
     def get(self, key: str) -> Record | None:

@@ -77,7 +77,7 @@ class CachedStore(Store):
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         may_ask = bool(claim.task_id) and not claim.is_copy and not claim.attempt
-        record = self._ask(self._outcomes.find, claim.key) if may_ask else None
+        record = self._ask(self._outcomes.find, claim.key, claim.announcer) if may_ask else None
         if record is not None and record.task_id != claim.task_id:
             reused = claim.fingerprint and record.fingerprint and record.fingerprint != claim.fingerprint
             return Refusal(Verdict.KEY_REUSED if reused else Verdict(record.state.value), record)
@@ -133,6 +133,9 @@ class CachedStore(Store):
 
     def release(self, lease: Lease, release: Release) -> bool:
         return self.durable.release(lease, release)
+
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return self.durable.mark_shutdown(lease)
 
     def get(self, key: str) -> Record | None:
         return self.durable.get(key)

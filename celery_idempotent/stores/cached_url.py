@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from urllib.parse import unquote
 
 from ..errors import ConfigurationError
 from ..policy import parse_duration
-from . import SCHEMES, hide_password
+from . import SCHEMES, hide_password, unknown_parameter
 
 __all__ = ["MAX_AGE", "CachedUrl"]
 
@@ -16,6 +17,8 @@ __all__ = ["MAX_AGE", "CachedUrl"]
 MAX_AGE = 3600.0
 
 MARK = "cached+"
+#: The parameter of this store's own, and how alike another one is that is a slip for it.
+AGE, ALIKE = "max_age", 0.75
 LIKE = "cached+postgresql://app@db/shop?cache=redis://cache:6379/0"
 
 
@@ -47,6 +50,9 @@ class CachedUrl:
         if re.search(r"[?&]max_age=", cache):
             raise _unlike(url, "max_age= comes after cache=, whose URL ends the whole: write it before")
         said = [part for part in options.split("&") if part]
+        for name in (part.partition("=")[0] for part in said):
+            if name != AGE and get_close_matches(name, [AGE], cutoff=ALIKE):
+                raise unknown_parameter(url, name, [AGE], "")
         ages = [part.partition("=")[2] for part in said if part.startswith("max_age=")]
         rest = "&".join(part for part in said if not part.startswith("max_age="))
         durable = f"{base}?{rest}" if rest else base

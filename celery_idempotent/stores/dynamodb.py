@@ -12,13 +12,13 @@ from typing import Any
 
 from ..errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError
 from ..notes import Note, Noted
-from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State, Verdict
+from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import dynamodb_schema, rules
 from .base import Store
 from .dynamodb_client import Overtaken
 from .dynamodb_expressions import Condition, Update
 from .dynamodb_history import Histories
-from .dynamodb_items import Item, Kept, fitting, item_of, named, number, text
+from .dynamodb_items import Item, Kept, fitting, item_of, number, text
 from .dynamodb_records import ROUNDS, Records, changes, held, living, marked, renewed, unchanged
 from .dynamodb_refusals import code
 from .dynamodb_urls import Place
@@ -174,16 +174,41 @@ class DynamoDBStore(Store):
             return True
         raise self._records.contended(lease.key)
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_shutdown(self, lease: Lease) -> bool:
         update = Update()
-        update.add({"SS": [named(task_id)]}, "announced")
-        update.given(text(State.COMPLETED.value), "state")
-        update.given(number(self._records.now() // SECOND), "expires", relation=">")
+        update.set(text(Reason.SHUTDOWN.value), "reason")
+        held(update, lease)
         try:
-            self._table.update(key, update)
+            self._table.update(lease.key, update)
         except Overtaken:
             return False
         return True
+
+    def announce(self, key: str, task_id: str) -> bool:
+        update = Update()
+        update.append(text(task_id), "announcers")
+        for unsettled in (State.IN_PROGRESS, State.RELEASED):
+            update.given(text(unsettled.value), "state", relation="<>")
+        update.given(number(self._records.now() // SECOND), "expires", relation=">")
+        update.lacks(text(task_id), "announcers")
+        update.room(rules.MOST_ANNOUNCED, "announcers")
+        for _ in range(ROUNDS):
+            try:
+                self._table.update(key, update)
+            except Overtaken as overtaken:
+                item = overtaken.item
+            else:
+                return True
+            # Nothing to announce, or it is announced; or another has to be forgotten for it.
+            kept = self._records.kept(item)
+            row = living(kept, self._records.now())
+            if item is None or kept is None or row is None or not rules.announce(row, task_id):
+                return False
+            update = changes(item, item_of(key, kept))
+            if update.empty:
+                return True
+            update.given(text(kept.version), "version")
+        raise self._records.contended(key)
 
     def get(self, key: str) -> Record | None:
         return self._record(key, self._table.read(key))

@@ -41,6 +41,16 @@ class Condition:
         """Require that an attribute is not there; of the key, that the item is not."""
         self._terms.append(f"attribute_not_exists({self.path(*words)})")
 
+    def room(self, most: int, *words: str) -> None:
+        """Require that a list has fewer elements than so many, or is not there."""
+        path = self.path(*words)
+        size = self.value({"N": str(most)})
+        self._terms.append(f"(attribute_not_exists({path}) OR size({path}) < {size})")
+
+    def lacks(self, value: Item, *words: str) -> None:
+        """Require that a list or a set does not have this element."""
+        self._terms.append(f"NOT contains({self.path(*words)}, {self.value(value)})")
+
     def or_gone(self) -> None:
         """Let the write be done also where there is no item."""
         self._alternative = f"attribute_not_exists({self.path('key')}) OR "
@@ -59,7 +69,7 @@ class Update(Condition):
 
     def __init__(self) -> None:
         super().__init__()
-        self._clauses: dict[str, list[str]] = {"SET": [], "REMOVE": [], "ADD": []}
+        self._clauses: dict[str, list[str]] = {"SET": [], "REMOVE": []}
         self.version = new_owner()
         self.set(text(self.version), "version")
 
@@ -76,9 +86,10 @@ class Update(Condition):
         """Remove an attribute."""
         self._clauses["REMOVE"].append(self.path(*words))
 
-    def add(self, value: Item, *words: str) -> None:
-        """Add to a set."""
-        self._clauses["ADD"].append(f"{self.path(*words)} {self.value(value)}")
+    def append(self, value: Item, *words: str) -> None:
+        """Add to the end of a list, which need not be there."""
+        path, none, one = self.path(*words), self.value({"L": []}), self.value({"L": [value]})
+        self._clauses["SET"].append(f"{path} = list_append(if_not_exists({path}, {none}), {one})")
 
     def request(self) -> dict[str, Any]:
         """Return this as part of a request."""

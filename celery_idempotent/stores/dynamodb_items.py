@@ -77,7 +77,7 @@ def item_of(key: str, kept: Kept) -> Item:
     if row.payload:
         item["payload"] = {"B": row.payload}
     if row.announced:
-        item["announced"] = {"SS": sorted(named(task_id) for task_id in row.announced)}
+        item["announcers"] = {"L": [text(task_id) for task_id in row.announced]}
     if row.state in (State.IN_PROGRESS, State.RELEASED):
         item |= {"beat": text(kept.beat), "lease": number(kept.lease)}
         item["watch"] = {"M": {machine: number(ticks) for machine, ticks in kept.watch.items()}}
@@ -141,7 +141,10 @@ def _read(item: Item) -> Kept:
         expires=int(item["expires"]["N"]) * SECOND,
         waiting={name[2:]: _mark(mark["S"]) for name, mark in _map(item, "waiting").items()},
         attempts={name[2:]: int(least["N"]) for name, least in _map(item, "attempts").items()},
-        announced={name[2:] for name in item.get("announced", {}).get("SS", ())},
+        announced=[
+            *sorted(name[2:] for name in item.get("announced", {}).get("SS", ())),  # a set, in the first version
+            *(one["S"] for one in item.get("announcers", {}).get("L", ())),
+        ],
     )
     watch = {machine: int(ticks["N"]) for machine, ticks in _map(item, "watch").items()}
     return Kept(row, item["version"]["S"], word("beat"), count("lease"), watch)

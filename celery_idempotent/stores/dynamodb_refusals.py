@@ -91,7 +91,7 @@ def _said(code: str, message: str, place: object) -> StoreError:
     if code == "ResourceNotFoundException":
         return StoreRefused(
             f"Expected the table of the idempotency store {place}, and it is not there (or in another region). "
-            "Create it with: celery-idempotent schema --apply"
+            "Create it with: celery-idempotent --store URL schema --apply"
         )
     if code == "ValidationException":
         return StoreRefused(

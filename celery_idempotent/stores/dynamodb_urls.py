@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from math import isfinite
 from urllib.parse import parse_qsl, urlsplit
 
 from ..errors import ConfigurationError
-from . import hide_password
+from . import hide_password, unknown_parameter
 
 __all__ = ["TIMEOUT", "Place"]
 
@@ -59,9 +58,7 @@ class Place:
         given = dict(parse_qsl(query, keep_blank_values=True))
         for name in given:
             if name not in _OPTIONS:
-                near = difflib.get_close_matches(name, _OPTIONS, 1)
-                hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(_OPTIONS)}."
-                raise _wrong(url, f"it has no option {name}. {hint}")
+                raise unknown_parameter(url, name, _OPTIONS, f"There are {', '.join(_OPTIONS)}.")
         timeout = _seconds(url, given.pop("timeout", str(TIMEOUT)))
         endpoint = given.get("endpoint_url", "")
         if endpoint and (urlsplit(endpoint).scheme not in ("http", "https") or "@" in endpoint):

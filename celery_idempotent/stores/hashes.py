@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import RecordUnreadable
 from ..records import Claim, Lease, Record, State
 
-__all__ = ["claim_args", "lease_args", "ms", "padded", "record_of", "unreadable"]
+__all__ = ["ANSWERED", "answered", "by_name", "claim_args", "lease_args", "ms", "padded", "record_of", "unreadable"]
+
+#: What acquire.lua answers of a record, in its order (and two marks behind these). The last is the asker's own mark.
+ANSWERED = (
+    *(b"state", b"owner", b"fence", b"lease_end", b"not_before", b"crashes", b"task", b"fingerprint", b"reason"),
+    *(b"holder", b"payload", b"ended", b"version", b"announced"),
+)
 
 
 def claim_args(claim: Claim) -> tuple[Any, ...]:
@@ -17,6 +23,7 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
     return (
         claim.owner,
         claim.task_id,
+        claim.announcer,
         f"{padded(attempt)}.{claim.copy:06d}",
         claim.token,
         "1" if claim.is_copy else "0",
@@ -54,13 +61,31 @@ def whole(digits: bytes) -> int:
     return int(digits)
 
 
-def record_of(key: str, flat: Sequence[bytes], now: int) -> Record:
-    """Return the record that a hash holds, seen at the server's time `now` in microseconds.
+def by_name(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Return the fields of a hash by their names."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def answered(names: Sequence[bytes], values: Sequence[bytes | None], announcer: str) -> dict[bytes, bytes]:
+    """Return by their names the fields that a script has read, and of the marks of announced callbacks the asker's own.
+
+    Arguments:
+        names: Which fields it reads; the last, ``announced``, is the asker's mark.
+        values: What it answered; there may be more than names.
+        announcer: The asker's task id.
+    """
+    raw = {name: value for name, value in zip(names, values, strict=False) if value is not None}
+    if raw.pop(b"announced", None) is not None:
+        raw[b"announced:" + announcer.encode()] = b"1"
+    return raw
+
+
+def record_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record:
+    """Return the record that the fields of a hash say, seen at the server's time `now` in microseconds.
 
     Raises:
-        RecordUnreadable: it holds none, or one of a newer version.
+        RecordUnreadable: they say none, or one of a newer version.
     """
-    raw = dict(zip(flat[::2], flat[1::2], strict=True))
     try:
         state = State(raw[b"state"].decode())
         if b"version" in raw:
@@ -85,12 +110,12 @@ def record_of(key: str, flat: Sequence[bytes], now: int) -> Record:
             announced=frozenset(name[10:].decode() for name in raw if name.startswith(b"announced:")),
         )
     except (KeyError, ValueError) as error:
-        raise unreadable(key, flat) from error
+        raise unreadable(key, raw) from error
 
 
-def unreadable(key: str, flat: Sequence[bytes]) -> RecordUnreadable:
-    """Return the error for a hash that is no record of this version."""
-    names = ", ".join(sorted(name.decode(errors="replace") for name in flat[::2]))
+def unreadable(key: str, raw: Iterable[bytes]) -> RecordUnreadable:
+    """Return the error for a hash of these fields that is no record of this version."""
+    names = ", ".join(sorted(name.decode(errors="replace") for name in raw))
     return RecordUnreadable(
         f"The record {key!r} is damaged or was written by a newer version of celery_idempotent (its fields: {names}). "
         "Upgrade this worker, or delete the key if it is garbage."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,8 @@ def direct(params: dict[str, Any], url: str) -> Store:
     """Return a store on the server that ``params`` name, as `merged` returns them."""
     if issubclass(params.get("connection_class", redis.Connection), redis.UnixDomainSocketConnection):
         params.pop("socket_connect_timeout", None)
+    if not params.get("password"):  # kombu hides one that is not there, too
+        url = re.sub(r"//[^/@]*@", "//", url)
     return RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(**params)), url=maybe_sanitize_url(url))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from time import monotonic
+from urllib.parse import parse_qsl
 
 from ..errors import LeaseLost
 from ..notes import MOST, Note, Noted
 from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
-from . import noting, rules
+from . import noting, rules, unknown_parameter
 from .base import Store
 
 __all__ = ["MemoryStore"]
@@ -31,7 +32,13 @@ class MemoryStore(Store):
 
     @classmethod
     def from_url(cls, url: str) -> MemoryStore:
-        """Return a new, empty store, whatever the URL says after its scheme."""
+        """Return a new, empty store, wherever the URL says that it is.
+
+        Raises:
+            ConfigurationError: the URL has parameters.
+        """
+        for name, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True):
+            raise unknown_parameter(url, name, (), "There are none.")
         return cls()
 
     def _now(self) -> int:
@@ -81,13 +88,13 @@ class MemoryStore(Store):
             now = self._now()
             return rules.release(self._row(lease.key, now), lease, release, now)
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        with self._lock:
+            return rules.mark_shutdown(self._row(lease.key, self._now()), lease)
+
     def announce(self, key: str, task_id: str) -> bool:
         with self._lock:
-            row = self._row(key, self._now())
-            if row is None or row.state is not State.COMPLETED:
-                return False
-            row.announced.add(task_id)
-            return True
+            return rules.announce(self._row(key, self._now()), task_id)
 
     def get(self, key: str) -> Record | None:
         with self._lock:

@@ -7,11 +7,11 @@ deletion leaves a mark for as long; and of two outcomes of one key the later one
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..errors import RecordUnreadable
 from ..records import Record, State
-from .hashes import ms, whole
+from .hashes import answered, ms, whole
 from .redis import RedisStore
 
 __all__ = ["PREFIX", "Outcomes", "fields_of", "outcome_of"]
@@ -21,6 +21,8 @@ __all__ = ["PREFIX", "Outcomes", "fields_of", "outcome_of"]
 VERSION = b"1"
 #: In the order of their checksum.
 FIELDS = (b"version", b"state", b"fence", b"task", b"fingerprint", b"payload")
+#: What find.lua answers of an entry, in its order; the last is the asker's own mark.
+ANSWERED = (*FIELDS, b"checksum", b"ended", b"expires", b"announced")
 #: Before each key.
 PREFIX = "cached:"
 
@@ -38,14 +40,18 @@ class Outcomes:
     def __init__(self, redis: RedisStore, *, max_age: float) -> None:
         self._redis, self._max_age = redis, max_age
 
-    def find(self, key: str) -> Record | None:
+    def find(self, key: str, announcer: str = "") -> Record | None:
         """Return the settled record that is kept under the key, or None.
+
+        Arguments:
+            key: The key.
+            announcer: The id of the task that the record is to tell of whether its callbacks were dispatched.
 
         Raises:
             RecordUnreadable: what is kept there is damaged, or of another version.
         """
-        now, flat = self._redis._call("read", (PREFIX + key,), ())
-        return outcome_of(key, flat, int(now)) if flat else None
+        now, values = self._redis._call("find", (PREFIX + key,), (announcer,))
+        return outcome_of(key, answered(ANSWERED, values, announcer), int(now))
 
     def keep(self, record: Record, ttl: float) -> None:
         """Keep a settled record, at most for ``ttl`` seconds: the durable store knows it as long."""
@@ -78,15 +84,14 @@ def checksum(values: Sequence[bytes]) -> bytes:
     return b"%08x" % zlib.crc32(b"\0".join(b"%d:%b" % (len(value), value) for value in values))
 
 
-def outcome_of(key: str, flat: Sequence[bytes], now: int) -> Record | None:
-    """Return the record that an entry holds, at the cache's time ``now`` in microseconds; None for marks alone.
+def outcome_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record | None:
+    """Return the record that the fields of an entry say, at the cache's time ``now`` in microseconds; None for marks.
 
     Raises:
         RecordUnreadable: the entry is damaged, or of another version.
     """
-    raw = dict(zip(flat[::2], flat[1::2], strict=True))
     marks = {name for name in raw if name.startswith(b"announced:")}
-    if not raw.keys() - marks - {b"deleted"}:
+    if not raw.keys() - marks:
         return None
     try:
         if checksum([raw[name] for name in FIELDS]) != raw[b"checksum"] or raw[b"version"] != VERSION:

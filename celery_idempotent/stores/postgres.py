@@ -1,7 +1,7 @@
 """PostgreSQL 13 and newer, by psycopg 3.
 
 One row per record and one function per verb, so one statement and one round trip per verb; the server's clock is the
-clock. The functions are made with the table, by ``celery-idempotent schema --apply``.
+clock. The functions are made with the table, by ``celery-idempotent --store URL schema --apply``.
 """
 
 from __future__ import annotations
@@ -65,10 +65,15 @@ class PostgresStore(Store):
         self._home = ""  # learned when first needed: see home.sql
         record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
         render = schema.render
-        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(13)}) a")
+        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
         self._renew = render(f"select {{renew}}({marks(9)})")
         self._settle = render(f"select {{settle}}({marks(9)})")
         self._release = render(f"select {{release}}({marks(6)})")
+        # What an open transaction settles right now is not waited for.
+        self._mark_shutdown = render(
+            "update {table} t set reason = 'shutdown' from (select key from {table} where key = %s and owner = %s "
+            "and state = 'in_progress' and expires > {now} for update skip locked) m where t.key = m.key returning true"
+        )
         read = f"select {{now}}, {', '.join(COLUMNS)} from {{table}} where"
         self._get = render(f"{read} key = %s and expires > {{now}}")
         self._page = render(f"{read} key > %s and key >= %s")
@@ -142,6 +147,9 @@ class PostgresStore(Store):
 
     def release(self, lease: Lease, release: Release) -> bool:
         return self._unless_busy(self._release, release_args(lease, release)) != "lost"
+
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner)))
 
     def announce(self, key: str, task_id: str) -> bool:
         return bool(self._said("select {announce}(%s, %s)", stored(key), task_id))

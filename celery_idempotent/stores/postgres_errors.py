@@ -56,7 +56,7 @@ def refusal(error: psycopg.Error, shown: str) -> StoreRefused | None:
     if isinstance(error, NO_SCHEMA):
         return StoreRefused(
             f"The idempotency store {shown} has no table and functions for this version ({what}). "
-            "Make or upgrade them with: celery-idempotent schema --apply"
+            "Make or upgrade them with: celery-idempotent --store URL schema --apply"
         )
     state = error.sqlstate or ""
     unknown = "does not exist" in text and ("FATAL" in text or not state)

@@ -94,6 +94,7 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
         us(claim.lease_ttl),
         us(claim.keep_ttl),
         claim.holder,
+        claim.announcer,
     )
 
 

@@ -11,11 +11,16 @@ from .postgres_urls import Place
 __all__ = ["VERSION", "Schema"]
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
-VERSION = 2
+VERSION = 3
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
-#: side during an upgrade. Version 2 brought the history, without which a worker can do: it goes on with version 1.
-FUNCTIONS = dict.fromkeys(("home", "grant", "acquire", "renew", "settle", "release", "announce", "forget", "purge"), 1)
+#: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
+#: tasks, answers a claim with its own alone, has awaited continuations go on, and counts no crash where a shutdown was
+#: announced.
+FUNCTIONS = {
+    **dict.fromkeys(("home", "renew", "settle", "forget", "purge"), 1),
+    **dict.fromkeys(("grant", "acquire", "release", "announce"), 3),
+}
 #: Not with the operator that somebody may have made in a schema which is searched: it would run with our rights.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
 
@@ -40,6 +45,9 @@ class Schema:
             "history": f'{schema}."{name}_history"',
             "meta": f'{schema}."{name}_meta"',
             "now": NOW,
+            #: how many tasks have marks in the row t
+            "marks": "((select count(*) from jsonb_object_keys(t.waiting)) + "
+            "(select count(*) from jsonb_object_keys(t.attempts)))",
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
             # Held by a transaction that settles the key, until it ends; and whether nobody holds it.
             "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",

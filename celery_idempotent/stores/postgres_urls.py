@@ -10,10 +10,11 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ..errors import ConfigurationError
-from . import hide_password
+from . import hide_password, unknown_parameter
 
 __all__ = ["Place"]
 
+OPTIONS = ("schema", "table", "connections")
 SCHEMA, TABLE, CONNECTIONS = "public", "idempotency", 8
 #: The names of the functions are made of the table's, and PostgreSQL cuts names off at 63 bytes.
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
@@ -61,9 +62,10 @@ class Place:
         shown = hide_password(url)
         base, _, query = url.partition("?")
         options, rest = {}, []
+        _check_parameters(url, query)
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
-                if name in ("schema", "table", "connections"):
+                if name in OPTIONS:
                     options[name] = value
                 else:
                     rest.append((name, value))
@@ -76,10 +78,18 @@ class Place:
             why = "" if "@" in url else f" ({str(error).strip()})"
             raise ConfigurationError(
                 f"Expected a PostgreSQL URL like postgresql://user:password@host:5432/database, got {shown!r}{why}. "
-                "Write special characters of a password as %2F, %40 and so on; of options there are schema, table and "
-                "connections, and those of libpq."
+                "Write special characters of a password as %2F, %40 and so on."
             ) from None
         most = options.get("connections", str(CONNECTIONS))
         if not most.isdecimal():
             raise ConfigurationError(f"Expected connections= of a PostgreSQL store to be a whole number, got {most!r}.")
         return cls(conninfo, shown, options.get("schema", SCHEMA), options.get("table", TABLE), int(most))
+
+
+def _check_parameters(url: str, query: str) -> None:
+    libpq = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()]
+    known = (*OPTIONS, *libpq, "ssl")  # ssl=true, as JDBC has it, is sslmode=require
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            others = f"There are {', '.join(OPTIONS)} and those of libpq, as sslmode."
+            raise unknown_parameter(url, name, known, others)

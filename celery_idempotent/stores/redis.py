@@ -22,10 +22,10 @@ from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
 from ..notes import Note, Noted
 from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from . import hide_password
-from .addresses import as_redis
+from .addresses import ESCAPING, PARSE, as_redis, check_parameters
 from .base import Store
 from .connections import Connections
-from .hashes import claim_args, lease_args, ms, padded, record_of, unreadable
+from .hashes import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
 from .redis_history import history_key, note_calls, noted
 from .redis_room import asked, room
 from .refusals import REFUSALS, translated
@@ -77,6 +77,11 @@ class RedisStore(Store):
         if wait_replicas and not self._connections.one_node:
             raise ConfigurationError(f"Expected no {OPTION} for a client of several nodes, got {wait_replicas}.")
 
+    @property
+    def url(self) -> str:
+        """What messages call the server; no password is in it."""
+        return self._url
+
     @classmethod
     def from_url(cls, url: str, **options: Any) -> RedisStore:
         """Return a store on the server that ``url`` names (``redis://``, ``rediss://`` or ``unix://``).
@@ -90,6 +95,13 @@ class RedisStore(Store):
         """
         plain, said = Replicas.in_url(as_redis(url))
         asked = options.pop(OPTION, 0)
+        check_parameters(url, _kind_of(plain), ("max_connections",))
+        try:
+            PARSE(f"redis://host/?{plain.partition('?')[2]}")  # says which value it is, and nothing of a password
+        except ValueError as error:
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
+            ) from None
         try:
             client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
             pool = client.connection_pool
@@ -98,12 +110,15 @@ class RedisStore(Store):
                 int(
                     unquote(urlsplit(url).path).replace("/", "") or 0
                 )  # redis-py takes database 0 for what is no number
-        except (ValueError, TypeError) as error:
-            # A password with a slash in it ends up in the text of the error, as the port that it is not.
-            why = f" ({error})" if isinstance(error, TypeError) or "@" not in url else ""
+        except (TypeError, RedisError) as error:
             raise ConfigurationError(
-                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. "
-                "Write special characters of a password as %2F, %40 and so on."
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
+            ) from None
+        except ValueError as error:
+            # A password with a slash in it ends up in the text of the error, as the port that it is not.
+            why = "" if "@" in url else f" ({error})"
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {ESCAPING}"
             ) from None
         return cls(client, url=hide_password(url), wait_replicas=asked if said is None else said)
 
@@ -119,7 +134,7 @@ class RedisStore(Store):
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         reply, missing = self._replicated("acquire", (claim.key,), claim_args(claim))
-        verdict, now, fence, crashes, took_over, fields = reply
+        verdict, now, fence, crashes, took_over, found = reply
         if verdict == b"lease":
             lease = Lease(claim, int(fence), taken_over=took_over == 1, crashes=int(crashes))
             if missing:
@@ -127,8 +142,9 @@ class RedisStore(Store):
                 raise self._unreplicated(missing)
             return lease
         if verdict == b"unreadable":
-            raise unreadable(claim.key, fields)
-        return Refusal(Verdict(verdict.decode()), record_of(claim.key, fields, int(now)))
+            raise unreadable(claim.key, by_name(found))
+        record = record_of(claim.key, answered(ANSWERED, found, claim.announcer), int(now))
+        return Refusal(Verdict(verdict.decode()), record)
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
@@ -161,12 +177,15 @@ class RedisStore(Store):
         )
         return bool(self._call("release", (lease.key,), args))
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return bool(self._call("mark_shutdown", (lease.key,), (lease.owner,)))
+
     def announce(self, key: str, task_id: str) -> bool:
         return bool(self._call("announce", (key,), (task_id,)))
 
     def get(self, key: str) -> Record | None:
-        now, fields = self._call("read", (key,), ())
-        return record_of(key, fields, int(now)) if fields else None
+        now, found = self._call("read", (key,), ())
+        return record_of(key, by_name(found), int(now)) if found else None
 
     def delete(self, key: str) -> bool:
         self._command("DEL", history_key(key))  # first: who is told of a failure will ask for both again
@@ -247,3 +266,8 @@ class RedisStore(Store):
             raise
         except (RedisError, OSError) as error:
             raise translated(error, command, self._url) from error
+
+
+def _kind_of(url: str) -> type[Any]:
+    kinds = {"rediss": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
+    return kinds.get(url.partition("://")[0].lower(), redis.Connection)

@@ -10,17 +10,24 @@ Times are microseconds of the store's clock. Rules that follow from failures see
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
-from ..records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from ..records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 
-__all__ = ["Row", "acquire", "release", "renew", "settle", "view"]
+__all__ = ["Row", "acquire", "announce", "mark_shutdown", "release", "renew", "settle", "view"]
 
 SECOND = 1_000_000
 #: A holder that has renewed this often is no crash loop; three renewals make one ttl.
 STEADY_RENEWALS = 10
 RENEWALS_PER_TTL = 3
-#: Tasks whose waiting copies are told apart, per key: a crowd must not make each claim read ever more.
+#: Marks of tasks that a record keeps, so that no verb costs more with every duplicate. A task that waits is not marked
+#: any more from the first limit on, a retry from the second on: it waits and runs all the same, and its copies are not
+#: told apart.
 MOST_WAITING = 1000
+MOST_MARKS = 1100
+#: Tasks of a settled record whose dispatched callbacks are remembered. If the message of a task that was forgotten is
+#: delivered again, they are dispatched again, under the ids that they had before.
+MOST_ANNOUNCED = 250
 
 _KEEPS_CRASHES = {Reason.SHUTDOWN, Reason.REVOKED}
 _KEEPS_MARK = {Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED}
@@ -47,11 +54,19 @@ class Row:
     waiting: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     #: per task id the attempt below which copies are superseded
     attempts: dict[str, int] = field(default_factory=dict)
-    announced: set[str] = field(default_factory=set)
+    #: the task ids whose callbacks were dispatched, the oldest first
+    announced: list[str] = field(default_factory=list)
 
 
-def view(key: str, row: Row, now: int) -> Record:
-    """Return the row as the outside sees it at ``now``."""
+def view(key: str, row: Row, now: int, claim: Claim | None = None) -> Record:
+    """Return the row as the outside sees it at ``now``.
+
+    Arguments:
+        key: The key.
+        row: The row.
+        now: The store's time.
+        claim: The claim that this answers, which is told of its own callbacks alone; None for people, who are told all.
+    """
     end = row.lease_end if row.state is State.IN_PROGRESS else row.not_before
     return Record(
         key=key,
@@ -69,7 +84,7 @@ def view(key: str, row: Row, now: int) -> Record:
         held_for=max(0, now - row.fence) / SECOND if row.state is State.IN_PROGRESS else 0.0,
         retention=max(0, row.expires - now) / SECOND,
         waiting=len(row.waiting),
-        announced=frozenset(row.announced),
+        announced=frozenset(name for name in row.announced if claim is None or name == claim.announcer),
     )
 
 
@@ -98,29 +113,34 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     mine = row.task_id == claim.task_id
     alive = row.state is State.IN_PROGRESS and row.lease_end > now
     settled = row.state in (State.COMPLETED, State.FAILED)
+    seen = partial(view, key, row, now, claim)
     reused = claim.fingerprint and row.fingerprint and not mine and row.fingerprint != claim.fingerprint
     if reused and row.state is not State.RELEASED:
-        return Refusal(Verdict.KEY_REUSED, view(key, row, now)), row
+        return Refusal(Verdict.KEY_REUSED, seen()), row
     if settled:
         row.waiting.pop(claim.task_id, None)
-        return Refusal(Verdict(row.state.value), view(key, row, now)), row
+        return Refusal(Verdict(row.state.value), seen()), row
     if row.state is State.IN_PROGRESS and row.owner == claim.owner:
         # The first reply was lost, perhaps long ago: the asker counts its lease from this request.
         _extend(row, claim, now)
         return Lease(claim, row.fence, crashes=row.crashes), row
     if superseded(row, claim):
-        return Refusal(Verdict.SUPERSEDED, view(key, row, now)), row
+        return Refusal(Verdict.SUPERSEDED, seen()), row
     ended_by_publishing = row.state is State.IN_PROGRESS and bool(claim.sender) and claim.sender == row.owner
-    retry_due = row.state is State.RELEASED and row.not_before > now and not mine
+    # What was replaced by itself goes on as its continuation, which is nested more deeply, and meanwhile as nothing
+    # else: a broker need not say that it delivers a message again.
+    goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT
+    retry_due = row.state is State.RELEASED and row.not_before > now and not goes_on
     if (alive and not ended_by_publishing) or retry_due:
-        if claim.task_id in row.waiting or len(row.waiting) < MOST_WAITING:
+        if claim.task_id in row.waiting or _marks(row) < MOST_WAITING:
             row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
-        return Refusal(Verdict.CONFLICT, view(key, row, now)), row
+        return Refusal(Verdict.CONFLICT, seen()), row
     lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing
-    row.crashes += lapsed
-    if row.crashes >= claim.max_crashes and mine and (lapsed or claim.is_copy or row.reason == Reason.CRASHED):
+    died = lapsed and row.reason != Reason.SHUTDOWN  # a shutdown that was announced is no crash
+    row.crashes += died
+    if row.crashes >= claim.max_crashes and mine and (died or claim.is_copy or row.reason == Reason.CRASHED):
         row.state, row.owner, row.reason, row.not_before = State.RELEASED, "", Reason.CRASH_LOOP.value, 0
-        return Refusal(Verdict.CRASH_LOOP, view(key, row, now)), row
+        return Refusal(Verdict.CRASH_LOOP, seen()), row
     return _grant(row, claim, now, taken_over=lapsed)
 
 
@@ -132,8 +152,18 @@ def _grant(row: Row, claim: Claim, now: int, *, taken_over: bool) -> tuple[Lease
     row.waiting.pop(claim.task_id, None)
     row.attempts.pop(claim.task_id, None)
     if claim.attempt:
-        row.attempts[claim.task_id] = claim.attempt
+        _mark_attempt(row, claim.attempt)
     return Lease(claim, row.fence, taken_over=taken_over, crashes=row.crashes), row
+
+
+def _marks(row: Row) -> int:
+    return len(row.waiting) + len(row.attempts)
+
+
+def _mark_attempt(row: Row, attempt: int) -> None:
+    """Remember below which attempt copies of the holder's message are superseded."""
+    if row.task_id in row.attempts or _marks(row) < MOST_MARKS:
+        row.attempts[row.task_id] = attempt
 
 
 def _extend(row: Row, claim: Claim, now: int) -> None:
@@ -183,6 +213,14 @@ def settle(row: Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int
     )
 
 
+def mark_shutdown(row: Row | None, lease: Lease) -> bool:
+    """Note in the row that its holder's worker is about to end, and tell whether the lease is still the holder's."""
+    if row is None or row.state is not State.IN_PROGRESS or row.owner != lease.owner:
+        return False
+    row.reason = Reason.SHUTDOWN.value
+    return True
+
+
 def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
     """Free the row in place, and tell whether the lease was still ours; one that nobody knows of is free already."""
     if row is None:
@@ -198,9 +236,22 @@ def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
     elif release.reason not in _KEEPS_CRASHES:
         row.crashes = 0
     if release.reason is Reason.RETRY:
-        row.attempts[row.task_id] = release.next_attempt
+        _mark_attempt(row, release.next_attempt)
         row.not_before = now + int(release.retry_in * SECOND)
         row.expires += int(release.retry_in * SECOND)
     elif release.reason not in _KEEPS_MARK:
         row.attempts.pop(row.task_id, None)
+    return True
+
+
+def announce(row: Row | None, task_id: str) -> bool:
+    """Remember in the row that the callbacks of a task were dispatched; tell whether there is a settled row for it.
+
+    The first is kept for good, since it nearly always is the task that did the operation, and of the others the newest.
+    """
+    if row is None or row.state not in (State.COMPLETED, State.FAILED):
+        return False
+    if task_id not in row.announced:
+        row.announced.append(task_id)
+        del row.announced[1 : max(1, 1 + len(row.announced) - MOST_ANNOUNCED)]
     return True

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import RecordUnreadable
 from ..records import Record
-from .hashes import record_of
+from .hashes import by_name, record_of
 from .scripts import together
 
 __all__ = ["pages", "records"]
@@ -56,8 +56,8 @@ def records(
             if isinstance(reply, Exception):
                 record = get(key)
             else:
-                now, fields = reply
-                record = record_of(key, fields, int(now)) if fields else None
+                now, found = reply
+                record = record_of(key, by_name(found), int(now)) if found else None
         except RecordUnreadable:
             continue
         if record is not None:

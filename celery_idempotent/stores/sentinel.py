@@ -18,6 +18,8 @@ from .replicas import OPTION, Replicas
 __all__ = ["SentinelStore"]
 
 EXAMPLE = "redis+sentinel://:password@host1:26379,host2:26379/service/0"
+#: Parameters with the credentials of the sentinels.
+THEIRS = ("sentinel_username", "sentinel_password")
 #: Seconds that one sentinel may take to answer, and after which no other one is asked.
 ANSWER, PATIENCE = 1.0, 2.0
 
@@ -76,7 +78,7 @@ class SentinelStore(RedisStore):
         """
         plain, said = Replicas.in_url(url)
         asked = options.pop(OPTION, 0)
-        places = Addresses.of(plain, port=26379, example=EXAMPLE)
+        places = Addresses.of(plain, port=26379, example=EXAMPLE, own=THEIRS)
         service, db = _service(places)
         theirs = {name: places.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         server = places.connection({**cls.connection_options(), **options}, db=db)

@@ -153,15 +153,25 @@ class SqliteStore(Store):
 
         return self._connections.write(work)
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        def work(cursor: sqlite3.Cursor) -> bool:
+            raw = self._rows.read(cursor, lease.key)
+            row = alive(lease.key, raw, clock())
+            ours = rules.mark_shutdown(row, lease)
+            if row is not None:
+                self._rows.keep(cursor, lease.key, row, raw)
+            return ours
+
+        return self._connections.write(work)
+
     def announce(self, key: str, task_id: str) -> bool:
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, key)
             row = alive(key, raw, clock())
-            if row is None or row.state is not State.COMPLETED:
-                return False
-            row.announced.add(task_id)
-            self._rows.keep(cursor, key, row, raw)
-            return True
+            settled = rules.announce(row, task_id)
+            if row is not None:
+                self._rows.keep(cursor, key, row, raw)
+            return settled
 
         return self._connections.write(work, lasting=True)
 

@@ -47,7 +47,7 @@ def row_of(key: str, raw: Raw) -> Row:
         if attempts:
             row.attempts = dict(json.loads(attempts))
         if announced:
-            row.announced = set(json.loads(announced))
+            row.announced = list(json.loads(announced))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise RecordUnreadable(
             f"The record {key!r} is damaged or was written by a newer version of celery_idempotent ({error}). "
@@ -86,7 +86,7 @@ def raw_of(row: Row) -> Raw:
         min(row.expires, LARGEST),
         json.dumps(row.waiting, separators=(",", ":")) if row.waiting else None,
         json.dumps(row.attempts, separators=(",", ":")) if row.attempts else None,
-        json.dumps(sorted(row.announced), separators=(",", ":")) if row.announced else None,
+        json.dumps(row.announced, separators=(",", ":")) if row.announced else None,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote
 
 from ..errors import ConfigurationError
+from . import unknown_parameter
 
 __all__ = ["Place"]
 
@@ -80,11 +80,7 @@ class Place:
         options = dict(parse_qsl(query, keep_blank_values=True))
         for name in options:
             if name not in OPTIONS:
-                near = difflib.get_close_matches(name, OPTIONS, n=1)
-                hint = f" Did you mean {near[0]}?" if near else ""
-                raise ConfigurationError(
-                    f"Expected the options of a sqlite:// URL to be of {', '.join(OPTIONS)}, got {name!r}.{hint}"
-                )
+                raise unknown_parameter(url, name, OPTIONS, f"There are {', '.join(OPTIONS)}.")
         try:
             timeout = float(options.get("timeout", TIMEOUT))
         except ValueError:

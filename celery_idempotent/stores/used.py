@@ -22,12 +22,14 @@ class UsedStore:
         store: The store.
         namespaces: How the keys of its user begin there, without the colon.
         lease_ttls: Seconds a lease lasts, by the name of the task; of the tasks that are known.
+        keep_ttls: Seconds for which a history is kept, alike.
     """
 
     name: str
     store: Store
     namespaces: tuple[str, ...] = (NAMESPACE,)
     lease_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
+    keep_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def meant_key(self, typed: str) -> str | None:
         """Return the key that somebody meant who typed it without the namespace, if there is such.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..records import Reason, State, Verdict
+from ..records import Reason, State, Verdict, attempt_number
 from ..stores.base import Store
 from ._asking import KEY, LEASE, Ages, copy, free, known, retry, take, verdict
 
@@ -41,6 +41,27 @@ class CopyFacts(Ages):
         retry(store, take(store), 300)
         free(store, take(store, retries=1), Reason.FAILED)
         take(store, task_id="b")
+
+    @pytest.mark.parametrize("attempt", [{}, {"retries": 3}])
+    def test_what_was_replaced_by_itself_waits_for_its_continuation_under_its_own_id_too(
+        self, store: Store, attempt: dict[str, Any]
+    ) -> None:
+        """A broker need not say that it delivers a message again; what precedes the continuation may take long."""
+        free(store, take(store, retries=2), Reason.RETRY, retry_in=300, next_attempt=attempt_number(1, 0))
+        assert verdict(store, **attempt) is Verdict.CONFLICT
+        assert verdict(store, **attempt, **copy(1, "x")) is Verdict.SUPERSEDED
+        assert verdict(store, task_id="b", nesting=1) is Verdict.CONFLICT
+        take(store, nesting=1)
+
+    def test_what_was_replaced_by_itself_runs_again_once_nothing_goes_on_with_it(self, store: Store) -> None:
+        free(store, take(store), Reason.RETRY, retry_in=300, next_attempt=attempt_number(1, 0))
+        free(store, take(store, nesting=2, retries=5), Reason.FAILED)
+        take(store)
+
+    def test_what_was_replaced_by_itself_runs_again_once_its_continuation_is_overdue(self, store: Store) -> None:
+        free(store, take(store), Reason.RETRY, retry_in=300, next_attempt=attempt_number(1, 0))
+        self.age(store, KEY, 301)
+        take(store)
 
     def test_a_copy_with_a_lower_number_is_superseded(self, store: Store) -> None:
         take(store)

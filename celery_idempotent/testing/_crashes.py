@@ -67,6 +67,57 @@ class CrashFacts(Ages):
         assert known(store).crashes == 1
         assert take(store, redelivered=True).crashes == 1
 
+    def test_a_lease_that_runs_out_after_an_announced_shutdown_is_no_crash(self, store: Store) -> None:
+        """The worker was told to end, and was killed before its body had ended."""
+        free(store, take(store), Reason.CRASHED)
+        lease = take(store, redelivered=True)
+        assert store.mark_shutdown(lease)
+        assert store.mark_shutdown(lease)  # asked again: the reply may have been lost
+        assert (known(store).state, known(store).reason) == (State.IN_PROGRESS, Reason.SHUTDOWN)
+        assert store.renew([lease]) == []
+        assert known(store).reason == Reason.SHUTDOWN
+        self.crash(store, lease)
+        after = take(store, redelivered=True, max_crashes=2)
+        assert (after.crashes, after.taken_over) == (1, True)
+        assert known(store).reason == ""
+        self.crash(store, after)
+        assert take(store, redelivered=True).crashes == 2
+
+    def test_an_announced_shutdown_lets_the_lease_be_as_long_as_it_is(self, store: Store) -> None:
+        lease = take(store)
+        self.age(store, lease.key, LEASE / 2)
+        before = known(store).remaining
+        assert store.mark_shutdown(lease)
+        assert known(store).remaining <= before
+        assert verdict(store, redelivered=True) is Verdict.CONFLICT
+
+    def test_a_holder_that_crashes_by_itself_during_a_shutdown_counts_as_a_crash(self, store: Store) -> None:
+        lease = take(store)
+        assert store.mark_shutdown(lease)
+        free(store, lease, Reason.CRASHED)
+        assert (known(store).crashes, known(store).reason) == (1, Reason.CRASHED)
+
+    def test_what_ends_in_time_is_settled_as_ever(self, store: Store) -> None:
+        lease = take(store)
+        assert store.mark_shutdown(lease)
+        store.settle(lease, DONE, ttl=RESULT)
+        assert (known(store).state, known(store).reason) == (State.COMPLETED, "")
+        assert not store.mark_shutdown(lease)
+        assert (known(store).state, known(store).reason) == (State.COMPLETED, "")
+
+    def test_no_shutdown_is_announced_of_what_others_hold_or_nobody_does(self, store: Store) -> None:
+        dead = take(store)
+        self.crash(store, dead)
+        lease = take(store, redelivered=True)
+        assert not store.mark_shutdown(dead)
+        assert known(store).reason == ""
+        free(store, lease, Reason.FAILED)
+        assert not store.mark_shutdown(lease)
+        assert known(store).reason == Reason.FAILED
+        store.delete(lease.key)
+        assert not store.mark_shutdown(lease)
+        assert store.get(lease.key) is None
+
     def test_a_holder_that_lives_for_ten_renewals_starts_the_count_anew(self, store: Store) -> None:
         """Renewals come three to a ttl: here the ttl is short enough to see it happen."""
         free(store, take(store), Reason.CRASHED)

@@ -9,6 +9,7 @@ import pytest
 
 from ..records import Outcome, Reason, State
 from ..stores.base import Store
+from ..stores.rules import MOST_ANNOUNCED
 from ._asking import DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, copy, free, known, refused, retry, take, verdict
 
 
@@ -68,18 +69,41 @@ class KeepingFacts(Ages):
         self.age(store, KEY, KEEP + 11)
         assert store.get(KEY) is None
 
-    def test_the_callbacks_of_a_task_are_announced_once(self, store: Store) -> None:
-        store.settle(take(store), DONE, ttl=RESULT)
+    @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: str(outcome.state))
+    def test_the_callbacks_of_a_task_are_announced_once(self, store: Store, outcome: Outcome) -> None:
+        store.settle(take(store), outcome, ttl=RESULT)
         assert known(store).announced == frozenset()
         for task_id in ("a", "b b", "a"):
             assert store.announce(KEY, task_id)
         record = known(store)
         assert record.announced == {"a", "b b"}
-        assert (record.payload, verdict(store)) == (DONE.payload, "completed")
+        assert (record.payload, verdict(store)) == (outcome.payload, outcome.state.value)
         self.age(store, KEY, RESULT + 1)
         assert store.get(KEY) is None
 
-    def test_only_what_is_completed_is_announced(self, store: Store) -> None:
+    def test_a_duplicate_is_told_of_its_own_callbacks_alone(self, store: Store) -> None:
+        """The answer to a claim must not grow with the number of duplicates that its key has had."""
+        store.settle(take(store), DONE, ttl=RESULT)
+        for task_id in ("a", "b b", "c"):
+            assert store.announce(KEY, task_id)
+        for task_id, told in {"a": {"a"}, "b b": {"b b"}, "b": set(), "": set()}.items():
+            assert refused(store, task_id=task_id)[1].announced == told
+        # Where the key is the task id, a claim has no task id, and the message has one all the same.
+        assert refused(store, task_id="", message_id="c")[1].announced == {"c"}
+
+    def test_of_many_that_announced_the_first_and_the_newest_are_remembered(self, store: Store) -> None:
+        store.settle(take(store), DONE, ttl=RESULT)
+        names = [f"{number:036d}" for number in range(MOST_ANNOUNCED + 20)]
+        for name in names:
+            assert store.announce(KEY, name)
+        assert store.announce(KEY, names[-5])  # again, for want of a reply
+        kept = {names[0], *names[1 - MOST_ANNOUNCED :]}
+        assert known(store).announced == kept
+        told = {name for name in names[:40] + names[-40:] if refused(store, task_id=name)[1].announced}
+        assert told == kept & {*names[:40], *names[-40:]}
+        assert refused(store, task_id="new")[1].payload == DONE.payload
+
+    def test_only_what_is_settled_is_announced(self, store: Store) -> None:
         assert not store.announce(KEY, "a")
         assert store.get(KEY) is None
         lease = take(store)

@@ -7,14 +7,15 @@ together carry the name of their canvas as `tag`.
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 from celery import Celery, Task, chain, chord, current_task, group, signals
 from kombu import Queue
 
 from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
+from tests.celery.canvases import anonymous
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 
@@ -33,13 +34,6 @@ app.conf.task_queues = [Queue(name) for name in ("celery", "side")]
 app.conf.broker_transport_options["queue_order_strategy"] = "sorted"
 app.conf.task_inherit_parent_priority = True
 app.conf.idempotency = {"lease_ttl": float(os.environ.get("LEASE_TTL", "60"))}
-
-UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-def anonymous(value: object) -> str:
-    """Return the text of a value without the ids in it, which differ from run to run."""
-    return UUID.sub("<id>", repr(value))
 
 
 def ran(tag: str, *args: object) -> None:
@@ -87,12 +81,12 @@ def total(values: list[int], *, tag: str) -> int:
     return sum(values)
 
 
-def _dispatched(self: Any, value: Any, task_id: str, args: Any, kwargs: Any) -> None:
-    """Celery has set off what follows, and nobody has written that down yet."""
-    Gates.from_env().wait(f"dispatched {self.name.rpartition('.')[2]} of {kwargs['tag']}")
+def _succeeded(self: Any, value: Any, task_id: str, args: Any, kwargs: Any) -> None:
+    """Celery has dispatched what follows, and the record says so."""
+    Gates.from_env().wait(f"succeeded {self.name.rpartition('.')[2]} of {kwargs['tag']}")
 
 
-@app.task(on_success=_dispatched)
+@app.task(on_success=_succeeded)
 def echo(*values: Any, tag: str) -> list[Any]:
     ran(tag, values)
     return list(values)
@@ -196,6 +190,16 @@ def _watch(**_: Any) -> None:
     signals.before_task_publish.connect(_publishing, weak=False)
     signals.task_postrun.connect(_ended, weak=False)
     hooks.add_hook(_happened)
+    announce = RedisStore.announce
+
+    def dispatched(self: RedisStore, *args: Any) -> bool:
+        """Celery has dispatched what follows, and the record does not say so yet."""
+        if current_task:
+            tag = current_task.request.kwargs.get("tag")
+            Gates.from_env().wait(f"dispatched {current_task.name.rpartition('.')[2]} of {tag}")
+        return announce(self, *args)
+
+    RedisStore.announce = dispatched  # type: ignore[method-assign]
 
 
 def _publishing(sender: str = "", body: Any = None, **_: Any) -> None:

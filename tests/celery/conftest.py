@@ -5,12 +5,18 @@ Its broker, result backend and worker are those of `nodes.py`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from celery import Celery
+from celery.worker import state as worker_state
+from kombu.message import Message
 
+from celery_idempotent import IdempotentTask
+from celery_idempotent.celery.request import IdempotentRequest
+from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.apps import close_app
 from tests.celery.fixtures import NODES
@@ -75,3 +81,57 @@ def parting(client_app: Callable[..., Celery]) -> Celery:
 def aftermath(parting: Celery, store_url: str, journal: Journal) -> Aftermath:
     """What is left of a task of `parting.py`."""
     return Aftermath(parting, store_url, journal)
+
+
+@pytest.fixture
+def main_store() -> MemoryStore:
+    """The store of `request_of`."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def request_of(main_store: MemoryStore) -> Iterator[Callable[..., IdempotentRequest]]:
+    """A function that makes a request which runs, as a worker's main process knows it, under a policy."""
+    app = Celery("main", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.idempotency_store = main_store
+    requests: list[IdempotentRequest] = []
+
+    def make(**policy: object) -> IdempotentRequest:
+        options = {"key": "order_id", "lease_ttl": 30, **policy}
+
+        if "main.charge" not in app.tasks:  # as the first request wants it
+
+            @app.task(base=IdempotentTask, shared=False, name="main.charge", idempotency=options)
+            def charge(order_id: str) -> None: ...
+
+        sent = app.amqp.as_task_v2("id", "main.charge", ("ORD-1",), {})
+        body = (("ORD-1",), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+        message = Message(body=body, headers=sent.headers, content_type="application/json")
+        task = app.tasks["main.charge"]
+        requests.append(IdempotentRequest(message, app=app, task=task, decoded=True, headers=sent.headers, body=body))
+        worker_state.active_requests.add(requests[-1])
+        return requests[-1]
+
+    yield make
+    for request in requests:
+        worker_state.active_requests.discard(request)
+    app.close()
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """A worker in this process sets logging up as a process of its own would; undo that after the test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.fixture
+def inside(own_logging: None) -> Iterator[Celery]:
+    """An app whose broker, results and store live in this process, for workers in a thread of it."""
+    app = Celery("inside", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(idempotency_store=MemoryStore(), broker_transport_options={"polling_interval": 0.05})
+    yield app
+    app.close()

@@ -65,9 +65,9 @@ class Monitor:
         return self.state.tasks.get(task_id)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
         if event["type"] != READY:
             self.state.event(dict(event))
+        self.events.append(event)  # last: a test that sees it looks at the state next
 
     def _receive(self) -> None:
         try:

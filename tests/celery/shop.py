@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from celery import Celery
+from celery import Celery, group
 from celery.exceptions import Ignore, Reject
 
 from celery_idempotent import IdempotentTask
@@ -39,6 +39,13 @@ def work(event: str, key: object, result: Any, **fields: object) -> Any:
 def resize(path: str) -> str:
     """The key is the task id."""
     return work("resized", path, f"small {path}")
+
+
+@app.task(base=IdempotentTask, idempotency={"key": "order_id"})
+def dispatch(order_id: str, several: bool = False) -> Any:
+    """Return what Celery returns of tasks that were published: of one, or of a group."""
+    work("dispatched", order_id, None)
+    return group(resize.s(order_id), resize.s("b")).apply_async() if several else resize.delay(order_id)
 
 
 @app.task(base=IdempotentTask, bind=True, idempotency={"key": "order_id"})

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, chain, chord, group, states
 
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.test_canvas_as_celery import is_idle
-from tests.celery.test_canvas_duplicates import CANVAS, TAG, runs, signatures
-from tests.servers import open_client
+from tests.celery.test_canvas_duplicates import CANVAS, TAG, Held, runs, signatures
+from tests.conftest import missing
+from tests.memcached import Memcached
+from tests.servers import ServerMissing, open_client
 from tests.waiting import wait_until
 
 
@@ -54,7 +56,8 @@ AFTER_IT_SETTLED = {
     "before it said so": (callback_and_step, "dispatched echo", {"echo": 1, "tally": 1, "total": 1}),
     "before it said so of a chord": (chord_as_step, "dispatched echo", {"echo": 1, "tally": 1, "total": 1, "quiet": 1}),
     "after it said so": (step, "ended echo", {"echo": 1, "total": 1}),
-    "after its chord went on": (last_member, "dispatched echo", {"echo": 1, "tally": 1}),
+    "in its own on_success": (step, "succeeded echo", {"echo": 1, "total": 1}),
+    "after its chord went on": (last_member, "succeeded echo", {"echo": 1, "tally": 1}),
     "before its chord went on": (last_member, "publishing tally", {"echo": 1, "tally": 1}),
 }
 
@@ -74,7 +77,9 @@ def test_what_follows_a_task_whose_child_is_killed_after_it_settled_runs_once(
     assert runs(journal) == expected, str(journal)
 
 
-@pytest.mark.parametrize("moment", ["before it said so", "before it said so of a chord", "after it said so"])
+@pytest.mark.parametrize(
+    "moment", ["before it said so", "before it said so of a chord", "in its own on_success", "after it said so"]
+)
 def test_what_follows_a_task_whose_worker_is_killed_after_it_settled_runs_once(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, broker_url: str, moment: str
 ) -> None:
@@ -91,12 +96,13 @@ def test_what_follows_a_task_whose_worker_is_killed_after_it_settled_runs_once(
         # The next worker looks for what timed out once when it starts, whatever its kombu.
         wait_until(lambda: client.zcount("unacked_index", 0, client.time()[0] - 1.5) == client.zcard("unacked_index"))
     start_worker(CANVAS, visibility_timeout=1)
-    # Once it has been said that they are on their way, not even their messages are sent again.
-    replays = 1 if moment == "after it said so" else 3
+    # Once the record says that they are out, not even their messages are sent again.
+    recorded = moment in ("in its own on_success", "after it said so")
+    replays = 1 if recorded else 3
     wait_until(lambda: journal.count("replayed") >= replays, 30, lambda: f"{replays} replays\n{journal}")
     wait_until(lambda: is_idle(broker_url), 60, "all messages to be worked off")
     assert runs(journal) == expected, str(journal)
-    if moment == "after it said so":
+    if recorded:
         assert journal.count("replayed") == 1, str(journal)
 
 
@@ -116,3 +122,50 @@ def test_an_errback_runs_once_for_a_message_that_fails_again_after_a_kill_and_ag
     t("fail").apply_async(link_error=t("failed"), task_id=result.id)
     journal.wait_for_count(5, "ran", timeout=30)
     assert runs(journal) == {"fail": 3, "failed": 2}
+
+
+@pytest.fixture
+def memcached() -> Iterator[Memcached]:
+    """A result backend that counts the parts of a chord by number, so that a part which comes twice breaks it."""
+    try:
+        server = Memcached()
+    except ServerMissing as error:
+        raise missing(error, optional="memcached") from None
+    yield server
+    server.stop()
+
+
+# Only a real backend of this kind, and a child that is really killed, show what Celery makes of a second part.
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", ["succeeded echo", "ended echo"])
+def test_a_chord_member_that_is_redelivered_returns_its_part_once_where_parts_are_counted(
+    client_app: Callable[..., Celery],
+    start_worker: StartWorker,
+    journal: Journal,
+    gates: Gates,
+    broker_url: str,
+    memcached: Memcached,
+    moment: str,
+) -> None:
+    app, node = client_app(CANVAS, RESULT_URL=memcached.url()), start_worker(CANVAS, result_url=memcached.url())
+    held, first, other = Held(broker_url), gates.close(f"{moment} of {TAG}"), gates.close(f"add of {TAG}")
+    t = signatures(app.module)
+    result = chord([t("echo", 1, queue="held"), t("add", 1, 1)], t("tally")).apply_async()
+    message = held.take()
+    held.deliver(message)
+    [pid] = first.reached()
+    other.reached()
+    node.kill_child(pid)
+    first.open()
+    journal.wait_for_count(1, "replayed", "echo")
+    held.deliver(message)  # and once more, by a producer that tries again
+    journal.wait_for_count(2, "replayed", "echo")
+    with open_client(broker_url) as client:
+        wait_until(lambda: client.hlen("unacked") == 1, 30, "all but the member at the gate to be acked")
+    other.open()
+    wait_until(lambda: is_idle(broker_url) and result.ready(), 30, "all messages to be worked off")
+    held.deliver(message)  # after the chord is over
+    journal.wait_for_count(3, "replayed", "echo")
+    wait_until(lambda: is_idle(broker_url), 30, "all messages to be worked off")
+    assert runs(journal) == {"echo": 1, "add": 1, "tally": 1}, str(journal)
+    assert (result.state, result.result) == (states.SUCCESS, [2, [1]])

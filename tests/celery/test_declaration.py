@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
-from collections.abc import Callable, Iterator
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from fractions import Fraction
 from typing import Any, ClassVar
 
+import pydantic
 import pytest
 from celery import Celery, shared_task
 from celery.worker.request import Request
 
-from celery_idempotent import ConfigurationError, IdempotentTask, MissingKey, Policy
+from celery_idempotent import ConfigurationError, IdempotentTask, KeyReused, MissingKey, Policy, idempotent
 from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -54,6 +59,120 @@ def test_a_wrong_declaration_is_refused_with_what_to_do(app: Celery, options: di
         declare(app, **options)
 
 
+async def coroutine(order_id: str) -> str:
+    runs.get().append(order_id)
+    return order_id
+
+
+def generator(order_id: str) -> Iterator[str]:
+    runs.get().append(order_id)
+    yield order_id
+
+
+async def async_generator(order_id: str) -> AsyncIterator[str]:
+    runs.get().append(order_id)
+    yield order_id
+
+
+class Callee:
+    async def __call__(self, order_id: str) -> str:
+        return await coroutine(order_id)
+
+
+partial = functools.update_wrapper(functools.partial(coroutine), coroutine)
+callee = functools.update_wrapper(Callee(), coroutine)
+LAZY: list[Any] = [coroutine, generator, async_generator, callee]
+
+
+@pytest.mark.parametrize("body", LAZY, ids=["coroutine", "generator", "async generator", "callable object"])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}, {"bind": True}], ids=str)
+def test_a_body_that_has_done_nothing_when_it_returns_is_refused(
+    app: Celery, body: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)Expected .*declared to do its work before it returns, got .*"):
+        declare(app, body, name="declared", **options)
+
+
+@pytest.mark.parametrize("body", [*LAZY, partial])
+def test_a_class_whose_run_has_done_nothing_when_it_returns_is_refused(app: Celery, body: Any) -> None:
+    task = type("Charge", (IdempotentTask,), {"name": "class based", "run": staticmethod(body)})()
+    with pytest.raises(ConfigurationError, match="to do its work before it returns"):
+        app.register_task(task)
+
+
+def test_an_async_call_of_a_class_is_refused(app: Celery) -> None:
+    class Awaits(IdempotentTask):
+        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return await self.run(*args, **kwargs)
+
+    with pytest.raises(ConfigurationError, match=r"asyncio\.run"):
+        declare(app, coroutine, base=Awaits)
+
+
+def test_a_class_whose_call_runs_coroutines_to_their_end_has_async_bodies(app: Celery) -> None:
+    class Runs(IdempotentTask):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return asyncio.run(self.run(*args, **kwargs))
+
+    task = declare(app, coroutine, base=Runs, idempotency={"key": "order_id"})
+    assert [task.apply(("A",)).get(), task.apply(("A",)).get()] == ["A", "A"]
+    assert runs.get() == ["A"]
+
+
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate as most do, with a plain function."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_a_decorator_that_runs_the_coroutine_to_its_end_is_left_alone(app: Celery) -> None:
+    @functools.wraps(coroutine)
+    def sync(order_id: str) -> str:
+        return asyncio.run(coroutine(order_id))
+
+    assert declare(app, sync, idempotency={"key": "order_id"}).apply(("A",)).get() == "A"
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("remember", [(), (Exception,)], ids=["forgets failures", "remembers every failure"])
+@pytest.mark.parametrize("body", LAZY[:3])
+def test_work_that_is_not_done_when_the_body_returns_fails_and_may_run_once_mended(
+    app: Celery, body: Callable[..., Any], remember: Any
+) -> None:
+    def plain(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    mended = False
+
+    @hidden
+    def charge(order_id: str) -> Any:
+        return (plain if mended else body)(order_id)
+
+    task = declare(app, charge, idempotency={"key": lambda args: args[0], "remember_failures": remember})
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"to have done its work when it returns, got .* Write"):
+            task.apply(("A",))
+    assert [record.reason for record in app.conf.idempotency_store.scan()] == ["failed"]
+    assert runs.get() == []
+    mended = True
+    assert task.apply(("A",)).get() == "A"
+
+
+def test_celerys_results_and_lists_are_no_work_to_be_done(app: Celery) -> None:
+    returned: list[Any] = [app.AsyncResult("1"), app.GroupResult("2", [app.AsyncResult("3")]), ["A"], range(2)]
+
+    def charge(number: int) -> Any:
+        return returned[number]
+
+    task = declare(app, charge)
+    assert [task.apply((number,)).state for number in range(4)] == ["SUCCESS"] * 4
+
+
 def test_a_wrong_default_of_the_app_is_refused_when_a_task_is_declared(app: Celery) -> None:
     app.conf.idempotency = {"result_tll": "7d"}
     with pytest.raises(ConfigurationError, match="result_ttl"):
@@ -83,6 +202,36 @@ def test_options_layer_from_library_over_app_to_task(app: Celery) -> None:
     task = declare(app, idempotency=Policy(key="order_id", lease_ttl="2m"))
     policy = task._binding.policy
     assert (policy.lease_ttl, policy.result_ttl, policy.failure_ttl, policy.key) == (120, 3600, 86400, "order_id")
+
+
+def guarded_twice(app: Celery, outer: dict[str, Any], **inner: Any) -> Any:
+    def charge(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    function = idempotent(store=app.conf.idempotency_store, key="order_id", **inner)(charge)
+    return declare(app, function, name=f"{__name__}.{charge.__qualname__}", **outer)
+
+
+def test_a_guard_around_a_guard_with_the_same_keys_is_refused(app: Celery) -> None:
+    with pytest.raises(ConfigurationError, match=r"Expected one guard of .* Leave @idempotent out"):
+        guarded_twice(app, {"idempotency": {"key": "order_id"}})
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"base": None}, {}),
+        ({}, {}),
+        ({"idempotency": {"key": "order_id"}}, {"name": "another"}),
+        ({"idempotency": {"key": "order_id"}}, {"namespace": "another"}),
+    ],
+    ids=["a plain task", "by task id", "another name", "another namespace"],
+)
+def test_a_task_may_run_a_guarded_function(app: Celery, outer: dict[str, Any], inner: dict[str, Any]) -> None:
+    task = guarded_twice(app, outer, **inner)
+    assert [task.apply(("A",)).get() for _ in range(3)] == ["A"] * 3
+    assert runs.get() == ["A"]
 
 
 def test_djangos_namespaced_settings_are_read() -> None:
@@ -142,7 +291,42 @@ class Twice(MixedSuper):
         return super().__call__(*args, **kwargs)
 
 
-@pytest.mark.parametrize("base", [MixedBefore, MixedSuper, Defined, Twice])
+class Copied(IdempotentTask):
+    """As a decorator of methods writes it, which copies attributes too."""
+
+    @functools.wraps(IdempotentTask.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("context")
+        return self.run(*args, **kwargs)
+
+
+class CopiedTwice(Copied):
+    @functools.wraps(Copied.__call__)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("outer")
+        return super().__call__(*args, **kwargs)
+
+
+def test_the_guard_stays_outermost_around_an_annotation_that_copies_its_attributes(app: Celery) -> None:
+    def around(inner: Any) -> Any:
+        @functools.wraps(inner)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            runs.get().append("context")
+            return self.run(*args, **kwargs)
+
+        return call
+
+    def charge(order_id: str) -> str:
+        runs.get().append("run")
+        return order_id
+
+    app.conf.task_annotations = {"charge": {"@__call__": around}}
+    task = declare(app, charge, name="charge", idempotency={"key": "order_id"})
+    assert [task.apply(("A",)).get() for _ in range(3)] == ["A"] * 3
+    assert runs.get() == ["context", "run"]
+
+
+@pytest.mark.parametrize("base", [MixedBefore, MixedSuper, Defined, Twice, Copied, CopiedTwice])
 def test_the_guard_stays_outermost_whatever_a_subclass_does_with_call(app: Celery, base: type) -> None:
     def charge(order_id: str) -> str:
         runs.get().append("run")
@@ -270,6 +454,47 @@ def test_a_key_that_cannot_be_told_fails_the_task_before_it_runs(app: Celery, ke
     assert runs.get() == []
 
 
+def test_a_parameter_with_a_default_that_a_deploy_adds_changes_nothing_for_duplicates(app: Celery) -> None:
+    def before(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    def after(order_id: str, cents: int = 5, *more: int, note: str = "") -> str:
+        return before(order_id)
+
+    new = Celery("deployed", broker="memory://", backend="cache+memory://", set_as_current=False)
+    new.conf.update(idempotency_store=app.conf.idempotency_store, task_eager_propagates=True)
+    old, deployed = (
+        declare(of, body, name="shop.charge", idempotency={"key": "order_id"})
+        for of, body in ((app, before), (new, after))
+    )
+    assert [old.apply(("A",)).get(), deployed.apply(("A",)).get(), deployed.apply(("A", 5)).get()] == ["A", "A", "A"]
+    assert [deployed.apply(("B",)).get(), old.apply(("B",)).get()] == ["B", "B"]  # and back again
+    for other in ({"cents": 6}, {"note": "x"}):
+        with pytest.raises(KeyReused):
+            deployed.apply(("A",), other)
+    assert runs.get() == ["A", "B"]
+    new.close()
+
+
+def test_an_argument_that_json_cannot_carry_is_compared_by_value(app: Celery) -> None:
+    def charge(order_id: str, cents: Any) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge, idempotency={"key": "order_id"})
+    assert [task.apply(("A", Fraction(1, 2))).get(), task.apply(("A", Fraction(2, 4))).get()] == ["A", "A"]
+    with pytest.raises(KeyReused):
+        task.apply(("A", Fraction(1, 3)))
+    with pytest.raises(MissingKey, match="argument 'cents'"):
+        task.apply(("A", lambda: 1))
+    assert runs.get() == ["A"]
+
+
+def test_no_arguments_are_compared_where_the_key_is_the_task_id(app: Celery) -> None:
+    assert declare(app).apply((len, iter(()))).get().startswith("<built-in function len> <")
+
+
 def test_an_empty_key_from_the_producer_fails_the_task_before_it_runs(app: Celery) -> None:
     with pytest.raises(MissingKey, match="empty"):
         declare(app).apply(("A",), idempotency_key="")
@@ -294,3 +519,114 @@ def test_the_scope_tells_tenants_apart(app: Celery) -> None:
     assert runs.get() == ["1", "1"]
     with pytest.raises(MissingKey, match="tenant"):
         task.apply(("1",))
+
+
+# -- decorators within -------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def bound_with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, "session", *args, **kwargs)
+
+    return wrapper
+
+
+def test_names_of_arguments_that_a_decorator_hides_are_refused(app: Celery) -> None:
+    def charge(session: str, order_id: str, cents: int = 0) -> None: ...
+
+    def bound(self: Any, session: str, order_id: str, cents: int = 0) -> None: ...
+
+    class Charge(IdempotentTask):
+        name = "shop.by_class"
+        idempotency: ClassVar = {"key": "order_id"}
+
+        @bound_with_session
+        def run(self, session: str, order_id: str) -> None: ...
+
+    hidden: list[Callable[[], Any]] = [
+        lambda: declare(app, with_session(charge), idempotency={"key": "order_id"}),
+        lambda: declare(app, bound_with_session(bound), name="b", bind=True, idempotency={"key": "order_id"}),
+        lambda: declare(app, with_session(charge), name="c", typing=False, idempotency={"key": "order_id"}),
+        lambda: declare(app, with_session(charge), name="d", autoretry_for=(OSError,), idempotency={"key": "order_id"}),
+        lambda: app.register_task(Charge()),
+    ]
+    for declaration in hidden:
+        with pytest.raises(ConfigurationError, match="a decorator hides"):
+            declaration()
+
+
+def test_a_callable_makes_the_key_of_what_a_decorator_hides(app: Celery) -> None:
+    def charge(session: str, order_id: str, cents: int = 0) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    key = {"key": lambda args=(), order_id=None: order_id or args[0], "fingerprint": False}
+    task = declare(app, with_session(charge), idempotency=key)
+    calls = [(("ORD-1",), {}), (("ORD-1", 0), {}), (("ORD-2", 0), {}), ((), {"order_id": "ORD-2"})]
+    assert [task.apply(*call).get() for call in calls] == ["ORD-1", "ORD-1", "ORD-2", "ORD-2"]
+    assert runs.get() == ["ORD-1", "ORD-2"]
+
+
+def test_the_body_of_a_class_may_be_any_callable(app: Celery) -> None:
+    class Charging:
+        def __call__(self, order_id: str, cents: int = 5) -> str:
+            return f"{order_id} {cents}"
+
+    for body in (Charging(), staticmethod(functools.partial(Charging(), cents=6))):
+        options = {"name": f"by.{type(body).__name__}", "run": body, "idempotency": {"key": "order_id"}}
+        task = app.register_task(type("Charge", (IdempotentTask,), options)())
+        assert task.apply(("A",)).get() == task.apply(kwargs={"order_id": "A"}).get()
+
+
+def test_what_instruments_a_task_afterwards_hides_nothing(app: Celery) -> None:
+    """Sentry replaces ``run`` of the tasks of a worker, as Celery does for ``autoretry_for``."""
+
+    def charge(order_id: str, cents: int = 5) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    for options in ({}, {"autoretry_for": (OSError,)}):
+        task = declare(app, charge, name=f"t{len(options)}", idempotency={"key": "order_id"}, **options)
+        instrumented = task.run
+
+        @functools.wraps(instrumented)
+        def run(*args: Any, _run: Callable[..., Any] = instrumented, **kwargs: Any) -> Any:
+            return _run(*args, **kwargs)
+
+        task.run = run
+        assert [task.apply(("A",)).get(), task.apply(kwargs={"order_id": "A", "cents": 5}).get()] == ["A", "A"]
+    assert runs.get() == ["A", "A"]
+
+
+class Cart(pydantic.BaseModel):
+    cents: int
+
+
+if "pydantic" in inspect.signature(Celery._task_from_fun).parameters:  # since Celery 5.5
+
+    @pytest.mark.parametrize("bind", [False, True])
+    def test_what_celery_wraps_for_pydantic_keeps_its_names(app: Celery, bind: bool) -> None:
+        def charge(order_id: str, cart: Cart) -> str:
+            runs.get().append(order_id)
+            return f"{order_id} {cart.cents}"
+
+        def bound(self: Any, order_id: str, cart: Cart) -> str:
+            return charge(order_id, cart)
+
+        task = declare(app, bound if bind else charge, bind=bind, pydantic=True, idempotency={"key": "order_id"})
+        assert [task.apply(("A", {"cents": 1})).get(), task.apply(("A",), {"cart": {"cents": 1}}).get()] == [
+            "A 1",
+            "A 1",
+        ]
+        with pytest.raises(KeyReused):
+            task.apply(("A", {"cents": 2}))
+        assert runs.get() == ["A"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chord, group
+from celery.result import result_from_tuple
 
 from tests.celery.apps import load_app
 from tests.celery.fixtures import StartWorker
@@ -46,6 +47,18 @@ def test_a_falsy_or_nested_result_replays_as_itself(
     assert results == [VALUES[name]] * 2
     assert [type(result) for result in results] == [type(VALUES[name])] * 2
     assert journal.count("returned") == 1
+
+
+def test_the_results_of_other_tasks_replay_as_the_result_backend_has_them(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    """Only a worker shows what the backend of a caller reads of the first run."""
+    start_worker(SHOP)
+    for order, several, expected in (("a", False, "small a"), ("c", True, ["small c", "small b"])):
+        first, again = (app.module.dispatch.delay(order, several).get(timeout=20) for _ in range(2))
+        assert first == again
+        assert result_from_tuple(again, app=app).get(timeout=20) == expected
+    assert journal.count("dispatched") == 2
 
 
 def test_different_keys_and_default_keys_run_each(app: Celery, start_worker: StartWorker, journal: Journal) -> None:

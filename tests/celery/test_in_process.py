@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from celery import Celery, chord, group
+from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
-from celery.app.trace import trace_task
+from celery.app.trace import build_tracer, trace_task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import Conflict, IdempotentTask, StoreUnreachable
+from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavailable, StoreUnreachable
 from celery_idempotent.answers import Busy
 from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
 from celery_idempotent.celery.delivery import MessageDelivery
 from celery_idempotent.celery.endings import Expired
-from celery_idempotent.records import Claim, Lease, Reason, State, new_owner
+from celery_idempotent.records import Claim, Lease, Reason, Record, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
 from tests.waiting import wait_until
 
@@ -33,6 +36,10 @@ class FailingStore(MemoryStore):
     def renew(self, leases: Any) -> Any:
         self._may("renew")
         return super().renew(leases)
+
+    def acquire(self, claim: Claim) -> Any:
+        self._may("acquire")
+        return super().acquire(claim)
 
     def get(self, key: str) -> Any:
         self._may("get")
@@ -73,11 +80,43 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return end
 
 
+def returning(self: Any, order_id: str) -> str:
+    return order_id
+
+
 def test_a_run_that_is_interrupted_from_the_keyboard_frees_the_key(app: Celery, store: FailingStore) -> None:
     with pytest.raises(KeyboardInterrupt):
         declare(app, raising(KeyboardInterrupt())).apply(("A",))
     [record] = store.scan()
     assert (record.state, record.reason) == (State.RELEASED, "shutdown")
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda app: AsyncResult("T1", app=app),
+        lambda app: AsyncResult("T1", app=app, parent=AsyncResult("T0", app=app)),
+        lambda app: GroupResult("G1", [AsyncResult("T1", app=app), AsyncResult("T2", app=app)]),
+        lambda app: EagerResult("T1", 5, "SUCCESS"),
+    ],
+)
+def test_the_result_of_another_task_is_kept_as_the_result_backend_would_keep_it(
+    store: FailingStore, make: Callable[[Celery], Any], backend: str | None
+) -> None:
+    app = Celery("inside", broker="memory://", backend=backend, set_as_current=False)
+    app.conf.update(idempotency_store=store, task_eager_propagates=True)
+    results = []
+
+    def dispatch(self: Any, order_id: str) -> Any:
+        results.append(make(app))
+        return results[-1]
+
+    task = declare(app, dispatch)
+    assert task.apply(("A",)).get() is results[0]
+    assert task.apply(("A",)).get() == json.loads(json.dumps(results[0].as_tuple()))
+    assert len(results) == 1
+    app.close()
 
 
 def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, store: FailingStore) -> None:
@@ -402,6 +441,27 @@ def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celer
     assert seen == ["A"]
 
 
+@pytest.mark.parametrize("key", ["order_id", None])
+def test_callbacks_that_were_dispatched_are_not_dispatched_by_a_redelivery(
+    app: Celery, store: FailingStore, key: str | None
+) -> None:
+    """Also where the key is the task id, so that no task id is told to the store apart from it."""
+    seen: list[Any] = []
+
+    @app.task(shared=False)
+    def collect(value: Any) -> None:
+        seen.append(value)
+
+    @app.task(base=IdempotentTask, shared=False, idempotency={"key": key})
+    def charge(order_id: str) -> str:
+        return order_id
+
+    app.conf.task_always_eager = True
+    for _ in range(2):
+        assert charge.apply_async(("A",), task_id="T1", link=collect.s()).get() == "A"
+    assert seen == ["A"]
+
+
 def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celery, store: FailingStore) -> None:
     @app.task(shared=False)
     def collect(value: Any) -> None: ...
@@ -419,6 +479,77 @@ def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celer
     assert record.announced == {"T1"}
 
 
+def retry_with_other_arguments(self: Any, order_id: str, cents: int) -> int:
+    if self.request.retries < 2:
+        raise self.retry(args=(order_id, cents + 1), countdown=0)
+    return cents
+
+
+def test_the_arguments_that_are_compared_are_those_of_the_first_attempt(app: Celery, store: FailingStore) -> None:
+    """Of a task that retries itself with others; what its producers send again are the first ones."""
+    app.conf.task_eager_propagates = False  # or the first retry ends the call
+    task = declare(app, retry_with_other_arguments)
+    assert task.apply(("A", 1), task_id="T1").get() == 3
+    [record] = store.scan()
+    assert (record.state, record.task_id) == (State.COMPLETED, "T1")
+    assert task.apply(("A", 1), task_id="T2").get() == 3
+    for cents in (2, 3):
+        with pytest.raises(KeyReused):
+            task.apply(("A", cents), task_id="T3").get()
+
+
+def test_a_retry_whose_arguments_name_another_operation_is_compared_with_the_duplicates_of_that(
+    app: Celery, store: FailingStore
+) -> None:
+    app.conf.task_eager_propagates = False
+
+    def charge(self: Any, order_id: str, cents: int) -> int:
+        if order_id == "A":
+            raise self.retry(args=("B", cents), countdown=0)
+        return cents
+
+    task = declare(app, charge)
+    assert task.apply(("A", 1), task_id="T1").get() == 1
+    assert task.apply(("B", 1), task_id="T2").get() == 1
+    with pytest.raises(KeyReused):
+        task.apply(("B", 2), task_id="T3").get()
+
+
+def test_a_retry_with_other_arguments_meets_a_duplicate_of_its_first_attempt(app: Celery, store: FailingStore) -> None:
+    """Which ran in its place: the retry is answered with its result, as any delivery of the operation."""
+    published: list[Any] = []
+
+    def charge(self: Any, order_id: str, cents: int) -> int:
+        if self.request.id == "T1":
+            published.append(self.signature_from_request(args=(order_id, 2), retries=1))
+            raise ValueError
+        return cents
+
+    task = declare(app, charge)
+    with pytest.raises(ValueError):
+        task.apply(("A", 1), task_id="T1")
+    assert task.apply(("A", 1), task_id="T2").get() == 1
+    assert published[0].apply().get() == 1
+
+
+def test_who_does_not_compare_arguments_does_not_compare_those_of_a_message_either(
+    app: Celery, store: FailingStore
+) -> None:
+    app.conf.task_eager_propagates = False
+    task = declare(app, retry_with_other_arguments)
+    key = task._binding.key(None, "T1", {"order_id": "A"}, None)
+    message = {"fingerprint": "of an app that still compared them", "fingerprint_of": key}
+    task.apply(("A", 1), task_id="T1", headers={"idempotency": message})
+    [record] = store.scan()
+    assert record.fingerprint == message["fingerprint"]
+    store.delete(record.key)
+    task.idempotency = {"key": "order_id", "fingerprint": False}
+    task.__dict__.pop("_binding")
+    task.apply(("A", 1), task_id="T1", headers={"idempotency": message})
+    [record] = store.scan()
+    assert (record.state, record.fingerprint) == (State.COMPLETED, "")
+
+
 def test_a_result_backend_that_is_away_claims_no_chord(app: Celery) -> None:
     class Away:
         _chord_claim_extend_script = None
@@ -429,8 +560,144 @@ def test_a_result_backend_that_is_away_claims_no_chord(app: Celery) -> None:
     task = declare(app, retry_at_once)
     task.backend = Away()
     member = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
-    assert fanout.chord_claim(task, member) == 0
-    assert fanout.chord_claim(task, Context({"id": "T1"})) == 0
+    record = Record("K", State.COMPLETED)
+    assert fanout.chord_claim(task, member, record) == 0
+    assert fanout.chord_claim(task, Context({"id": "T1"}), record) == 0
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the bodies of chords are published with."""
+    published: list[Any] = []
+    monkeypatch.setattr(Signature, "delay", lambda self, value: published.append(value))
+    return published
+
+
+@pytest.fixture
+def member(app: Celery) -> Iterator[Any]:
+    """A task, of which T1 and T2 are the members of chord G1 on a backend that counts parts by number."""
+
+    def charge(self: Any, order_id: str) -> str:
+        return order_id
+
+    task = declare(app, charge)
+    app.conf.result_chord_join_timeout = 0.0
+    task.backend.apply_chord(("G1", [app.AsyncResult("T1"), app.AsyncResult("T2")]), None)
+    yield task
+    task.backend.client.cache.clear()
+
+
+class Died(BaseException):
+    """Stands for the death of the process, in a place where only a debugger could stop it."""
+
+
+def deliver_member(task: Any, number: int) -> None:
+    """Deliver the message of a member as a worker does."""
+    body = {"task": "tests.body", "args": [], "kwargs": {}, "options": {"task_id": "B1"}, "chord_size": 2}
+    request = {"id": f"T{number}", "group": "G1", "chord": body, "args": (f"ORD-{number}",), "kwargs": {}}
+    trace = build_tracer(task.name, task, app=task.app)
+    trace(f"T{number}", (f"ORD-{number}",), {}, {**request, "delivery_info": {}})
+
+
+def raiser(error: BaseException) -> Callable[..., Any]:
+    """Return a function that raises the error, whatever it is called with."""
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    return call
+
+
+def test_a_part_that_is_counted_is_returned_once_however_often_its_member_is_delivered(
+    member: Any, bodies: list[Any]
+) -> None:
+    for number in (1, 1, 1, 2, 1, 2):
+        deliver_member(member, number)
+    assert bodies == [["ORD-1", "ORD-2"]]
+    assert member.AsyncResult("B1").state == "PENDING"  # and no error
+
+
+def test_a_part_that_a_dead_process_did_not_return_is_returned_by_the_next_delivery(
+    member: Any, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as dying:
+        dying.setattr(member.backend, "on_chord_part_return", raiser(Died()))
+        with pytest.raises(Died):
+            deliver_member(member, 1)
+    monkeypatch.setattr(fanout, "RETURNING", -1.0)
+    for number in (1, 1, 2):
+        deliver_member(member, number)
+    assert bodies == [["ORD-1", "ORD-2"]]
+
+
+def test_a_chord_that_is_over_does_not_fail_for_a_member_whose_process_died_before_it_recorded_that(
+    member: Any, store: FailingStore, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver_member(member, 1)
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "announce", raiser(Died()))
+        with pytest.raises(Died):
+            deliver_member(member, 2)
+    monkeypatch.setattr(fanout, "RETURNING", -1.0)
+    deliver_member(member, 2)
+    assert bodies == [["ORD-1", "ORD-2"]]
+    assert member.AsyncResult("B1").state == "PENDING"  # and no error
+
+
+def test_a_part_that_a_living_process_may_be_returning_is_left_to_it(member: Any) -> None:
+    message = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
+    settled = Record("K", State.COMPLETED, task_id="T1", age=0.5)
+    assert fanout.chord_claim(member, message, settled) == pytest.approx(1.5)
+    assert fanout.chord_claim(member, message, replace(settled, age=2.5)) == 0
+    assert fanout.chord_claim(member, message, replace(settled, announced=frozenset({"T1"}))) == 0
+    assert fanout.chord_claim(member, message, replace(settled, task_id="T0")) == 0, "a duplicate has its own part"
+
+
+def test_a_backend_that_cannot_read_the_group_of_a_chord_is_given_the_part(member: Any) -> None:
+    message = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
+    assert not fanout.chord_is_over(member, message)
+    member.backend.client.cache.clear()
+    assert fanout.chord_is_over(member, message)
+    member.backend.client.get = raiser(ConnectionError())
+    assert not fanout.chord_is_over(member, message)
+
+
+def test_what_was_dispatched_is_recorded_before_the_tasks_own_on_success_and_once(
+    app: Celery, store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+
+    class Announcing(IdempotentTask):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            happened.append("on_success")
+
+    class Inheriting(Announcing):
+        abstract = True
+
+        def on_success(self, *args: Any) -> None:
+            super().on_success(*args)
+
+    class Static(IdempotentTask):  # recorded after it, as where a task has none
+        abstract = True
+
+        @staticmethod
+        def on_success(*args: Any) -> None:
+            happened.append("on_success")
+
+    def announce(key: str, task_id: str) -> bool:
+        happened.append("recorded")
+        return True
+
+    def charge(order_id: str) -> None: ...
+
+    monkeypatch.setattr(store, "announce", announce)
+    app.conf.task_always_eager = True
+    for base in (Announcing, Inheriting, Static):
+        task = app.task(base=base, shared=False, name=base.__name__)(charge)
+        task.apply(("A",), link=app.signature("celery.accumulate"))
+    assert happened == ["recorded", "on_success"] * 2 + ["on_success", "recorded"]
 
 
 def test_a_key_of_none_is_no_key() -> None:
@@ -456,11 +723,137 @@ def test_what_is_dispatched_again_carries_the_same_ids(app: Celery) -> None:
                 ],
             }
         )
-        fanout.give_ids(message, app)
+        fanout.give_ids(message, app, 7)
         return [found for callback in message.callbacks for found in _ids(callback)]
 
     assert ids() == ids()
     assert len(ids()) == len(set(ids())) == 1 + 3 + 3 + 4
+
+
+SHAPES: dict[str, tuple[Callable[[Any], Any], object]] = {
+    "itself": (lambda s: s(1), [1]),
+    "a chain": (lambda s: chain(s(1), s(2, then="the middle"), s(3)), [[[1], "middle"], 3]),
+    "the middle": (lambda s: chain(s(1), s("middle")), [[1], "middle"]),
+    "a body": (lambda s: chord([s(1), s(2)], s(3)), [[[1], [2]], 3]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("key", [None, "order"])
+def test_a_task_run_in_place_may_be_replaced_by_what_contains_it(app: Celery, shape: str, key: str | None) -> None:
+    @app.task(base=IdempotentTask, bind=True, shared=False, idempotency={"key": key})
+    def same(self: Any, *values: Any, order: str, then: str = "") -> Any:
+        if not then:
+            return list(values)
+        return self.replace(SHAPES[then][0](lambda *args, **options: same.s(*args, order=order, **options)))
+
+    assert same.apply(kwargs={"order": "A", "then": shape}).get() == SHAPES[shape][1]
+
+
+def test_a_task_run_in_place_that_is_replaced_by_itself_fails_as_that_does(app: Celery) -> None:
+    @app.task(base=IdempotentTask, bind=True, shared=False)
+    def same(self: Any, *, then: str = "") -> Any:
+        if then:
+            return self.replace(same.s())
+        raise ValueError("no A")
+
+    with pytest.raises(ValueError, match="no A"):
+        same.apply(kwargs={"then": "fail"})
+
+
+@pytest.fixture
+def published() -> Iterator[list[str]]:
+    """The task ids of the messages that were published."""
+    ids: list[str] = []
+
+    def publishing(headers: Any = None, **_: Any) -> None:
+        ids.append(headers["id"])
+
+    signals.before_task_publish.connect(publishing)
+    yield ids
+    signals.before_task_publish.disconnect(publishing)
+
+
+def test_callbacks_have_the_same_ids_in_every_replay_of_a_run_and_new_ones_in_another_run_of_the_same_task_id(
+    app: Celery, store: FailingStore, published: list[str]
+) -> None:
+    """A task with a fixed id, which beat publishes every night, has its callbacks run every night."""
+
+    @app.task(base=IdempotentTask, shared=False)
+    def notify(*_: Any) -> None: ...
+
+    task = declare(app, returning)
+    store.failing = frozenset({"announce"})  # else a replay sets off nothing
+    for _ in range(3):
+        task.apply(("A",), task_id="nightly", link=notify.s())
+    assert len(published) == 3
+    assert len(set(published)) == 1
+    [record] = store.scan()
+    store.delete(record.key)
+    for _ in range(2):
+        task.apply(("A",), task_id="nightly", link=notify.s())
+    assert published[3] == published[4] != published[0]
+
+
+def test_callbacks_of_an_unprotected_run_have_ids_of_their_own(
+    app: Celery, store: FailingStore, published: list[str]
+) -> None:
+    """Nothing tells one such run from another, so that no callback may be taken for that of another run."""
+
+    @app.task(base=IdempotentTask, shared=False)
+    def notify(*_: Any) -> None: ...
+
+    app.conf.idempotency = {"on_store_error": "run"}
+    task = declare(app, returning)
+    store.failing = frozenset({"acquire"})
+    for _ in range(2):
+        task.apply(("A",), task_id="nightly", link=notify.s())
+    assert len(set(published)) == 2
+
+
+@pytest.mark.parametrize("message", [{"headers": {"idempotency": {"sending": "x"}}}, {}], ids=["by us", "by name"])
+def test_the_errbacks_of_a_remembered_failure_run_once_for_each_message(app: Celery, message: dict[str, Any]) -> None:
+    told: list[str] = []
+
+    @app.task(shared=False, name="told")
+    def by_id(task_id: str) -> None:
+        told.append(task_id)
+
+    @app.task(shared=False, name="told in place")
+    def in_place(request: Any, error: Any, traceback: Any) -> None:
+        told.append(request.id)
+
+    app.conf.idempotency = {"remember_failures": (ValueError,)}
+    task = declare(app, raising(ValueError("no A")))
+    for task_id in ("first", "first", "second", "first", "second"):
+        errbacks = [by_id.s(), in_place.s()]
+        assert task.apply(("A",), task_id=task_id, link_error=errbacks, throw=False, **message).state == "FAILURE"
+    assert told == ["first"] * 2 + ["second"] * 2
+
+
+def test_the_errbacks_of_a_failure_that_is_not_remembered_run_with_each_run(app: Celery) -> None:
+    told: list[str] = []
+
+    @app.task(shared=False, name="told in place")
+    def in_place(request: Any, error: Any, traceback: Any) -> None:
+        told.append(request.id)
+
+    task = declare(app, raising(ValueError("no A")))
+    for _ in range(2):
+        task.apply(("A",), task_id="first", link_error=[in_place.s()], throw=False)
+    assert told == ["first"] * 2
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", "disabled://"])
+def test_a_duplicate_of_what_was_ignored_succeeds_if_nobody_reads_its_result_and_else_says_that_there_is_none(
+    app: Celery, backend: str
+) -> None:
+    app.conf.result_backend = backend
+    task = declare(app, raising(Ignore()))
+    task.apply(("A",), ignore_result=True)
+    assert task.apply(("A",), ignore_result=True).state == "SUCCESS"
+    with pytest.raises(ResultUnavailable, match="ended without a result of its own"):
+        task.apply(("A",))
 
 
 def _ids(signature: Any) -> list[Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,12 @@ from celery_idempotent import IdempotentTask, add_hook, remove_hook
 from celery_idempotent.celery import brokers, copies
 from celery_idempotent.celery.identity import MESSAGE, Identity
 from celery_idempotent.events import Deferred
-from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.waiting import wait_until
 
 FOLDER = "tests.celery.folder"
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    """A worker in this process sets logging up as a process of its own would; undo that after the test."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.setLevel(level)
-    root.handlers[:] = handlers
 
 
 @pytest.fixture
@@ -68,15 +56,6 @@ def test_a_folder_as_the_broker_defers_duplicates(
     # A message is a file as long as it waits, and goes back to be one when a worker ends that has not acked it.
     assert [path.name for path in (folder / "messages").glob("*.celery.msg")] == []
     assert (journal.count("started"), journal.count("charged")) == (1, 1)
-
-
-@pytest.fixture
-def inside() -> Iterator[Celery]:
-    """An app whose broker, results and store live in this process."""
-    app = Celery("inside", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(idempotency_store=MemoryStore(), broker_transport_options={"polling_interval": 0.05})
-    yield app
-    app.close()
 
 
 def test_the_broker_in_memory_defers_duplicates(inside: Celery) -> None:

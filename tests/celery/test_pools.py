@@ -67,6 +67,11 @@ def state(store: RedisStore, order_id: str) -> State | None:
     return record.state if record else None
 
 
+def reason(store: RedisStore, order_id: str) -> str:
+    record = store.get(key(order_id))
+    return record.reason if record else ""
+
+
 def lease_end(store: RedisStore, order_id: str) -> float:
     return float(store._client.hget(key(order_id), "lease_end")) / 1e6
 
@@ -219,6 +224,47 @@ def test_a_cold_shutdown_loses_no_task(
         gate.open()
     assert [result.get(timeout=20) for result in results] == [f"charged ORD-{n}" for n in range(count)]
     assert journal.count("charged") == count
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+def test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
+) -> None:
+    """SIGTERM, then SIGKILL. Of these pools, a solo worker runs the body in the thread that the signal interrupts."""
+    options: dict[str, Any] = {"visibility_timeout": 1, "env": {"LEASE_TTL": "2"}}
+    gate = gates.close("gate ORD-1")
+    node = start(pool, **options)
+    result = app.module.charge.delay("ORD-1")
+    gate.reached()
+    shut_down(node, signal.SIGTERM)
+    wait_until(lambda: reason(store, "ORD-1") == "shutdown", message="the store to know of the shutdown")
+    node.kill("SIGKILL")
+    start("threads", **options)
+    gate.reached(2, timeout=30)
+    record = store.get(key("ORD-1"))
+    assert record is not None
+    assert (record.state, record.reason, record.crashes) == (State.IN_PROGRESS, "", 0)
+    gate.open()
+    assert result.get(timeout=20) == "charged ORD-1"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", *GREEN])
+def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, own_redis: Callable[..., RedisServer], pool: str
+) -> None:
+    """It sends no signal. A solo worker cannot hear it: its slot is the thread that listens."""
+    server = own_redis()
+    node = start(pool, store_url=server.url(0))
+    server.kill()
+    result = app.module.charge.delay("ORD-1")
+    node.wait_for_log("StoreFailed")
+    wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
+    app.control.shutdown()
+    wait_until(lambda: not node.running, 20, lambda: f"the worker to end; its log:\n{node.logs()}")
+    server.start()
+    start(pool, store_url=server.url(0))
+    assert result.get(timeout=20) == "charged ORD-1"
+    assert journal.count("started") == 1
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -174,4 +174,25 @@ def test_the_store_that_an_app_inherits_is_found_under_its_key_prefix() -> None:
     app.conf.broker_transport_options = {"global_keyprefix": "site-"}
     (used,) = used_stores(app)
     assert isinstance(used.store, RedisStore)
-    assert (used.name, used.namespaces) == ("RedisStore", ("site-idem",))
+    assert (used.name, used.namespaces) == ("redis://127.0.0.1:1/0", ("site-idem",))
+
+
+@pytest.mark.parametrize("setting", ["result_backend", "broker_url"])
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://:s3cret@127.0.0.1:1/3", "redis://***@127.0.0.1:1/3"),
+        ("redis://shop:s3cret@127.0.0.1:1/3", "redis://***@127.0.0.1:1/3"),
+        ("redis+socket:///run/redis.sock?virtual_host=2", "socket:///run/redis.sock"),
+        ("sentinel://:s3cret@127.0.0.1:1;sentinel://:s3cret@127.0.0.1:2", "sentinel://***@127.0.0.1:1"),
+    ],
+)
+def test_the_store_that_an_app_inherits_is_named_by_its_url_without_a_password(
+    setting: str, url: str, name: str
+) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({"broker_url": "memory://", "result_backend": "cache+memory://", setting: url})
+    app.conf.broker_transport_options = app.conf.result_backend_transport_options = {"master_name": "orders"}
+    (used,) = used_stores(app)
+    assert name in used.name
+    assert "s3cret" not in used.name

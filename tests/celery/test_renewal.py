@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from celery import Celery
 from celery.worker import state as worker_state
-from kombu.message import Message
 
-from celery_idempotent import IdempotentTask, StoreUnreachable
+from celery_idempotent import StoreUnreachable
 from celery_idempotent.celery.renewal import MainRenewal
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.hooks import logger
@@ -62,35 +61,8 @@ class TestWhatIsRenewed:
     """In one process: the main process's look at its requests, with the clock that it is told."""
 
     @pytest.fixture
-    def store(self) -> MemoryStore:
-        return MemoryStore()
-
-    @pytest.fixture
-    def request_of(self, store: MemoryStore) -> Iterator[Callable[..., IdempotentRequest]]:
-        app = Celery("main", broker="memory://", backend="cache+memory://", set_as_current=False)
-        app.conf.idempotency_store = store
-        requests: list[IdempotentRequest] = []
-
-        def make(**policy: object) -> IdempotentRequest:
-            options = {"key": "order_id", "lease_ttl": 30, **policy}
-
-            @app.task(base=IdempotentTask, shared=False, name="main.charge", idempotency=options)
-            def charge(order_id: str) -> None: ...
-
-            sent = app.amqp.as_task_v2("id", "main.charge", ("ORD-1",), {})
-            body = (("ORD-1",), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
-            message = Message(body=body, headers=sent.headers, content_type="application/json")
-            task = app.tasks["main.charge"]
-            requests.append(
-                IdempotentRequest(message, app=app, task=task, decoded=True, headers=sent.headers, body=body)
-            )
-            worker_state.active_requests.add(requests[-1])
-            return requests[-1]
-
-        yield make
-        for request in requests:
-            worker_state.active_requests.discard(request)
-        app.close()
+    def store(self, main_store: MemoryStore) -> MemoryStore:
+        return main_store
 
     def held(self, store: MemoryStore, request: IdempotentRequest) -> Lease:
         assert request.task._binding.guard.store is store

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 from celery import Celery
 from celery import __version__ as celery_version
+from celery.contrib.testing.worker import start_worker as start_thread
 
-from celery_idempotent.records import State
+from celery_idempotent import IdempotentTask, StoreUnreachable
+from celery_idempotent.celery import worker
+from celery_idempotent.celery.request import IdempotentRequest, cut_off
+from celery_idempotent.celery.shutdown import ShutdownMarks
+from celery_idempotent.errors import RecordUnreadable
+from celery_idempotent.records import Lease, Reason, State
+from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.nodes import WorkerNode
 from tests.proxy import Proxy
 from tests.servers import RedisServer
+from tests.stores.benches import known
 from tests.waiting import wait_until
 
 
@@ -85,20 +94,40 @@ def test_a_cold_shutdown_gives_the_task_back_and_is_no_crash(
 
 
 @pytest.mark.ending("worker killed")
-def test_a_body_deaf_to_the_shutdown_costs_its_lease_and_one_crash_when_the_worker_is_killed(
-    parting: Celery, start_worker: StartWorker, aftermath: Aftermath
+@pytest.mark.parametrize(("number", "soft"), [(signal.SIGTERM, 0), (signal.SIGQUIT, 0), (signal.SIGQUIT, 60)])
+def test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, number: signal.Signals, soft: int
 ) -> None:
     """The main process waits for the child, and whoever started it loses patience: nobody is left to release."""
-    options = {"concurrency": 1, "visibility_timeout": 1, "env": {"LEASE_TTL": "2", "MAX_CRASHES": "1"}}
+    settings = json.dumps({"worker_soft_shutdown_timeout": soft})
+    env = {"LEASE_TTL": "2", "MAX_CRASHES": "1", "SETTINGS": settings}
+    options = {"concurrency": 1, "visibility_timeout": 1, "env": env}
     node = start_worker(PARTING, **options)
-    result = parting.module.part.delay("ORD-1", "hold on")
+    result = parting.module.part.delay("ORD-1", "hold on at first")
     aftermath.journal.wait_for_count(1, "charged")
-    tell(node, signal.SIGQUIT)
-    aftermath.journal.wait_for_count(1, "heard")
+    tell(node, number)
+    if number == signal.SIGQUIT and not soft:
+        aftermath.journal.wait_for_count(1, "heard")
+    aftermath.expect(result, "PENDING", State.IN_PROGRESS, "shutdown", messages=1)
     node.kill("SIGKILL")
-    aftermath.expect(result, "PENDING", State.IN_PROGRESS, messages=1)
+    aftermath.expect(result, "PENDING", State.IN_PROGRESS, "shutdown", messages=1)
     start_worker(PARTING, **options)
-    aftermath.expect(result, "FAILURE", State.RELEASED, "crash_loop", crashes=1)
+    aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
+
+
+@pytest.mark.ending("child killed")
+def test_a_child_that_dies_by_itself_while_its_worker_shuts_down_is_a_crash(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath
+) -> None:
+    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600"})
+    result = parting.module.part.delay("ORD-1", "hold on at first")
+    aftermath.journal.wait_for_count(1, "charged")
+    tell(node, signal.SIGTERM)
+    aftermath.expect(result, "PENDING", State.IN_PROGRESS, "shutdown", messages=1)
+    [child] = node.children()
+    node.kill_child(child)
+    aftermath.expect(result, "PENDING", State.RELEASED, "crashed", crashes=1, messages=1)
+    wait_until_ended(node)
 
 
 @pytest.fixture
@@ -151,3 +180,133 @@ def test_a_body_that_is_cancelled_with_the_connection_is_no_crash_and_runs_again
     assert aftermath.of(result)["crashes"] == 0
     gate.open()
     aftermath.expect(result, "SUCCESS", State.COMPLETED)
+
+
+class TestWhatStoresAreTold:
+    """In one process: the main process's look at its requests."""
+
+    @pytest.fixture
+    def marks(self, main_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> ShutdownMarks:
+        monkeypatch.setattr(worker, "is_stopping", lambda: True)
+        return ShutdownMarks(main_store)
+
+    @pytest.fixture
+    def asked(self, main_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The owners of which the store was told."""
+        owners: list[str] = []
+        mark = main_store.mark_shutdown
+        monkeypatch.setattr(main_store, "mark_shutdown", lambda lease: (owners.append(lease.owner), mark(lease))[1])
+        return owners
+
+    def test_a_delivery_that_runs_is_told_of_once_and_one_that_waits_until_it_runs(
+        self,
+        main_store: MemoryStore,
+        marks: ShutdownMarks,
+        asked: list[str],
+        request_of: Callable[..., IdempotentRequest],
+    ) -> None:
+        request = request_of()
+        marks.look()
+        assert main_store.get(request.claim().key) is None
+        main_store.acquire(request.claim())
+        for _ in range(3):
+            marks.look()
+        assert known(main_store, request.claim().key).reason == Reason.SHUTDOWN
+        assert len(asked) == 2
+
+    def test_nothing_is_told_before_the_worker_stops(
+        self,
+        main_store: MemoryStore,
+        marks: ShutdownMarks,
+        asked: list[str],
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        main_store.acquire(request_of().claim())
+        monkeypatch.setattr(worker, "is_stopping", lambda: False)
+        marks.look()
+        assert asked == []
+
+    def test_each_store_is_told_of_its_own(
+        self, main_store: MemoryStore, asked: list[str], request_of: Callable[..., IdempotentRequest]
+    ) -> None:
+        request = request_of()
+        main_store.acquire(request.claim())
+        other = ShutdownMarks(MemoryStore())
+        other.mark_running()
+        cut_off.append(request)
+        other.mark_cut_off()
+        assert asked == []
+        assert list(cut_off) == [request]
+        ShutdownMarks(main_store).mark_cut_off()
+        assert asked == [request.claim().owner]
+        assert not cut_off
+
+    @pytest.mark.parametrize("error", [StoreUnreachable("away"), ZeroDivisionError()])
+    def test_a_store_that_does_not_answer_is_told_again_and_the_log_once(
+        self,
+        main_store: MemoryStore,
+        marks: ShutdownMarks,
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        error: Exception,
+    ) -> None:
+        request = request_of()
+        main_store.acquire(request.claim())
+        if isinstance(error, StoreUnreachable):
+            cut_off.append(request)
+        with monkeypatch.context() as patched:
+
+            def fail(lease: Lease) -> bool:
+                raise error
+
+            patched.setattr(main_store, "mark_shutdown", fail)
+            marks.look()
+            marks.look()
+        assert caplog.text.count("could not be announced") == 1
+        marks.look()
+        assert known(main_store, request.claim().key).reason == Reason.SHUTDOWN
+        assert not cut_off
+
+    def test_a_record_that_cannot_be_read_and_a_task_without_a_key_keep_no_other_from_being_told_of(
+        self,
+        main_store: MemoryStore,
+        marks: ShutdownMarks,
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        keyless, unreadable, sound = (request_of() for _ in range(3))
+        keyless._args = ("ORD-1", "one too many")
+        told: list[str] = []
+
+        def mark(lease: Lease) -> bool:
+            told.append(lease.owner)
+            if lease.owner == unreadable._owner:
+                raise RecordUnreadable("garbage")
+            return True
+
+        monkeypatch.setattr(main_store, "mark_shutdown", mark)
+        for _ in range(2):
+            marks.look()
+        assert sorted(told) == sorted([unreadable._owner, sound._owner])
+
+
+def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_forgotten_when_it_has_stopped(
+    inside: Celery,
+) -> None:
+    """As in a test, whose process goes on: what it calls later is to wait as ever."""
+    begun = threading.Event()
+
+    @inside.task(base=IdempotentTask, shared=False, idempotency={"key": "order_id"})
+    def charge(order_id: str) -> None:
+        begun.set()
+        wait_until(worker.is_stopping, message="the body to know that its worker stops")
+
+    with start_thread(inside, pool="threads", concurrency=1, perform_ping_check=False) as running:
+        result = charge.delay("ORD-1")
+        assert begun.wait(30)
+        assert not worker.is_stopping()
+        running.stop()
+        result.get(timeout=30)
+    assert not worker.is_stopping()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -19,6 +20,8 @@ import click
 from celery_idempotent.commands.wording import cells
 
 COLUMNS, LINES = 80, 24
+#: Bytes that are read at a time: few, so that a test which looks at half a screen fails on a quiet machine, too.
+PIECE = 100
 #: Makes the terminal that of the process, so that Ctrl-C reaches it, and becomes the command.
 BECOME = """
 import fcntl, os, signal, sys, termios
@@ -34,6 +37,8 @@ CTRL_C = b"\x03"
 ALTERNATE, BACK = "\x1b[?1049h", "\x1b[?1049l"
 #: After which a line begins: its end, the corner of the screen, the other screen, the terminal's echo of Ctrl-C.
 BREAK = r"[\r\n]|\x1b\[H|\x1b\[\?1049l|\^C"
+#: Written into the terminal once its process has ended.
+END = "\x1b]0;the end\x07"
 HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
 
 
@@ -53,6 +58,8 @@ class Terminal:
             env={**kept, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONUTF8": "1", **env},
         )
         self.drawn = ""
+        # A read may end in the middle of a letter.
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def __enter__(self) -> Terminal:
         return self
@@ -76,7 +83,7 @@ class Terminal:
         """Take in what is drawn within so many seconds, and tell whether anything was."""
         ready, _, _ = select.select([self._ours], [], [], seconds)
         if ready:
-            self.drawn += os.read(self._ours, 65536).decode(errors="replace")
+            self.drawn += self._decode(os.read(self._ours, PIECE))
         return bool(ready)
 
     def until(self, text: str, timeout: float = 30.0) -> str:
@@ -93,8 +100,12 @@ class Terminal:
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"it does not end: {self}"
             self.read(0.1)
-        while self.read(0.1):
-            pass
+        # What the process wrote may still be on its way, and comes before what is written after its end.
+        os.write(self._theirs, END.encode())
+        while END not in self.drawn:
+            assert time.monotonic() < deadline, f"the end of what it drew does not come: {self}"
+            self.read(0.1)
+        self.drawn = self.drawn.replace(END, "")
         return int(self.process.returncode)
 
     @property

@@ -66,7 +66,7 @@ class Demo:
 
     def assert_nothing_is_left(self) -> None:
         # The demo has ended; what it killed may still be on its way out of the process table.
-        wait_until(lambda: not self.family(), 2, lambda: f"these to end: {self.family()}")
+        wait_until(lambda: not self.family(), 15, lambda: f"these to end: {self.family()}")
         assert self.temporary() == []
 
     def _is_ours(self, process: psutil.Process) -> bool:

@@ -84,7 +84,7 @@ def test_a_warning_is_an_error_if_asked(server: RedisServer) -> None:
 
 def test_a_store_that_is_inherited_is_called_by_its_address(server: RedisServer) -> None:
     said = by_app(app_on(server, idempotency_store=None), "doctor")
-    assert f"RedisStore {server.url(2)}\n" in said.out
+    assert f"\n{server.url(2)}\n" in said.out
 
 
 def test_an_error_of_either_part_is_told_by_the_status(server: RedisServer) -> None:

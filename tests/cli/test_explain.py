@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events
+from celery_idempotent import IdempotentTask, events
 from celery_idempotent.commands.exits import Exit
 from celery_idempotent.commands.story import meaning, sentence, span, standing
 from celery_idempotent.errors import StoreRefused
@@ -20,7 +21,7 @@ from celery_idempotent.notes import Note, Noted, facts_of, text_of
 from celery_idempotent.records import Reason, Record, State
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore
-from tests.cli.conftest import Run, Said, app_with, by_app
+from tests.cli.conftest import Run, Said, app_with, by_app, pay
 from tests.cli.shelf import Shelf, hold, release, settle
 
 KEY = "idem:shop.charge::ORD-1"
@@ -174,6 +175,8 @@ RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host
     [
         ({"remaining": 20.0}, "in progress by host:1, task T1; its lease lasts 20 s", "Wait"),
         ({"retention": 3600.0}, "whose lease ran out; kept for 60 min", "next delivery takes over"),
+        ({"remaining": 20.0, "reason": "shutdown"}, "task T1, whose worker is shutting down; its lease", "Wait"),
+        ({"reason": "shutdown"}, "whose lease ran out in a shutdown", "next delivery takes over"),
         ({"state": State.COMPLETED, "age": 60.0}, "completed 60 s ago by task T1", "answered with its result"),
         ({"state": State.FAILED, "age": 0.1}, "failed 0.1 s ago", "forget KEY"),
         ({"state": State.RELEASED, "reason": "failed"}, "released: the run failed", "next delivery runs"),
@@ -207,3 +210,112 @@ def test_a_duration_is_told_in_its_largest_unit(seconds: float, words: str) -> N
 def test_a_record_that_was_released_is_explained(on_shelf: Run, shelf: Shelf) -> None:
     release(shelf, KEY)
     assert "Nobody is doing it. The next delivery runs." in on_shelf("explain", KEY).out
+
+
+# -- what an operator did ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ada(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The operator, as a history names them."""
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    monkeypatch.setenv("LOGNAME", "ada")
+    monkeypatch.setattr("socket.gethostname", lambda: "desk-7")
+    return "ada@desk-7"
+
+
+def told(store: Store) -> list[dict[str, Any]]:
+    return [facts_of(noted.text) for noted in store.history(KEY)]
+
+
+def test_who_released_a_key_is_in_its_history(on_redis: Run, redis_store: RedisStore, ada: str) -> None:
+    hold(redis_store, KEY)
+    assert on_redis("release", KEY, "--yes").status == Exit.OK
+    [facts] = told(redis_store)
+    assert facts == {"event": "ReleasedByOperator", "operator": ada, "holder": "host:1", "task_id": "T1"}
+    said = on_redis("explain", KEY).out
+    assert f"released by {ada} from host:1, task T1" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    "how", [(KEY, "--yes"), ("--prefix", "idem:shop.charge:", "--yes", "--force")], ids=["", "all"]
+)
+def test_who_forgot_a_key_is_told_when_its_record_is_gone(
+    on_redis: Run, redis_store: RedisStore, ada: str, how: tuple[str, ...]
+) -> None:
+    hold(redis_store, KEY)
+    on_redis("release", KEY, "--yes")
+    settle(redis_store, KEY)
+    note(redis_store, events.Replayed(KEY, task_id=SECOND, original=FIRST), ago=40)
+    assert on_redis("forget", *how).status == Exit.OK
+    assert redis_store.get(KEY) is None
+    # What operators did outlives the record; what deliveries did is forgotten with it.
+    assert [facts["event"] for facts in told(redis_store)] == ["ReleasedByOperator", "ForgottenByOperator"]
+    said = " ".join(on_redis("explain", KEY).out.split())
+    assert f"forgotten by {ada}: it was completed, by task T1" in said
+    assert "Now: nothing is remembered" in said
+
+
+def test_what_an_operator_did_is_kept_no_longer_than_other_notes(on_shelf: Run, shelf: Shelf) -> None:
+    settle(shelf, KEY)
+    on_shelf("forget", KEY)
+    assert len(shelf.history(KEY)) == 1
+    shelf.offset += 24 * 3600 - 60
+    assert len(shelf.history(KEY)) == 1
+    shelf.offset += 120
+    assert shelf.history(KEY) == []
+
+
+def test_it_is_kept_as_long_as_the_options_of_the_task_say(shelf: Shelf) -> None:
+    app = app_with(shelf, idempotency={"result_ttl": "7d"})
+    app.task(pay, name="shop.charge", base=IdempotentTask)
+    settle(shelf, KEY)
+    by_app(app, "forget", KEY)
+    shelf.offset += 7 * 24 * 3600 - 60
+    assert len(shelf.history(KEY)) == 1
+
+
+@pytest.mark.parametrize("command", [("forget", KEY, "--dry-run"), ("forget", KEY), ("release", KEY)])
+def test_what_an_operator_only_asked_for_is_not_noted(on_shelf: Run, shelf: Shelf, command: tuple[str, ...]) -> None:
+    hold(shelf, KEY)
+    on_shelf(*command, answer="n\n")
+    assert shelf.history(KEY) == []
+
+
+class Mute(Shelf):
+    """Forgets and releases, and takes no notes."""
+
+    def note(self, notes: object) -> None:
+        raise StoreRefused("Expected the table of histories, and it is not there.")
+
+
+def test_a_store_that_takes_no_notes_forgets_all_the_same_and_says_so(invoke: Callable[..., Said]) -> None:
+    store = Mute()
+    run = Run(invoke, store)
+    hold(store, KEY)
+    released = run("release", KEY, "--yes")
+    assert (released.status, f"{KEY} is released" in released.out) == (Exit.OK, True)
+    forgotten = run("forget", KEY, "--yes")
+    assert (forgotten.status, store.get(KEY)) == (Exit.OK, None)
+    for said in (released, forgotten):
+        assert "could not be noted in its history" in said.err
+
+
+def test_an_operator_without_a_name_is_told_by_their_number(
+    on_shelf: Run, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    monkeypatch.setattr("getpass.getuser", nameless)
+    settle(shelf, KEY)
+    on_shelf("forget", KEY)
+    assert told(shelf)[0]["operator"].startswith(f"{os.getuid()}@")
+
+
+def test_behind_sudo_it_is_who_typed_it(on_shelf: Run, shelf: Shelf, ada: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "grace")
+    settle(shelf, KEY)
+    on_shelf("forget", KEY)
+    assert told(shelf)[0]["operator"] == "grace@desk-7"

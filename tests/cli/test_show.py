@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import click
 import pytest
+from celery import Celery
 
-from celery_idempotent import cli
+from celery_idempotent import IdempotentTask, cli
 from celery_idempotent.commands.exits import Exit, status_of
 from celery_idempotent.errors import ConfigurationError, IdempotencyError, MissingKey
+from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app
 from tests.cli.shelf import Shelf, hold, settle
@@ -67,6 +70,17 @@ def test_the_store_can_be_named_by_an_option_or_by_the_environment(
     monkeypatch.setenv("CELERY_IDEMPOTENT_STORE", redis_url)
     assert "host:1" in main("show", KEY).out
     assert main("show", KEY, "--store", NOWHERE).status == Exit.UNREACHABLE  # the option goes first
+
+
+def test_the_store_may_be_named_before_the_command(
+    main: Callable[..., Said], redis_url: str, redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(redis_store, KEY)
+    assert "host:1" in main("--store", redis_url, "show", KEY).out
+    assert "host:1" in main(f"--store={redis_url}", "list", "--held").out
+    monkeypatch.setenv("CELERY_IDEMPOTENT_STORE", NOWHERE)
+    assert "host:1" in main("--store", redis_url, "show", KEY).out  # it goes before the environment
+    assert "host:1" in main("--store", NOWHERE, "show", KEY, "--store", redis_url).out  # as what follows goes before it
 
 
 @pytest.mark.parametrize(
@@ -211,3 +225,116 @@ def test_an_app_without_a_store_is_told_so() -> None:
     assert said.status == Exit.USAGE
     assert "idempotency_store" in said.err
     assert issubclass(ConfigurationError, IdempotencyError)
+
+
+# -- by what a person knows of an operation ----------------------------------------------------------------------------
+
+
+def shop(store: Store) -> Celery:
+    """Return an app with a task of each kind of key."""
+    app = app_with(store)
+
+    def charge(order_id: str, cents: int = 0) -> None: ...
+
+    def ship(shop: str, number: int) -> None: ...
+
+    declared: dict[str, tuple[Any, dict[str, Any]]] = {
+        "shop.charge": (charge, {"key": "order_id"}),
+        "shop.ship": (ship, {"key": ("shop", "number")}),
+        "shop.invoice": (charge, {"key": "order_id", "scope": "tenant"}),
+        "shop.resize": (charge, {}),
+    }
+    for name, (body, options) in declared.items():
+        app.task(body, name=name, base=IdempotentTask, idempotency=options, shared=False)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        (("ORD-1",), "idem:shop.charge::ORD-1"),
+        (("17",), "idem:shop.charge::~17"),
+        (('["berlin", 7]',), 'idem:shop.ship::~["berlin",7]'),
+        (("ORD-1", "--header", "tenant=acme"), "idem:shop.invoice:acme:ORD-1"),
+        (("0b1ee2a1",), "idem:shop.resize:0b1ee2a1"),
+        (("--task", "shop.charge", "ORD-1"), "idem:shop.charge::ORD-1"),
+        (("--task", "shop.charge", "--args", '["ORD-1"]'), "idem:shop.charge::ORD-1"),
+        (("--task", "shop.charge", "--kwargs", '{"order_id": 17}'), "idem:shop.charge::~17"),
+        (("--task", "shop.ship", "--args", '["berlin"]', "--kwargs", '{"number": 7}'), 'idem:shop.ship::~["berlin",7]'),
+        (("--task", "shop.invoice", "--args", '["A"]', "--header", "tenant=acme"), "idem:shop.invoice:acme:A"),
+    ],
+)
+def test_an_app_finds_a_key_by_what_a_person_knows_of_it(shelf: Shelf, typed: tuple[str, ...], key: str) -> None:
+    settle(shelf, key)
+    for command in ("show", "explain"):
+        said = by_app(shop(shelf), command, *typed)
+        assert (said.status, key in said.out) == (Exit.OK, True), said
+
+
+def test_what_two_tasks_know_under_one_text_is_shown_of_both(shelf: Shelf) -> None:
+    for task in ("shop.charge", "shop.ship"):
+        settle(shelf, f"idem:{task}::ORD-1")
+    said = by_app(shop(shelf), "show", "ORD-1")
+    assert said.status == Exit.OK
+    assert all(f"idem:{task}::ORD-1" in said.out for task in ("shop.charge", "shop.ship"))
+
+
+def test_what_was_forgotten_is_found_by_its_history(shelf: Shelf) -> None:
+    settle(shelf, KEY)
+    by_app(shop(shelf), "forget", KEY)
+    assert "forgotten by" in by_app(shop(shelf), "explain", "ORD-1").out
+
+
+def test_a_command_that_changes_something_guesses_no_task_and_says_which_key_was_meant(shelf: Shelf) -> None:
+    hold(shelf, KEY)
+    for command in ("forget", "release"):
+        said = by_app(shop(shelf), command, "ORD-1", "--yes")
+        assert said.status == Exit.NO
+        assert f"did you mean {KEY}?" in said.err
+        assert shelf.get(KEY) is not None
+
+
+@pytest.mark.parametrize("named", [("ORD-1",), ("--args", '["ORD-1"]')], ids=["key", "arguments"])
+def test_a_key_that_is_named_by_its_task_is_released_and_forgotten(shelf: Shelf, named: tuple[str, ...]) -> None:
+    hold(shelf, KEY)
+    assert by_app(shop(shelf), "release", "--task", "shop.charge", *named, "--yes").out.startswith(f"{KEY} is released")
+    assert by_app(shop(shelf), "forget", "--task", "shop.charge", *named).out == f"{KEY} is forgotten\n"
+    assert shelf.get(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ((), "Missing argument 'KEY'"),
+        (("--args", '["ORD-1"]'), "--task"),
+        (("--task", "shop.charge"), "either a KEY or --args"),
+        (("--task", "shop.charge", "A", "--args", '["A"]'), "either a KEY or --args"),
+        (("--task", "shop.chrge", "A"), "Did you mean shop.charge?"),
+        (("--task", "nothing", "A"), "There is shop.charge, shop.invoice"),
+        (("--task", "shop.charge", "--args", "ORD-1"), "expected JSON"),
+        (("--task", "shop.charge", "--args", '"ORD-1"'), """'["ORD-1"]'"""),
+        (("--task", "shop.charge", "--kwargs", "[]"), '"order_id"'),
+        (("--task", "shop.charge", "--args", "[]"), "order_id"),
+        (("--task", "shop.resize", "--args", '["A"]'), "the id of each message"),
+        (("--task", "shop.invoice", "--args", '["A"]'), "tenant"),
+        (("A", "--header", "tenant"), "NAME=VALUE"),
+    ],
+)
+def test_a_key_that_cannot_be_told_is_a_usage_error(shelf: Shelf, typed: tuple[str, ...], words: str) -> None:
+    said = by_app(shop(shelf), "show", *typed)
+    assert said.status == Exit.USAGE, said
+    assert words in said.err
+
+
+def test_a_task_tells_the_key_of_a_call(shelf: Shelf) -> None:
+    tasks = shop(shelf).tasks
+    assert tasks["shop.charge"].key_for("ORD-1", 999) == tasks["shop.charge"].key_for(order_id="ORD-1") == KEY
+    assert tasks["shop.charge"].key_for("ORD-1", idempotency_key="req-42") == "idem:shop.charge::req-42"
+    key = tasks["shop.invoice"].key_for("ORD-1", idempotency_headers={"tenant": "acme"})
+    assert key == "idem:shop.invoice:acme:ORD-1"
+    with pytest.raises(MissingKey, match="tenant"):
+        tasks["shop.invoice"].key_for("ORD-1")
+    with pytest.raises(MissingKey, match="the id of each message"):
+        tasks["shop.resize"].key_for("ORD-1")
+    with pytest.raises(TypeError):
+        tasks["shop.charge"].key_for()

@@ -90,7 +90,7 @@ def test_the_settings_of_the_production_checklist_are_well(server: RedisServer) 
     source = next(
         block.text
         for block in blocks("docs/guides/production.md")
-        if block.language == PYTHON and "unacked_restore_interval" in block.text
+        if block.language == PYTHON and "visibility_timeout" in block.text
     )
     names: dict[str, Any] = {}
     exec(source.replace("redis://localhost/0", server.url(0)), names)

@@ -221,7 +221,7 @@ class Consumer:
 
     @property
     def log(self) -> str:
-        return self.path.read_text()
+        return self.path.read_text(errors="replace")
 
     def says(self, text: str) -> None:
         wait_until(lambda: text in self.log, 60, lambda: f"{text!r} in the log:\n{self.log}")

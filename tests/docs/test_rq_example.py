@@ -47,7 +47,7 @@ def log(redis_url: str, tmp_path: Path) -> Iterator[Callable[[], str]]:
     with path.open("wb") as out:
         command = [sys.executable, "-u", "-c", RQ, *line.split(), "--url", redis_url]
         process = processes.spawn(command, env=env, cwd=ROOT, stdout=out, stderr=out)
-    yield path.read_text
+    yield lambda: path.read_text(errors="replace")
     processes.end(process)
 
 

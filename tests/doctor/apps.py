@@ -23,6 +23,7 @@ def app_with(
     policy: Mapping[str, Any] | None = None,
     task: Mapping[str, Any] | None = None,
     plain: bool = False,
+    plain_task: Mapping[str, Any] | None = None,
     beat: Mapping[str, Any] | None = None,
     idempotent: bool = True,
     **conf: Any,
@@ -42,7 +43,7 @@ def app_with(
         declared = {"idempotency": policy or {"key": "order_id"}, **(task or {})}
         app.task(charge, name="charge", base=IdempotentTask, shared=False, **declared)
     if plain or not idempotent:
-        app.task(resize, name="resize", shared=False)
+        app.task(resize, name="resize", shared=False, **(plain_task or {}))
     if beat is not None:
         app.conf.beat_schedule = {"nightly": {"task": "charge", "schedule": 60.0, **beat}}
     return app

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery
+from celery.schedules import crontab, schedule, solar
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import schedule_purge
 from celery_idempotent.celery.checkup import CHECKS, checkup
+from celery_idempotent.celery.checkup.facts import shortest_interval
 from celery_idempotent.doctor.examination import code_of
 from celery_idempotent.doctor.finding import Finding, Severity
 from celery_idempotent.errors import ConfigurationError
@@ -47,7 +51,7 @@ class Case:
         return f"{self.code}-{self.severity}"
 
 
-KEY = {"key": "order_id"}
+KEY: dict[str, Any] = {"key": "order_id"}
 SQS, AMQP = {"broker": "sqs://"}, {"broker": "amqp://"}
 SQS_SAYS = {"redelivered-unknown": "info"}
 AMQP_SAYS = {"publishes-unconfirmed": "info"}
@@ -55,8 +59,49 @@ HOUR = {"options": {"visibility_timeout": 3600}}
 UNREFRESHED = {"idempotency_visibility_refresh": False}
 LATE = {"beat": {"options": {"countdown": 7200}}}
 
+ORDER = {"beat": {"args": ("ORD-1",)}}
+HOURLY: dict[str, Any] = {"args": ("A",), "schedule": crontab(minute="0")}
+DAILY: dict[str, Any] = {"args": ("A",), "schedule": crontab(minute="0", hour="4")}
+FIXED: dict[str, Any] = {"policy": {**KEY, "result_ttl": "1h"}}
+
 CASES = [
     Case("nothing-idempotent", "warning", {"idempotent": False}),
+    Case(
+        "base-missing",
+        "error",
+        {"idempotent": False, "plain_task": {"idempotency": KEY}},
+        {"nothing-idempotent": "warning"},
+        right={"plain": True},
+    ),
+    Case("setting-unknown", "error", {"idempotency_stores": f"{REDIS}/1"}),
+    Case("setting-unknown", "error", {"idempotence": {}}),
+    Case("beat-option-unknown", "error", {"beat": {"options": {"idempotence_key": "k"}}}, right=LATE),
+    # An interval as long as result_ttl is too short: the record is made after the tick.
+    Case("beat-key-fixed", "error", ORDER, right={"beat": {}}),
+    Case("beat-key-fixed", "error", {"beat": {"kwargs": {"order_id": "ORD-1"}, "schedule": timedelta(hours=24)}}),
+    Case("beat-key-fixed", "error", {"beat": {"args": ("A",), "schedule": schedule(3600)}}),
+    Case("beat-key-fixed", "error", {"beat": DAILY}, right={**FIXED, "beat": DAILY}),
+    Case("beat-key-fixed", "error", {**FIXED, "beat": HOURLY}),
+    Case("beat-key-fixed", "error", {"beat": {**HOURLY, "schedule": crontab(minute="0", hour="4,9", day_of_week="1")}}),
+    Case(
+        "beat-key-fixed",
+        "error",
+        {"policy": {"lease_ttl": 30}, "beat": {"options": {"idempotency_key": "nightly"}}},
+        {"beat-without-key": "info"},
+        right={"policy": {"key": ("order_id",), "result_ttl": 50}, **ORDER},
+    ),
+    Case(
+        "beat-key-fixed",
+        "warning",
+        {"policy": {"key": lambda order_id: order_id}, **ORDER},
+        right={"policy": {"key": lambda: "what the clock says"}, **ORDER},
+    ),
+    Case(
+        "beat-key-fixed",
+        "warning",
+        {"policy": {"key": lambda order_id: order_id}, **ORDER},
+        right={"policy": {"key": lambda order_id: str(uuid4())}, **ORDER},
+    ),
     Case("plain-tasks", "info", {"plain": True}),
     Case("early-ack", "warning", {"policy": {**KEY, "allow_early_ack": True}, "task": {"acks_late": False}}),
     Case("lost-child-fails", "warning", {"task": {"reject_on_worker_lost": False}}),
@@ -276,3 +321,78 @@ def test_tasks_are_counted() -> None:
     assert found_of(app)["nothing-idempotent"].found == "1 idempotent task"
     app.task(resize, name="resize", base=IdempotentTask, shared=False, idempotency={"key": "path"})
     assert found_of(app)["nothing-idempotent"].found == "2 idempotent tasks"
+
+
+class Solar:
+    """Stand for a schedule of which nothing is known but that it is one."""
+
+    def __str__(self) -> str:
+        return "somebody's own"
+
+
+@pytest.mark.parametrize(
+    ("when", "seconds"),
+    [
+        (90, 90),
+        (timedelta(minutes=5), 300),
+        (schedule(3600), 3600),
+        (crontab(), 60),
+        (crontab(minute="*/15"), 900),
+        (crontab(minute="0,5"), 300),
+        (crontab(minute="0", hour="4"), 86_400),
+        (crontab(minute="0", hour="4", day_of_week="1-5"), 86_400),
+        (crontab(minute="0", hour="4", day_of_week="1"), 7 * 86_400),
+        (crontab(minute="0", hour="4", day_of_month="1"), 28 * 86_400),
+        (Solar(), None),
+        ("soon", None),
+    ],
+    ids=str,
+)
+def test_the_shortest_time_between_two_messages_of_a_beat_entry(when: object, seconds: float | None) -> None:
+    found = shortest_interval(when, Celery("beat", set_as_current=False))
+    assert found == pytest.approx(seconds, abs=31 * 86_400 - 28 * 86_400 if seconds and seconds > 8 * 86_400 else 1e-6)
+
+
+def test_a_schedule_by_the_sun_comes_about_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    sunset = object.__new__(solar)  # making one wants ephem, which no wheel of every Python has
+    assert shortest_interval(sunset, Celery("beat", set_as_current=False)) == pytest.approx(86_400, rel=0.01)
+
+
+def test_the_sentence_names_the_entry_and_the_remedy_both_ways_out() -> None:
+    found = found_of(app_with(**ORDER))["beat-key-fixed"]
+    assert "'nightly' publishes charge every 60 s" in found.found
+    assert "remembered for 86400 s" in found.found
+    assert 'idempotency={"key": "order_id", "result_ttl": 48}' in found.remedy
+    assert "leave the key out" in found.remedy
+
+
+def test_a_setting_is_named_with_what_was_meant() -> None:
+    assert "idempotency_store" in found_of(app_with(idempotency_stores="x"))["setting-unknown"].remedy
+    assert "leave it out" in found_of(app_with(idempotency_zzzzzzzzzzzzzzzzzzzzzzzzzz="x"))["setting-unknown"].remedy
+
+
+async def coroutine(order_id: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "settings", "words"),
+    [
+        (charge, {"key": "order_id"}, {}, 'Write idempotency={"key"'),
+        (charge, {"idempotency": {"key": "order.id"}}, {}, "key=lambda order: order.id"),
+        (charge, {"base": None, "idempotency": KEY}, {}, "got charge without it"),
+        (coroutine, {}, {}, "asyncio.run"),
+        (charge, {}, {"idempotency_store": f"{REDIS}/1?wait_replica=1"}, "Did you mean wait_replicas?"),
+        (charge, {}, {"idempotency_store": "localhost:6379/1"}, "Did you mean redis://localhost:6379/1?"),
+    ],
+    ids=["option beside", "key of a part", "no base", "coroutine", "parameter", "scheme"],
+)
+def test_what_is_refused_when_declared_is_an_error_of_doctors(
+    body: Any, options: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update({"idempotency_store": f"{REDIS}/1", **settings})
+    app.task(body, name="charge", shared=False, **{"base": IdempotentTask, **options})
+    app.task(resize, name="resize", base=IdempotentTask, shared=False)
+    finding = found_of(app)["configuration"]
+    assert finding.severity is Severity.ERROR
+    assert words in finding.found

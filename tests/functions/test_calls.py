@@ -238,6 +238,31 @@ def test_a_final_failure_that_cannot_be_made_again_keeps_its_text(memory: Memory
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Cart:
+    number: str
+    cents: int
+
+
+def test_an_argument_that_json_cannot_carry_is_compared_by_value(store: Store) -> None:
+    charge, runs = counted(store)
+    assert [charge("ORD-1", Cart("A", 1)), charge("ORD-1", Cart("A", 1))] == [1, 1]
+    for other in (Cart("A", 99999), [Cart("A", 1)], None):
+        with pytest.raises(KeyReused, match="other arguments"):
+            charge("ORD-1", other)
+    assert runs == ["ORD-1"]
+
+
+def test_an_argument_without_a_value_is_an_error_where_it_is_compared_and_only_there(store: Store) -> None:
+    charge, runs = counted(store)
+    with pytest.raises(MissingKey, match=r"argument 'cents'.*Pass an id or plain data"):
+        charge("ORD-1", lambda: 1)
+    assert runs == []
+    for named, left_out in (("some", ["cents"]), ("all", False)):
+        call, _ = counted(store, name=named, fingerprint=left_out)
+        assert [call("ORD-1", lambda: 1), call("ORD-1", lambda: 2)] == [1, 1]
+
+
 def test_a_key_with_other_arguments_is_refused(store: Store, heard: list[Event]) -> None:
     charge, runs = counted(store)
     charge("ORD-1", cents=999)

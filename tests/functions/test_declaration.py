@@ -7,12 +7,16 @@ import functools
 import inspect
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from celery import Celery, Task, shared_task
 
 from celery_idempotent import ConfigurationError, KeyReused, Policy, current_lease, idempotent
+from celery_idempotent.rq import idempotent as rq_idempotent
 from celery_idempotent.stores.memory import MemoryStore
+from tests.celery.apps import private_shared_tasks
 
 BOTH: dict[str, Any] = {"store": "memory://", "key": "order"}
 
@@ -101,6 +105,23 @@ def test_what_is_no_function_is_refused(thing: Any, said: str) -> None:
         idempotent(**BOTH)(thing)
 
 
+TASKS: dict[str, Callable[[Celery], Any]] = {
+    "lazy": lambda app: app.task(plain),
+    "evaluated": lambda app: app.task(plain, lazy=False),
+    "shared": lambda app: shared_task(plain),
+    "of a class": lambda app: Task(),
+    "of an app that may not be finalized": lambda app: Celery(set_as_current=False, autofinalize=False).task(plain),
+}
+
+
+@pytest.mark.parametrize("make", TASKS.values(), ids=TASKS.keys())
+@pytest.mark.parametrize("decorator", [idempotent, rq_idempotent], ids=["of functions", "of RQ"])
+def test_a_task_of_celery_is_refused_with_what_to_write(make: Callable[[Celery], Any], decorator: Any) -> None:
+    refusal = pytest.raises(ConfigurationError, match=r"got a task of Celery.* write @app\.task\(base=IdempotentTask")
+    with private_shared_tasks(), refusal:
+        decorator(**BOTH)(make(Celery("functions", set_as_current=False)))
+
+
 # -- told when called: a decorator within may hide what it yields ------------------------------------------------------
 
 
@@ -108,8 +129,8 @@ def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate as most do, with a plain function."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    def call(order: str) -> Any:
+        return function(order)
 
     return call
 
@@ -118,10 +139,11 @@ async def coroutine(order: str) -> str:
     return order
 
 
+@pytest.mark.parametrize("remember", [(), (Exception,)], ids=["forgets failures", "remembers every failure"])
 @pytest.mark.parametrize("function", [coroutine, generator, async_generator])
-def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any) -> None:
+def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any, remember: Any) -> None:
     store = MemoryStore()
-    call = idempotent(store=store, key="order")(hidden(function))
+    call = idempotent(store=store, key="order", remember_failures=remember)(hidden(function))
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"Expected .* to have done its work when it returns"):
             call("ORD-1")
@@ -170,6 +192,46 @@ def test_keys_are_called_as_the_function_is_unless_it_is_said_otherwise() -> Non
     assert idempotent(**BOTH, name="charge", namespace="shop")(key)("1") == "shop:charge::1"
 
 
+# -- decorators within -------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def test_names_of_arguments_that_a_decorator_hides_are_refused() -> None:
+    @with_session
+    def charge(session: str, order: str, cents: int = 0) -> str:
+        return order
+
+    for options in ({}, {"fingerprint": False}, {"key": lambda args: args[0], "fingerprint": ["cents"]}):
+        with pytest.raises(ConfigurationError, match="a decorator hides"):
+            idempotent(**{**BOTH, **options})(charge)
+
+
+def test_a_callable_makes_the_key_of_what_a_decorator_hides() -> None:
+    @idempotent(store=MemoryStore(), key=lambda args: args[0])
+    @with_session
+    def charge(session: str, order: str, cents: int = 0) -> list[Any]:
+        return [session, order, cents]
+
+    assert [charge("ORD-1"), charge("ORD-1"), charge("ORD-2", 5)] == [
+        *(["session", "ORD-1", 0], ["session", "ORD-1", 0], ["session", "ORD-2", 5])
+    ]
+    with pytest.raises(KeyReused):
+        charge("ORD-1", 5)
+
+
+def test_a_guarded_function_says_what_it_takes_to_what_guards_it_again() -> None:
+    inner = idempotent(store=MemoryStore(), key="order")(plain)
+    outer = idempotent(store=MemoryStore(), key="order", name="outer")(inner)
+    assert [outer("ORD-1"), outer(order="ORD-1", cents=999)] == ["ORD-1", "ORD-1"]
+
+
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
@@ -210,6 +272,27 @@ def test_the_object_of_a_method_is_no_part_of_its_key() -> None:
 
 def test_the_object_of_a_method_may_be_a_part_of_its_key() -> None:
     assert [Till(1).count("ORD-1"), Till(2).count("ORD-1"), Till(1).count("ORD-1")] == [1, 2, 1]
+
+
+def test_an_object_that_is_data_is_compared_as_an_argument_is() -> None:
+    @dataclass
+    class Order:
+        number: str
+        cents: int
+
+        @idempotent(store=MemoryStore(), key=lambda self: self.number)
+        def charge(self) -> int:
+            return self.cents
+
+        @staticmethod
+        @idempotent(store=MemoryStore(), key="self")
+        def nested(self: str, cents: int = 1) -> str:
+            return self
+
+    assert [Order("A", 1).charge(), Order("A", 1).charge()] == [1, 1]
+    with pytest.raises(KeyReused):
+        Order("A", 99999).charge()
+    assert Order.nested("A") == "A"
 
 
 def test_methods_of_classes_are_guarded_within_their_decorators() -> None:
@@ -274,3 +357,5 @@ def test_arguments_named_as_the_decorators_own_are_the_functions() -> None:
         return [self, args, kwargs, function]
 
     assert call(self=1, args=2, kwargs=3, function="f") == [1, 2, 3, "f"]
+    with pytest.raises(KeyReused):
+        call(self=2, args=2, kwargs=3, function="f")

@@ -71,14 +71,14 @@ BREAKS = [
         ),
     ),
     broken(4, "whoever asks settles", (SETTLE, "(r[1] ~= 'in_progress' or r[2] ~= owner)", "r[1] ~= 'in_progress'")),
-    broken(4, "whoever asks releases", (RELEASE, "r[2] ~= ARGV[1] or", "false or")),
+    broken(4, "whoever asks releases", (RELEASE, "last_owner ~= owner or", "false or")),
     broken(
-        5, "a claim that is repeated is refused", (ACQUIRE, "if running and r.owner == owner then", "if false then")
+        5, "a claim that is repeated is refused", (ACQUIRE, "if running and last_owner == owner then", "if false then")
     ),
     broken(
         6,
         "the clients clock decides",
-        (ACQUIRE, "redis.call('TIME')\n", "{ARGV[13], 0}\n"),
+        (ACQUIRE, "redis.call('TIME')\n", "{ARGV[14], 0}\n"),
         (
             "stores/hashes.py",
             'padded(attempt) if attempt else "",\n',
@@ -165,9 +165,9 @@ BREAKS = [
         "a second lock beside the lease",
         (
             ACQUIRE,
-            "r.crashes = lapsed and",
+            "local died = lapsed and",
             "if not redis.call('SET', key .. ':lock', 1, 'NX') then return reply('conflict') end\n"
-            "r.crashes = lapsed and",
+            "local died = lapsed and",
         ),
     ),
     broken(14, "defaults are left out", ("keys.py", "bound.apply_defaults()", "pass")),
@@ -223,26 +223,26 @@ BREAKS = [
         "a lease has no end",
         (
             ACQUIRE,
-            "redis.call('PEXPIRE', key, ARGV[9] + ARGV[10]) return reply('lease', lapsed",
-            "return reply('lease', lapsed",
+            "redis.call('PEXPIRE', key, lease_ms + keep_ms)\nvalues = {}\n",
+            "values = {}\n",
         ),
     ),
     broken(19, "a settled record has no end", (SETTLE, "redis.call('PEXPIRE', KEYS[1], ttl)", "")),
     broken(
         20,
         "fences are counted in the record",
-        (ACQUIRE, "int(math.max(now, (r.fence or 0) + 1))", "int((r.fence or 0) + 1)"),
+        (ACQUIRE, "math.max(now, (fence or 0) + 1)", "(fence or 0) + 1"),
     ),
-    broken(20, "numbers lose digits", (ACQUIRE, "return string.format('%.0f', n)", "return tostring(n)")),
+    broken(20, "numbers lose digits", (ACQUIRE, "fence = string.format('%.0f', math", "fence = tostring(math")),
     broken(
         21,
         "a waiter that gives up tidies up",
         (
             "beginning.py",
-            "        return Busy(record.remaining, record.task_id)",
+            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
             "        if pause is None:\n"
             "            self.guard.store.delete(record.key)\n"
-            "        return Busy(record.remaining, record.task_id)",
+            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
         ),
     ),
     broken(
@@ -259,19 +259,23 @@ BREAKS = [
         ),
         (
             ACQUIRE,
-            "if not (running or free) then return reply(state) end",
-            "if not (running or free) then free = true end",
+            "if settled then\n  return reply(state)\nend",
+            "if settled then\n  released = true\nend",
         ),
     ),
     broken(
         23,
         "every copy is alike",
-        (ACQUIRE, "if late and is_copy then return reply('superseded') end", ""),
+        (
+            ACQUIRE,
+            "if mark < last_attempt or mark < arrived or (mark == arrived and token ~= last_token) then",
+            "if false then",
+        ),
     ),
     broken(
         24,
         "any retry overtakes",
-        (ACQUIRE, "running and (ARGV[6] == '' or ARGV[6] ~= r.owner)", "running and ARGV[6] == ''"),
+        (ACQUIRE, "running and sender ~= '' and sender == last_owner", "running and sender ~= ''"),
     ),
     broken(
         24,
@@ -281,7 +285,7 @@ BREAKS = [
     broken(
         25,
         "the subclass decides",
-        ("celery/task.py", 'if not getattr(cls.__call__, "is_guard", False):', "if False:"),
+        ("celery/task.py", "if not _is_guard(cls.__call__):", "if False:"),
     ),
     broken(
         26,

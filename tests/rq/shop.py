@@ -263,7 +263,7 @@ def charge_timed(order: str) -> Any:
     return end(order, "return", effect(order))
 
 
-@idempotent(key="order")
+@idempotent(key=lambda args: args[0])  # the decorator hides the names of arguments
 @timed
 def charge_timed_within(order: str) -> Any:
     return end(order, "return", effect(order))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import pytest
 from rq import Callback, Repeat, Retry
 
+from celery_idempotent import ConfigurationError
+from celery_idempotent.rq import idempotent
 from tests.rq import shop
 from tests.rq.desk import Desk
+from tests.unit import compared
 
 # -- without a key -----------------------------------------------------------------------------------------------------
 
@@ -111,6 +116,24 @@ def test_the_producer_gives_a_key_in_the_job_s_meta(desk: Desk) -> None:
 def test_the_producer_s_key_is_stronger_than_the_function_s(desk: Desk) -> None:
     jobs = [desk.run(shop.keyed_elsewhere, "ORD-1", meta={"idempotency_key": key}) for key in ("a", "b")]
     assert [job.return_value() for job in jobs] == [f"idem:tests.rq.shop.keyed_elsewhere::{key}" for key in ("a", "b")]
+
+
+def test_names_of_arguments_that_a_decorator_hides_are_refused_when_the_job_is_declared() -> None:
+    def charge(session: str, order: str) -> None: ...
+
+    @functools.wraps(charge)
+    def with_session(*args: Any, **kwargs: Any) -> None:
+        charge("session", *args, **kwargs)
+
+    with pytest.raises(ConfigurationError, match="a decorator hides"):
+        idempotent(key="order", fingerprint=False)(with_session)
+    assert list(inspect.signature(idempotent()(with_session)).parameters) == ["args", "kwargs"]
+
+
+def test_an_argument_that_pickle_alone_can_carry_is_compared_by_value(desk: Desk) -> None:
+    jobs = [desk.run(shop.answer, "ORD-1", compared.Order("A", cents)) for cents in (1, 1, 99999)]
+    assert [desk.status(job) for job in jobs] == ["finished", "finished", "failed"]
+    assert "KeyReused" in desk.error(jobs[2])
 
 
 @pytest.mark.parametrize(

@@ -143,10 +143,7 @@ class Machine:
         return rules.release(self.row, operation.subject, operation.details, NOW)
 
     def announce(self, operation: Operation) -> Any:
-        completed = self.row is not None and self.row.state is State.COMPLETED
-        if self.row is not None and completed:
-            self.row.announced.add(operation.details)
-        return completed
+        return rules.announce(self.row, operation.details)
 
     def get(self, operation: Operation) -> Any:
         return None if self.row is None else rules.view(self.key, self.row, NOW)
@@ -192,7 +189,7 @@ class Machine:
         """Return a machine that goes its own way from here."""
         row = self.row
         if row is not None:
-            marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "announced": set(row.announced)}
+            marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "announced": list(row.announced)}
             row = replace(row, **marks)
         return Machine(self.key, row, self.floor, self.fences_fall)
 
@@ -203,7 +200,7 @@ class Machine:
         row = self.row
         flat = (row.state, row.fence, row.owner, row.task_id, row.holder, row.crashes, row.reason, row.fingerprint)
         times = (row.payload, row.lease_end, row.not_before, row.expires)
-        marks = (frozenset(row.waiting.items()), frozenset(row.attempts.items()), frozenset(row.announced))
+        marks = (frozenset(row.waiting.items()), frozenset(row.attempts.items()), tuple(row.announced))
         return (self.floor, *flat, *times, *marks)
 
 

@@ -83,8 +83,9 @@ def age_postgres(store: PostgresStore, key: str, seconds: float) -> None:
 
 def age_postgres_fence(store: PostgresStore, key: str, seconds: float) -> None:
     # The others have the time of the lease in its fence, and are aged by it: there the holder's fence is another then.
-    aged = "update {table} set since = since - %s, fence = fence - 1 where key = %s returning 1"
-    run(store, aged, round(seconds * SECOND), stored(key))
+    # By as much here, or the fence may become that of the holder before.
+    aged = "update {table} t set since = t.since - a.us, fence = t.fence - a.us from (select %s::bigint as us) a "
+    run(store, aged + "where key = %s returning 1", round(seconds * SECOND), stored(key))
 
 
 def empty_postgres(store: PostgresStore) -> None:

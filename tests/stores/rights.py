@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: One server; the rest is for a database other than 0, for replicas that must confirm, and for a cluster.
 RIGHTS = (
-    "~idem:* +ping +evalsha +eval +del +scan +time +exists +hget +hmget +hgetall +hset +hdel +hincrby +pexpire "
+    "~idem:* +ping +evalsha +eval +del +scan +time +exists +hget +hmget +hgetall +hset +hdel +hlen +hincrby +pexpire "
     "+rpush +ltrim +lrange"
 )
 FOR_A_DATABASE, FOR_REPLICAS, FOR_A_CLUSTER = "+select", "+wait", "+cluster|slots +asking"

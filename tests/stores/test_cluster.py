@@ -33,6 +33,7 @@ NOT_SENT = {
     "hdel",
     "hget",
     "hmget",
+    "hlen",
     "exists",
     "pexpire",
     "config",

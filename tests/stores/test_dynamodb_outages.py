@@ -214,7 +214,7 @@ class TestAServiceThatRefuses:
         self, dynamodb_server: DynamoServer, dynamodb_keys: None, name: str
     ) -> None:
         store = DynamoDBStore.from_url(dynamodb_server.url("not-there"))
-        with pytest.raises(StoreRefused, match="celery-idempotent schema --apply"):
+        with pytest.raises(StoreRefused, match="celery-idempotent --store URL schema --apply"):
             verb(store, name)()
         store.close()
 

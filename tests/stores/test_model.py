@@ -141,6 +141,12 @@ class Twins(RuleBasedStateMachine):
         assert self.memory.release(lease, release) == self.other.release(lease, release)
         self.look(claim.key)
 
+    @rule(claim=deliveries)
+    def mark_shutdown(self, claim: Claim) -> None:
+        lease = Lease(claim, 0)
+        assert self.memory.mark_shutdown(lease) == self.other.mark_shutdown(lease)
+        self.look(claim.key)
+
     @rule(key=KEYS, task=TASKS)
     def announce(self, key: str, task: str) -> None:
         assert self.memory.announce(key, task) == self.other.announce(key, task)
@@ -186,6 +192,8 @@ def compare(ours: Record | None, theirs: Record | None) -> None:
         for name in Record.__dataclass_fields__:
             if name == "retention" and 0.0 in (ours.retention, theirs.retention):
                 continue  # not every store tells
+            if name == "held_for" and ours.held_for > 200:
+                continue  # of a lease that was aged and then forgotten: some count it from when it was restored
             if name in {"remaining", "age", "held_for", "retention"}:
                 assert abs(getattr(ours, name) - getattr(theirs, name)) < 3, (name, ours, theirs)
             elif name != "fence":  # one counts from its clock's start, the other from 1970

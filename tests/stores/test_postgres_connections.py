@@ -355,10 +355,10 @@ def test_a_standby_is_unreachable(own_postgres: Callable[..., PostgresServer], o
         ("postgresql://u:p@h/d?schema=", "schema="),
         ("postgresql://u:p@h/d?connections=0", "at least 1"),
         ("postgresql://u:p@h/d?connections=many", "whole number"),
-        ("postgresql://u:p@h/d?tabel=x", "schema, table and connections"),
+        ("postgresql://u:p@h/d?tabel=x", "got 'tabel'. Did you mean table"),
         ("postgresql://h/d?tabel=x", "tabel"),
         ("postgresql://u:pa/ss@h:x/d", "%2F"),
-        ("postgresql://u:p@h/d?x", "PostgreSQL URL like"),
+        ("postgresql://u:p@h/d?x", "There are schema, table, connections and those of libpq"),
     ],
 )
 def test_a_wrong_url_is_said_when_the_store_is_made(url: str, message: str) -> None:

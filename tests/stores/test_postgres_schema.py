@@ -57,7 +57,7 @@ def names(store: PostgresStore) -> set[str]:
 
 @pytest.mark.parametrize("name", VERBS)
 def test_where_there_is_no_table_the_error_names_the_command_that_makes_it(opens: Opens, name: str) -> None:
-    with pytest.raises(StoreRefused, match="celery-idempotent schema --apply"):
+    with pytest.raises(StoreRefused, match="celery-idempotent --store URL schema --apply"):
         verb(opens(), name)()
 
 

@@ -260,6 +260,17 @@ def test_claims_do_not_wait_for_a_transaction_that_settles_and_renewals_count_as
 
 
 @pytest.mark.thorough
+def test_a_shutdown_does_not_wait_for_a_transaction_that_settles(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    """The worker asks again a moment later."""
+    lease = take(store)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    assert not store.mark_shutdown(lease)
+    business.rollback()
+    assert store.mark_shutdown(lease)
+
+
 def test_while_a_transaction_settles_a_release_lets_the_lease_run_out_and_a_settle_is_told_to_wait(
     store: PostgresStore, business: psycopg.Connection[Any]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreUnreachable
-from celery_idempotent.records import Lease, Reason, Refusal, Release, Verdict
+from celery_idempotent.records import Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
 from tests import servers
 from tests.proxy import Proxy
@@ -183,7 +183,20 @@ class TestKeysThatAreNoRecords:
 
 
 #: Counted by the server as well: what scripts call, and what this test does.
-NOT_SENT = {"time", "hgetall", "hset", "hdel", "hget", "hmget", "del", "pexpire", "config|resetstat", "config", "info"}
+NOT_SENT = {
+    "time",
+    "hgetall",
+    "hset",
+    "hdel",
+    "hget",
+    "hmget",
+    "hlen",
+    "del",
+    "pexpire",
+    "config|resetstat",
+    "config",
+    "info",
+}
 
 
 class TestCosts:
@@ -220,23 +233,6 @@ class TestCosts:
         store.renew(leases)
         assert self.commands(store, lambda: store.renew(leases)) == {"evalsha": 1}
         assert self.commands(store, lambda: store.renew([])) == {}
-
-
-def test_a_crowd_that_waits_does_not_make_each_claim_read_ever_more(redis_store: RedisStore) -> None:
-    take(redis_store)
-    redis_store._client.hset(KEY, mapping={f"waiting:{number}": "000000000000.000000 " for number in range(995)})
-
-    def waits(task_id: str, copy: int) -> Verdict:
-        answer = redis_store.acquire(claim(task_id=task_id, copy=copy, token="x"))
-        assert isinstance(answer, Refusal)
-        return answer.verdict
-
-    for number in range(20):
-        assert waits(f"late-{number}", 5) is Verdict.CONFLICT
-    assert redis_store._client.hlen(KEY) == 1000
-    assert waits("late-19", 4) is Verdict.CONFLICT  # nothing is known of it, and it waits all the same
-    assert waits("1", 6) is Verdict.CONFLICT
-    assert waits("1", 5) is Verdict.SUPERSEDED
 
 
 def test_a_client_of_many_nodes_is_asked_for_one_key_at_a_time(redis_store: RedisStore) -> None:

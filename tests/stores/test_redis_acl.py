@@ -72,7 +72,8 @@ def everything(store: Store, age: Ageing) -> None:
     assert isinstance(store.acquire(claim("idem:looping", task_id="a", max_crashes=1)), Refusal)
     for settled in (lease, Lease(claim("idem:forgotten"), 1)):
         store.settle(settled, DONE, ttl=60)
-        assert store.announce(settled.key, "a")
+        for task_id in ("a", "b"):
+            assert store.announce(settled.key, task_id)
     assert {record.state for record in store.scan(prefix="idem:forg")} == {State.COMPLETED}
     store.note([Note(crashes_key, "taken over", 0, 60)])
     assert [noted.text for noted in store.history(crashes_key)] == ["taken over"]

@@ -188,7 +188,7 @@ class TestServersThatRefuse:
         [
             "~idem:* +@all -@scripting",
             "~idem:* +@all -hset",
-            "~idem:* +@all -hgetall",
+            "~idem:* +@all -hlen",
             "~idem:* +@all -pexpire",
             "~other:* +@all",
             "~idem:* -@all",

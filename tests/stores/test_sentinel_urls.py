@@ -90,7 +90,7 @@ def test_options_may_come_beside_the_url() -> None:
         (f"redis+sentinel://u:{SECRET}@a/orders/1/2", "The database is a number"),
         (f"redis+sentinel://u:{SECRET}@a:x/orders", "A port is a number"),
         (f"redis+sentinel://u:{SECRET}/x@a/orders", "An @ follows a slash"),
-        (f"redis+sentinel://a/orders?sentinel_pasword={SECRET}", "knows no option 'sentinel_pasword'"),
+        (f"redis+sentinel://a/orders?sentinel_pasword={SECRET}", "Did you mean sentinel_password?"),
         (f"redis+sentinel://a/orders?usrname=x&sentinel_password={SECRET}", "Did you mean username?"),
         (f"redis+sentinel://a/orders?wait_replicas=x&password={SECRET}", "wait_replicas"),
         (f"redis+sentinal://u:{SECRET}@a/orders", "Did you mean redis+sentinel://?"),

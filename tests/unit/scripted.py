@@ -170,6 +170,9 @@ class ScriptedStore(Store):
     def release(self, lease: Lease, release: Release) -> bool:
         return self._do("release", lease, release)
 
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return self._do("mark_shutdown", lease)
+
     def announce(self, key: str, task_id: str) -> bool:
         return self._do("announce", key, task_id)
 

@@ -32,6 +32,7 @@ from celery_idempotent.holding import Holding
 from celery_idempotent.policy import Policy
 from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from celery_idempotent.results import Codec
+from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.breaker import Breaker
 from tests.unit.scripted import Clock, ScriptedStore, listening
 
@@ -1262,3 +1263,7 @@ def test_a_refusal_with_nothing_kept_of_its_record_is_answered_too(bench: Bench)
 
 def test_the_guard_logs_where_its_events_are_logged() -> None:
     assert hooks.logger is logging.getLogger("celery_idempotent")
+
+
+def test_a_store_that_cannot_note_a_shutdown_says_that_it_did_not(bench: Bench) -> None:
+    assert Store.mark_shutdown(bench.store.inner, bench.elsewhere()) is False

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import dataclasses
 import decimal
+import enum
+import functools
 import inspect
+import io
+import json
 import os
 import subprocess
 import sys
+import threading
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wrapt
+from celery import Celery, signature
 from kombu.utils import json as kombu_json
+from pydantic import v1 as pydantic_1
 
 from celery_idempotent import keys
 from celery_idempotent.errors import MissingKey
-from celery_idempotent.keys import bind, canonical, compose, compose_default, fingerprint, placed, resolve
+from celery_idempotent.keys import (
+    bind,
+    canonical,
+    compose,
+    compose_default,
+    defaults_of,
+    fingerprint,
+    hides_arguments,
+    own_signature,
+    placed,
+    resolve,
+)
+from tests.unit import compared
 
 DATA = Path(__file__).parent / "data"
 
@@ -177,9 +204,223 @@ def test_a_fingerprint_leaves_out_what_it_is_told_to() -> None:
     assert fingerprint({"a": 1, "at": 5}, leave_out=["at"]) == fingerprint({"a": 1}) != fingerprint({"a": 1, "at": 5})
 
 
-def test_a_value_without_canonical_form_counts_by_its_type() -> None:
-    assert fingerprint({"a": Money("1")}) == fingerprint({"a": Money("2")}) != fingerprint({"a": Coin("1")})
-    assert fingerprint({"a": Money("1")}) != fingerprint({"a": f"<{keys._name(Money)}>"})
+def test_an_argument_that_equals_its_default_does_not_count() -> None:
+    def old(order: str) -> None: ...
+
+    def new(order: str, cents: Any = (5, 6), *more: int, note: str = "", **others: int) -> None: ...
+
+    def digest(task: Any, *args: Any, **kwargs: Any) -> str:
+        signature = inspect.signature(task)
+        return fingerprint(bind(signature, args, kwargs), defaults=defaults_of(signature))
+
+    before = digest(old, "A")
+    assert digest(new, "A") == digest(new, "A", (5, 6)) == digest(new, "A", [5, 6]) == before
+    assert digest(new, "A", note="") == digest(new, order="A", cents=[5, 6]) == before
+    others = [digest(new, "A", 5), digest(new, "A", [5, 6.0]), digest(new, "A", (5, 6), 7), digest(new, "A", note="x")]
+    others += [digest(new, "A", x=1), digest(new, "B"), digest(new, "A", None), digest(new, "A", ["5", "6"])]
+    assert len({before, *others}) == 1 + len(others)
+
+
+def test_a_default_that_has_no_value_is_left_out_where_it_is_not_given() -> None:
+    missing = threading.Lock()
+    defaults = {"a": missing}
+    assert fingerprint({"a": missing}, defaults=defaults) == fingerprint({})
+    assert fingerprint({"a": 1}, defaults=defaults) == fingerprint({"a": 1})
+    with pytest.raises(MissingKey):
+        fingerprint({"a": threading.Lock()}, defaults=defaults)
+
+
+def test_a_default_that_a_body_changed_is_still_the_default() -> None:
+    collected = [1]
+    assert fingerprint({"a": collected}, defaults={"a": collected}) == fingerprint({})
+
+
+# -- fingerprint: by value ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", compared.LOST.values(), ids=compared.LOST)
+def test_what_a_class_adds_to_one_of_pythons_own_counts_although_pickle_loses_it(pair: tuple[Any, Any]) -> None:
+    one, other = (fingerprint({"a": value}) for value in pair)
+    assert one != other
+    assert fingerprint({"a": pair[0]}) == one
+
+
+@pytest.mark.parametrize("pair", compared.PAIRS.values(), ids=compared.PAIRS)
+def test_what_json_cannot_carry_is_compared_by_value(pair: tuple[Any, Any]) -> None:
+    one, other = (fingerprint({"a": value}) for value in pair)
+    assert one != other
+    assert fingerprint({"a": copy.deepcopy(pair[0])}) == one
+    for around in (lambda value: [value], lambda value: {"in": (value,)}):
+        assert fingerprint({"a": around(pair[0])}) != fingerprint({"a": around(pair[1])})
+
+
+def test_no_two_values_are_equal_that_are_not() -> None:
+    written = compared.fingerprints()
+    assert len(set(written)) == len(written)
+
+
+@pytest.mark.parametrize("seed", ["1", "12345"])
+def test_a_value_is_compared_alike_in_every_process_and_after_the_trip_through_pickle(seed: str) -> None:
+    found = f"{Path(keys.__file__).parents[1]}:{Path(__file__).parents[2]}"
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": found}
+    command = [sys.executable, "-c", "from tests.unit import compared; compared.write()"]
+    written = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert written.splitlines() == compared.fingerprints()
+
+
+def test_equal_fields_of_different_classes_differ() -> None:
+    alike = [
+        *(compared.Order("A", 1), compared.Refund("A", 1), compared.Parcel("A", 1), compared.Letter("A", 1)),
+        *({"number": "A", "cents": 1}, ["A", 1], compared.Plain(number="A", cents=1)),
+        *(Path("/a"), "/a", Fraction(1), 1, complex(1), range(1), [0], compared.Kind.CARD, "CARD"),
+    ]
+    assert len({fingerprint({"a": value}) for value in alike}) == len(alike)
+    lines = [compared.Line(item="x"), compared.DearLine.model_construct(item="x")]
+    assert len({fingerprint({"a": compared.Cart.model_construct(lines=[line])}) for line in lines}) == 2
+
+
+def test_what_follows_from_the_rest_does_not_count() -> None:
+    fresh, asked = compared.Plain(cents=1), compared.Plain(cents=1)
+    assert asked.total == 1
+    assert fingerprint({"a": asked}) == fingerprint({"a": fresh})
+    carts = [compared.Cart(number="A", lines=[compared.Line(item="x")]) for _ in range(2)]
+    assert carts[0].first.item == "x"
+    assert fingerprint({"a": carts[0]}) == fingerprint({"a": carts[1]})  # nor what is private
+    assert fingerprint({"a": compared.Cart(number="A", cents=0)}) == fingerprint({"a": compared.Cart(number="A")})
+
+
+def test_a_model_of_pydantic_1_is_compared_by_its_fields() -> None:
+    class Old(pydantic_1.BaseModel):
+        number: str
+        cents: int = 0
+        _seen: int = pydantic_1.PrivateAttr(default_factory=iter(range(9)).__next__)
+
+    assert fingerprint({"a": Old(number="A")}) == fingerprint({"a": Old(number="A", cents=0)})
+    assert fingerprint({"a": Old(number="A")}) != fingerprint({"a": Old(number="A", cents=1)})
+
+
+def test_an_enum_is_its_name_whatever_its_value_is() -> None:
+    class Open(enum.Enum):
+        DOOR = threading.Lock()
+        GATE = threading.RLock()
+
+    assert fingerprint({"a": Open.DOOR}) == fingerprint({"a": Open.DOOR}) != fingerprint({"a": Open.GATE})
+
+
+def test_a_field_that_was_never_set_is_none() -> None:
+    @dataclasses.dataclass
+    class Late:
+        number: str
+        total: int = dataclasses.field(init=False)
+
+    done = Late("A")
+    done.total = 0
+    assert fingerprint({"a": Late("A")}) == fingerprint({"a": Late("A")}) != fingerprint({"a": done})
+
+
+def test_what_json_makes_of_a_value_is_what_counts_where_it_carries_it() -> None:
+    class Signed(str): ...
+
+    class Registered(Money):
+        def __json__(self) -> object:
+            return self.amount
+
+    class Colour(str, enum.Enum):
+        RED = "red"
+
+    app = Celery(set_as_current=False)
+    alike = [
+        *((Signed("x"), "x"), (Registered("5"), "5"), (Colour.RED, "red"), (compared.Point(1, 2), [1, 2])),
+        *((OrderedDict(b=1, a=2), {"a": 2, "b": 1}), (Counter("aab"), {"a": 2, "b": 1}), (bytearray(b"a"), b"a")),
+        (signature("shop.charge", ("A",), app=app), json.loads(json.dumps(signature("shop.charge", ("A",))))),
+    ]
+    for value, read in alike:
+        assert fingerprint({"a": value}) == fingerprint({"a": read})
+
+
+def local() -> None: ...
+
+
+class Stateful:
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+
+class Unwilling:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda: lambda: None, lambda: (n for n in ()), lambda: iter({"a"}), threading.Lock, io.StringIO, Unwilling),
+        *(
+            functools.partial(open, os.devnull),
+            lambda: [Stateful(threading.Lock())],
+            lambda: {"a": Stateful(lambda: 1)},
+        ),
+        *(lambda: compared.Order("A", threading.Lock()), lambda: json, lambda: type("Local", (), {})),
+        *(lambda: compared.Order("A", [{"a": lambda: 1}]), lambda: {(1, 2): lambda: None}),
+        *(lambda: compared.named("a", threading.Lock()), lambda: functools.partial(lambda: None)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_has_no_value_to_compare_is_an_error_and_equal_to_nothing(make: Any) -> None:
+    value = make()
+    with pytest.raises(MissingKey, match=r"Expected the argument 'order' to have a value.*got \S+\.") as caught:
+        fingerprint({"order": value})
+    assert 'fingerprint=["order"]' in str(caught.value)
+    assert "fingerprint=False" in str(caught.value)
+    assert fingerprint({"order": value}, leave_out=["order"]) == fingerprint({})
+    if isinstance(value, io.IOBase):
+        value.close()
+
+
+def test_an_error_of_comparison_names_what_has_no_value() -> None:
+    with pytest.raises(MissingKey, match=r"got tests\.unit\.compared\.Order\. What is in _thread\.lock cannot be told"):
+        fingerprint({"order": compared.Order("A", threading.Lock())})
+
+
+def test_objects_that_contain_themselves_are_refused_and_those_that_are_met_twice_are_not() -> None:
+    with pytest.raises(MissingKey, match=r"compared\.Node contains itself"):
+        fingerprint({"a": compared.ring()})
+    one = compared.Order("A", 1)
+    assert fingerprint({"a": [one, one]}) == fingerprint({"a": [one, compared.Order("A", 1)]})
+
+
+def test_objects_nested_too_deeply_are_refused() -> None:
+    def nested(depth: int) -> Any:
+        value: Any = 1
+        for _ in range(depth):
+            value = compared.Order("A", value)
+        return value
+
+    most = keys.MAX_DEPTH // 2
+    assert fingerprint({"a": nested(most)}) != fingerprint({"a": nested(most - 1)})
+    with pytest.raises(MissingKey, match="Nested more than 100 levels deep"):
+        fingerprint({"a": nested(most + 1)})
+
+
+def test_a_lack_of_room_on_the_stack_is_no_equality() -> None:
+    class Deep(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            raise RecursionError("maximum recursion depth exceeded")
+
+    with pytest.raises(MissingKey, match="maximum recursion depth"):
+        fingerprint({"a": Deep()})
+    assert fingerprint({"a": 1}, defaults={"a": Deep()}) == fingerprint({"a": 1})
+
+
+def test_the_order_of_members_does_not_count() -> None:
+    assert fingerprint({"a": {(1, 2): 1, (3, 4): 2}}) == fingerprint({"a": {(3, 4): 2, (1, 2): 1}})
+    assert fingerprint({"a": compared.Plain(x=1, y=2)}) == fingerprint({"a": compared.Plain(y=2, x=1)})
+    assert fingerprint({"a": compared.bag(x=1, y=2)}) == fingerprint({"a": compared.bag(y=2, x=1)})
+
+
+def test_keys_are_as_strict_as_before() -> None:
+    for value in (compared.Order("A"), Path("/a"), compared.Kind.CARD, {(1, 2): 3}):
+        with pytest.raises(MissingKey, match="Expected the key to be text"):
+            key(value)
 
 
 # -- bind --------------------------------------------------------------------------------------------------------------
@@ -218,6 +459,102 @@ def test_collected_arguments_that_clash_stand_apart() -> None:
 def test_arguments_that_do_not_fit_raise_what_the_call_would() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'order'"):
         bind(inspect.signature(lambda order: None), (), {})
+
+
+# -- own_signature -----------------------------------------------------------------------------------------------------
+
+
+def with_session(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function("session", *args, **kwargs)
+
+    return wrapper
+
+
+def dated(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(order: str, *args: Any) -> Any:
+        return function("today", order, *args)
+
+    return wrapper
+
+
+def charge(session: str, order: str, cents: int = 0) -> Any:
+    return (session, order, cents)
+
+
+def spelled(function: Any) -> str:
+    names = {p.name: p.name if p.kind is not p.VAR_POSITIONAL else f"*{p.name}" for p in parameters_of(function)}
+    return ", ".join(f"**{p.name}" if p.kind is p.VAR_KEYWORD else names[p.name] for p in parameters_of(function))
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    return list(own_signature(function).parameters.values())
+
+
+class Shop:
+    def charge(self, order: str) -> None: ...
+
+    decorated = with_session(charge)
+
+    @contextlib.contextmanager
+    def opened(self) -> Any:
+        yield
+
+    @functools.lru_cache  # noqa: B019
+    def cached(self, order: str) -> None: ...
+
+
+@contextlib.contextmanager
+def transaction() -> Iterator[None]:
+    yield
+
+
+def described(function: Any) -> Any:
+    """Have a function say what it takes, as makefun and the package decorator do."""
+    function.__signature__ = inspect.Signature([inspect.Parameter("order", inspect.Parameter.KEYWORD_ONLY)])
+    return function
+
+
+@wrapt.decorator
+def injecting(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped("session", *args, **kwargs)
+
+
+@wrapt.decorator(adapter=lambda order: None)
+def adapted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return wrapped("session", *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("function", "takes", "hidden"),
+    [
+        (charge, "session, order, cents", False),
+        (with_session(charge), "*args, **kwargs", True),
+        (dated(charge), "order, *args", True),
+        (with_session(described(lambda session, order: None)), "*args, **kwargs", True),
+        (described(with_session(charge)), "order", False),
+        (transaction()(charge), "session, order, cents", False),
+        (transaction()(with_session(charge)), "*args, **kwargs", True),
+        (with_session(transaction()(charge)), "*args, **kwargs", True),
+        (functools.lru_cache(charge), "session, order, cents", False),
+        (functools.partial(charge, "session"), "order, cents", False),
+        (functools.partial(with_session(charge), cents=1), "*args, **kwargs", True),
+        (Shop().charge, "order", False),
+        (Shop().decorated, "*args, **kwargs", True),
+        (transaction()(Shop().charge), "order", False),
+        (types.MethodType(transaction()(charge), "session"), "order, cents", False),
+        (types.MethodType(functools.lru_cache(charge), "session"), "order, cents", False),
+        (injecting(charge), "*args, **kwargs", True),
+        (adapted(charge), "order", False),
+        (lambda *args, **kwargs: None, "*args, **kwargs", False),
+    ],
+)
+def test_a_signature_is_the_callables_own_and_not_that_of_what_it_wraps(
+    function: Any, takes: str, hidden: bool
+) -> None:
+    assert (spelled(function), hides_arguments(function)) == (takes, hidden)
 
 
 # -- resolve -----------------------------------------------------------------------------------------------------------
@@ -260,6 +597,27 @@ def test_a_callable_gets_the_arguments_it_names() -> None:
     assert resolve(lambda order, invoice="none": (order, invoice), ARGUMENTS) == ("A-1", "none")
     assert resolve(lambda **everything: sorted(everything), ARGUMENTS) == sorted(ARGUMENTS)
     assert resolve(Unhashable(), ARGUMENTS) == "A-1"
+
+
+def test_a_callable_gets_what_itself_takes_and_not_what_it_wraps() -> None:
+    def renamed(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(order: str) -> Any:
+            return function(order)
+
+        return wrapper
+
+    def with_tenant(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(**arguments: Any) -> Any:
+            return arguments.pop("tenant", "?"), function(**arguments)
+
+        return wrapper
+
+    arguments = {"order": "A", "tenant": "T"}
+    assert resolve(renamed(lambda number: number), arguments) == "A"
+    assert resolve(with_tenant(lambda order: order), arguments) == ("T", "A")
+    assert resolve(functools.lru_cache(lambda order: order), arguments) == "A"
 
 
 def test_a_callable_that_does_not_tell_its_signature_gets_them_all() -> None:

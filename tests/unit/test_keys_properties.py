@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import pickle
+from collections import OrderedDict, deque
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
+from hashlib import sha256
 from itertools import combinations
+from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +20,7 @@ from kombu import serialization
 from kombu.utils import json as kombu_json
 
 from celery_idempotent.keys import canonical, compose, compose_default, fingerprint
+from tests.unit import compared
 
 # The same examples in every run: a test that fails once in a thousand runs tells nobody what broke it.
 checked = settings(
@@ -181,3 +186,62 @@ def test_no_two_names_compose_to_one_key(names: list[tuple[str, str, str, str]])
 def test_pickle_keeps_the_form_too(value: Any) -> None:
     content_type, encoding, body = serialization.dumps(value, serializer="pickle")
     assert canonical(serialization.loads(body, content_type, encoding, accept={content_type})) == canonical(value)
+
+
+# -- by value ----------------------------------------------------------------------------------------------------------
+
+LOOK_ALIKES: list[Any] = [1, "1", True, None, 1.0, (1, 2), {"number": "a"}, "CARD", "card", "/a", Fraction(1), 1 + 0j]
+LOOK_ALIKES += [Path("/a"), PurePosixPath("/a"), compared.Kind.CARD, compared.Rights.READ, range(2), range(0, 2, 1)]
+LOOK_ALIKES += [frozenset({"a", "b"}), frozenset({"a", "b", "c"}), timedelta(1), timezone.utc, compared.int64(1)]
+
+
+def boxes(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return what holds other values, of several classes with the same fields."""
+    one = [compared.Order, compared.Refund, compared.Parcel, compared.Letter]
+    return st.one_of(
+        *(st.builds(make, st.sampled_from(["a", "b"]), inner) for make in one),
+        st.builds(lambda value: compared.Plain(number="a", cents=value), inner),
+        st.builds(lambda value: compared.Told(value), inner),
+        st.builds(lambda value: deque([value]), inner),
+        st.builds(lambda value: {(1, 2): value, "a": 1}, inner),
+        st.lists(inner, max_size=2),
+        st.dictionaries(st.sampled_from(["number", "cents"]), inner, max_size=2),
+    )
+
+
+objects = st.recursive(st.sampled_from(LOOK_ALIKES), boxes, max_leaves=5)
+
+
+def described(value: Any) -> Any:
+    """Describe an object so that two descriptions are equal when nobody could tell the objects apart."""
+    if isinstance(value, (list, tuple)):
+        return ("list", tuple(described(member) for member in value))
+    if isinstance(value, dict):
+        return ("dict", frozenset((name, described(member)) for name, member in value.items()))
+    if isinstance(value, (deque, compared.Told)):
+        return (type(value), described(list(value) if isinstance(value, deque) else value.cents))
+    if hasattr(value, "cents"):
+        return (type(value), value.number, described(value.cents))
+    return (type(value), value.number if isinstance(value, compared.int64) else value)
+
+
+@checked
+@given(st.lists(objects, min_size=2, max_size=12))
+def test_objects_have_equal_fingerprints_when_nobody_could_tell_them_apart(sample: list[Any]) -> None:
+    written = [fingerprint({"a": value}) for value in sample]
+    for (value, form), (other, its_form) in combinations(zip(sample, written, strict=True), 2):
+        assert (form == its_form) == (described(value) == described(other)), (value, other)
+
+
+@checked
+@given(objects)
+def test_pickle_keeps_the_fingerprint_of_an_object(value: Any) -> None:
+    assert fingerprint({"a": pickle.loads(pickle.dumps(value))}) == fingerprint({"a": value})
+
+
+@checked
+@given(values)
+def test_what_json_can_carry_has_the_fingerprint_of_its_canonical_form(value: Any) -> None:
+    written = sha256(f'{{"a":{canonical(value)}}}'.encode()).hexdigest()[:32]
+    assert fingerprint({"a": value}) == written
+    assert trip(value) is UNREADABLE or fingerprint({"a": trip(value)}) == written

@@ -97,6 +97,24 @@ def test_installing_adds_the_hook_and_makes_the_folder_that_processes_share(
         prometheus.install(port=9540)
 
 
+@pytest.mark.parametrize(("options", "address"), [({}, "127.0.0.1"), ({"address": "0.0.0.0"}, "0.0.0.0")])
+def test_a_worker_serves_its_metrics_on_loopback_unless_it_is_given_another_address(
+    options: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
+    monkeypatch.setattr(hooks, "_hooks", list(hooks._hooks))
+    monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
+    made: list[Endpoint] = []
+    monkeypatch.setattr(Endpoint, "connect", lambda endpoint: made.append(endpoint))
+    prometheus.install(port=free_port(), **options)
+    [endpoint] = made
+    endpoint.open()
+    try:
+        assert endpoint._server.socket.getsockname() == (address, endpoint.port)
+    finally:
+        endpoint.close()
+
+
 FAMILY = """
 import os, signal, sys
 from celery_idempotent import events

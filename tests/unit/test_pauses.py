@@ -9,17 +9,13 @@ import pytest
 
 from celery_idempotent import pauses
 from celery_idempotent.errors import LeaseLost
-from celery_idempotent.pauses import Pauses, uninterrupted
+from celery_idempotent.pauses import Pauses, never, uninterrupted
 from tests.unit.scripted import Clock
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock().install(monkeypatch)
-
-
-def never() -> bool:
-    return False
 
 
 class Interruption(Exception):
@@ -70,6 +66,23 @@ def test_a_process_that_is_about_to_stop_does_not_pause(clock: Clock) -> None:
     stopping = True
     assert not tries.wait()
     assert clock.slept == [1.0]
+
+
+def test_a_process_that_stops_in_a_long_pause_is_seen_within_a_second(clock: Clock) -> None:
+    stopping = False
+    tries = Pauses((5.0, 5.0), 100.0, lambda: stopping)
+    assert tries.wait()
+    assert sum(clock.slept) == 5.0
+
+    def stop() -> None:
+        nonlocal stopping
+        stopping = True
+
+    begun = clock.now
+    clock.at(1.5, stop)
+    assert tries.wait()  # to try once more
+    assert clock.now - begun == 2.0
+    assert not tries.wait()
 
 
 def test_the_real_pause_is_slept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from enum import Enum
@@ -164,6 +166,23 @@ def test_an_unfit_value_is_refused_with_option_wish_value_and_advice(option: str
 def test_large_results_go_below_a_plain_url(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^large_results: expected"):
         Policy(large_results=url)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("order.id", "key=lambda order: order.id"),
+        ("order.customer.id", "key=lambda order: order.customer.id"),
+        ("order['id']", "key=lambda order: order['id']"),
+        ("order[id]", 'key=lambda order: order["id"]'),
+        ("order[0].id", "key=lambda order: order[0].id"),
+        (["shop", "order.id"], "key=lambda shop, order: (shop, order.id)"),
+        (["order.id", "order.line"], "key=lambda order: (order.id, order.line)"),
+    ],
+)
+def test_a_key_that_names_a_part_of_an_argument_is_refused_with_the_callable_that_is_meant(key: Any, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"write a callable: {hint}") + "$"):
+        Policy(key=key)
 
 
 def test_a_compression_that_is_not_installed_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,3 +379,55 @@ def test_a_size_is_bytes() -> None:
         7340032,
         7516192768,
     ]
+
+
+def decorated(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(order_id: str, *args: Any, **kwargs: Any) -> Any:
+        return function("session", order_id, *args, **kwargs)
+
+    return wrapper
+
+
+@decorated
+def within(session: str, order_id: str, cents: int = 0) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"key": "cents"}, r"^key: expected names of arguments of shop.charge\(order_id.*'cents': a decorator hides"),
+        ({"key": ["order_id", "cents"]}, "use a callable, as key=lambda args, \\*\\*kwargs"),
+        ({"key": "session"}, "key"),
+        ({"key": "kwargs"}, "key"),
+        ({"key": "order_id", "fingerprint": ["cents"]}, r"^fingerprint: .*compare none, with fingerprint=False"),
+    ],
+)
+def test_names_that_a_decorator_hides_are_refused(options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint):
+        Policy(**options).check_signature(inspect.signature(within, follow_wrapped=False), "shop.charge", hidden=True)
+
+
+def test_names_that_a_decorator_spells_are_known() -> None:
+    signature = inspect.signature(within, follow_wrapped=False)
+    Policy(key="order_id", fingerprint=["order_id"]).check_signature(signature, "shop.charge", hidden=True)
+    Policy(key=lambda args: args[0], fingerprint=False).check_signature(signature, "shop.charge", hidden=True)
+
+
+@pytest.mark.parametrize("option", ["key", "scope"])
+def test_a_callable_is_refused_whose_decorator_hides_that_it_does_not_take_all(option: str) -> None:
+    signature = inspect.signature(charge)
+
+    @decorated
+    def of_one(session: str, order_id: str) -> str:
+        return order_id
+
+    @decorated
+    def of_all(session: str, order_id: str, **others: Any) -> str:
+        return order_id
+
+    with pytest.raises(ConfigurationError, match=f"{option}: expected a callable that says which .* lambda order_id"):
+        Policy(**{option: of_one}).check_signature(signature, "shop.charge")
+    Policy(**{option: of_all}).check_signature(signature, "shop.charge")
+    Policy(**{option: of_one}).check_signature(inspect.signature(lambda order_id: None), "shop.charge")
+    Policy(**{option: functools.lru_cache(lambda order_id: order_id)}).check_signature(signature, "shop.charge")

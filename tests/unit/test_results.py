@@ -29,6 +29,14 @@ def value_of(payload: bytes, reader: Codec = JSON) -> Any:
     return read.data
 
 
+def test_what_is_made_of_a_value_is_kept_in_its_place() -> None:
+    prepared = codec(prepare=lambda value: {"told": value} if value else 1 / 0)
+    assert value_of(prepared.encode_value(5)) == {"told": 5}
+    read = prepared.decode(prepared.encode_value(0))
+    assert read.kind is Kind.UNAVAILABLE
+    assert "ZeroDivisionError" in read.reason
+
+
 class Declined(Exception):
     """What a task raises for good."""
 

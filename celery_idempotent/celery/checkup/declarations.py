@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from ...doctor.finding import Finding, info, ok, warning
-from .facts import Facts, listed
+from collections.abc import Iterator
+from inspect import signature
+from typing import Any
+
+from ... import keys
+from ...doctor.finding import Finding, error, info, ok, warning
+from ...errors import IdempotencyError
+from ..declarations import mistaken_key, mistaken_settings, unprotected
+from ..identity import KEY
+from .facts import Declared, Facts, listed, shortest_interval
 
 __all__ = ["CHECKS"]
 
@@ -19,6 +27,27 @@ def nothing_idempotent(facts: Facts) -> Finding:
             "@app.task(base=IdempotentTask), and let the app's imports or include name the modules of its tasks",
         )
     return ok(f"{len(facts.tasks)} idempotent task{'' if len(facts.tasks) == 1 else 's'}")
+
+
+def base_missing(facts: Facts) -> Finding:
+    """Look for tasks that have options and not the class that reads them."""
+    found = dict(unprotected(facts.app))
+    if found:
+        return error(
+            f"{listed(found)} ({listed(f'{name}=' for name in found.values())}) has idempotency options and not the "
+            "base class: it is not protected at all.",
+            "@app.task(base=IdempotentTask, idempotency={...})",
+        )
+    return ok("every task with idempotency options has the base class")
+
+
+def setting_unknown(facts: Facts) -> Finding:
+    """Look for settings that are meant for the library, and that nothing reads."""
+    wrong = mistaken_settings(facts.app)
+    if wrong:
+        meant = [f"{name}: did you mean {near}?" if near else f"{name}: leave it out." for name, near in wrong.items()]
+        return error(f"Nothing reads {listed(wrong)}: what it says does not hold.", " ".join(meant))
+    return ok("every setting of idempotency is one")
 
 
 def plain_tasks(facts: Facts) -> Finding | None:
@@ -81,9 +110,69 @@ def beat_without_key(facts: Facts) -> Finding:
         return info(
             f"The key of {listed(unkeyed)} is the task id, and beat publishes it: two beats, or a publish that is "
             "tried again, make two operations of it.",
-            'Give it a key that says which run it is: idempotency={"key": "day"}',
+            "Where that must not be, give it a key and a result_ttl shorter than its interval: "
+            f'idempotency={{"key": lambda: "{unkeyed[0]}", "result_ttl": ...}}',
         )
     return ok("what beat publishes has a key of its own")
+
+
+def beat_key_fixed(facts: Facts) -> Finding:
+    """Look for entries of beat whose messages are all the same operation, for longer than until the next one."""
+    for name, each, key, seconds in _fixed(facts):
+        computed = callable(each.policy.key) and key != f"{KEY}="
+        what = (
+            f"The beat entry {name!r} publishes {each.name} every {seconds:g} s with the same key ({key}), which is "
+            f"remembered for {each.policy.result_ttl:g} s: the runs between are answered with the result of the first."
+        )
+        option = '"key": ..., ' if computed or key == f"{KEY}=" else f'"key": {_written(each.policy.key)}, '
+        remedy = (
+            f'idempotency={{{option}"result_ttl": {seconds * 0.8:g}}}, shorter than the interval; or leave the key '
+            "out, so that each message is an operation of its own"
+        )
+        if computed:
+            return warning(f"{what} Unless its key function looks at more than its arguments.", remedy)
+        return error(what, remedy)
+    return ok("no entry of beat has one key for several runs")
+
+
+def _fixed(facts: Facts) -> Iterator[tuple[str, Declared, str, float]]:
+    """Yield entries whose key is remembered for longer than their interval: name, task, key, interval in seconds."""
+    tasks = {each.name: each for each in facts.tasks}
+    for name, entry in facts.scheduled.items():
+        each = tasks.get(str(entry["task"]))
+        key = _fixed_key(each, entry) if each else ""
+        seconds = shortest_interval(entry.get("schedule"), facts.app) if key else None
+        # A record that was made by one tick of the clock is still there at the tick that comes as long after it.
+        if each and seconds is not None and seconds <= each.policy.result_ttl:
+            yield name, each, key, seconds
+
+
+def _fixed_key(each: Declared, entry: dict[str, Any]) -> str:
+    """Return what fixes the key of all messages of an entry; "" if nothing does, or they do not fit the task."""
+    policy, binding = each.policy, each.task._binding
+    if (entry.get("options") or {}).get(KEY) is not None:
+        return f"{KEY}="
+    if policy.key is None or (callable(policy.key) and not signature(policy.key).parameters):
+        return ""  # without arguments it must look at something else, as the clock
+    try:
+        arguments = binding.arguments(None, entry.get("args") or (), entry.get("kwargs") or {})
+        one, other = (keys.resolve(policy.key, arguments) for _ in range(2))
+    except (IdempotencyError, TypeError):
+        return ""
+    return repr(one) if one == other else ""
+
+
+def _written(key: object) -> str:
+    return f'"{key}"' if isinstance(key, str) else repr(key)
+
+
+def beat_option_unknown(facts: Facts) -> Finding:
+    """Look for options of beat's entries that are meant for the library, and that nothing reads."""
+    for name, entry in facts.scheduled.items():
+        wrong = mistaken_key(entry.get("options") or {})
+        if wrong:
+            return error(f"The beat entry {name!r} has an option that nothing reads: {wrong}", f"{KEY}=, or no key")
+    return ok("the options of beat's entries are Celery's or idempotency_key")
 
 
 def runs_unprotected(facts: Facts) -> Finding:
@@ -99,10 +188,14 @@ def runs_unprotected(facts: Facts) -> Finding:
 
 CHECKS = (
     nothing_idempotent,
+    base_missing,
+    setting_unknown,
     plain_tasks,
     early_ack,
     lost_child_fails,
     failure_not_acked,
     beat_without_key,
+    beat_key_fixed,
+    beat_option_unknown,
     runs_unprotected,
 )

@@ -8,13 +8,17 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+from celery.schedules import crontab, maybe_schedule, solar
+
 from ...policy import Policy
 from ..identity import PLAIN
 from ..task import IdempotentTask
 
-__all__ = ["HOUR", "Declared", "Facts", "listed"]
+__all__ = ["HOUR", "Declared", "Facts", "listed", "shortest_interval"]
 
-HOUR = 3600.0
+HOUR, DAY = 3600.0, 86400.0
+#: How many occurrences of a crontab are looked at: more than a week of any that comes a few times a day.
+OCCURRENCES = 64
 #: Seconds that kombu assumes where no visibility_timeout is set.
 ASSUMED = {"redis": 3600.0, "sqs": 1800.0}
 #: What kombu calls the brokers that one name is enough for here.
@@ -123,6 +127,35 @@ class Facts:
         expires = self.conf.result_expires
         seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
         return float(seconds) if seconds else None
+
+
+def shortest_interval(when: Any, app: Any) -> float | None:
+    """Return the shortest time in seconds between two messages of a beat entry; None where it cannot be computed.
+
+    Arguments:
+        when: The entry's schedule: seconds, a timedelta, or one of Celery's schedules.
+        app: Its app, whose time zone a crontab is in.
+    """
+    try:
+        when = maybe_schedule(when, app=app)
+        if isinstance(when, solar):
+            return DAY  # give or take minutes; to compute it wants ephem
+        if isinstance(when, crontab):
+            return min(_gaps(when))
+        return float(when.run_every.total_seconds())
+    except Exception:  # noqa: BLE001 - a schedule of somebody's own, or one that never comes
+        return None
+
+
+def _gaps(when: crontab) -> Iterator[float]:
+    last = None
+    at = when.now()
+    for _ in range(OCCURRENCES):
+        local, delta, _ = when.remaining_delta(at)
+        at = local + delta
+        if last is not None:
+            yield (at - last).total_seconds()
+        last = at
 
 
 def listed(names: Iterable[str]) -> str:

@@ -1,30 +1,140 @@
--- Take the lease on KEYS[1], or say why not (rules.acquire in Python). Reply: verdict, time, fence, crashes, took over, record
--- ARGV: owner, task id, mark (attempt.copy), token, is copy, sender, fingerprint, max crashes, lease ms, keep ms, holder, attempt
-local owner, task, mark, is_copy, clock = ARGV[1], ARGV[2], ARGV[3], ARGV[5] == '1', redis.call('TIME')
-local key, now, flat, r = KEYS[1], clock[1] * 1000000 + clock[2], redis.call('HGETALL', KEYS[1]), {}
-for i = 1, #flat, 2 do r[flat[i]] = flat[i + 1] end
-local int, whole = function(n) return string.format('%.0f', n) end, function(f, or_else) return (r[f] or or_else):find('^%d+$') end
-local function reply(verdict, took) return {verdict, int(now), r.fence or '0', r.crashes or '0', took or 0, flat} end
-local state, no_end = r.state or 'released', {in_progress = '', released = '0', completed = '0', failed = '0'}
-local sound = no_end[r.state] and not r.version and whole('fence', '') and whole('lease_end', no_end[state])
-if #flat > 0 and not (sound and whole('crashes', '0') and whole('not_before', '0')) then return reply('unreadable') end
-local mine, running, free, ends = (r.task or '') == task, state == 'in_progress', state == 'released', int(now + ARGV[9] * 1000)
-if not (mine or free) and ARGV[7] ~= '' and (r.fingerprint or ARGV[7]) ~= ARGV[7] then return reply('key_reused') end
-if not (running or free) then return reply(state) end
-if running and r.owner == owner then -- our first reply was lost, perhaps long ago, and we count the lease from now
-  redis.call('PEXPIRE', key, ARGV[9] + ARGV[10]) redis.call('HSET', key, 'lease_end', ends) return reply('lease') end
-local waiting, token = string.match(r['waiting:' .. task] or ' ', '^(%S*) (.*)$')
-local late = mark < (r['attempt:' .. task] or '') or mark < waiting or (mark == waiting and token ~= ARGV[4])
-if late and is_copy then return reply('superseded') end local lapsed = running and (ARGV[6] == '' or ARGV[6] ~= r.owner)
-local busy = now < tonumber(lapsed and r.lease_end or (free and not mine and r.not_before) or 0) -- of a crowd, 1,000 are told apart
-if busy and (waiting ~= '' or #flat < 2000) then redis.call('HSET', key, 'waiting:' .. task, mark .. ' ' .. ARGV[4]) end
-if busy then return reply('conflict') end r.crashes = lapsed and redis.call('HINCRBY', key, 'crashes', 1) or r.crashes
-if mine and tonumber(r.crashes or 0) >= tonumber(ARGV[8]) and (lapsed or is_copy or r.reason == 'crashed') then
-  redis.call('HDEL', key, 'owner', 'not_before') redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
-  flat = redis.call('HGETALL', key) return reply('crash_loop') end
-r.fence = int(math.max(now, (r.fence or 0) + 1))
-if #flat > 0 then redis.call('HDEL', key, 'reason', 'not_before', 'task', 'fingerprint', 'waiting:' .. task, 'attempt:' .. task) end
-local new = {key, 'state', 'in_progress', 'owner', owner, 'fence', r.fence, 'lease_end', ends, 'holder', ARGV[11]}
-local function set(field, value) if value ~= '' then new[#new + 1] = field new[#new + 1] = value end end
-set('task', task) set('fingerprint', ARGV[7]) set('attempt:' .. task, ARGV[12])
-redis.call('HSET', unpack(new)) redis.call('PEXPIRE', key, ARGV[9] + ARGV[10]) return reply('lease', lapsed and 1 or 0)
+-- Take the lease on a key, or say why not: rules.acquire in Python, case by case and in its order.
+-- Reply: verdict, server's time, fence, crashes, whether the lease was taken over, and what was read of the record
+-- (hashes.ANSWERED); where that is no record of this version, all that there is.
+-- Of the marks of tasks, only the asker's own are read: those of others must cost no claim anything, however many.
+local key = KEYS[1]
+local owner = ARGV[1]
+local task = ARGV[2]
+local announcer = ARGV[3]
+local mark = ARGV[4] -- attempt and copy in fixed width, which are ordered as text
+local token = ARGV[5]
+local is_copy = ARGV[6] == '1'
+local sender = ARGV[7]
+local fingerprint = ARGV[8]
+local max_crashes = tonumber(ARGV[9])
+local lease_ms = ARGV[10]
+local keep_ms = ARGV[11]
+local holder = ARGV[12]
+local attempt = ARGV[13] -- empty for a first attempt
+local MOST_WAITING, MOST_MARKS = 1000, 1100 -- as in rules.py
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local size = redis.call('HLEN', key)
+local known = size > 0
+local function read(...)
+  return redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes', 'task',
+    'fingerprint', 'reason', 'holder', 'payload', 'ended', 'version', 'announced:' .. announcer, ...)
+end
+local values = {}
+if known and is_copy then
+  values = read('waiting:' .. task, 'attempt:' .. task)
+elseif known then
+  values = read()
+end
+local state, last_owner, fence, lease_end, not_before, crashes, last_task, last_fingerprint, reason = unpack(values, 1, 9)
+
+local function reply(verdict, took_over)
+  return {verdict, string.format('%.0f', now), fence or '0', crashes or '0', took_over or 0, values}
+end
+
+-- No record of this version: a newer one, or garbage.
+local function is_whole(number)
+  return not number or string.find(number, '^%d+$')
+end
+local running, released = state == 'in_progress', state == 'released'
+local settled = state == 'completed' or state == 'failed'
+if known and not ((released or settled or (running and lease_end)) and fence and is_whole(fence) and is_whole(lease_end)
+    and is_whole(crashes) and is_whole(not_before) and not values[13]) then
+  values = redis.call('HGETALL', key)
+  return reply('unreadable')
+end
+
+-- Another task's, with other arguments; what is released takes new ones.
+local mine = (last_task or '') == task
+if known and not mine and not released and fingerprint ~= '' and (last_fingerprint or fingerprint) ~= fingerprint then
+  return reply('key_reused')
+end
+
+-- Settled.
+if settled then
+  return reply(state)
+end
+local WAITING, ATTEMPT = 'waiting:' .. task, 'attempt:' .. task
+
+-- Our own lease: the first reply was lost, perhaps long ago, and we count the lease from now.
+local ends = string.format('%.0f', now + lease_ms * 1000)
+if running and last_owner == owner then
+  redis.call('PEXPIRE', key, lease_ms + keep_ms)
+  redis.call('HSET', key, 'lease_end', ends)
+  return reply('lease')
+end
+
+-- A copy, and a later copy or attempt of its message has arrived.
+if is_copy then
+  local last_arrived, last_attempt = values[15] or ' ', values[16] or ''
+  local arrived, last_token = string.match(last_arrived, '^(%S*) (.*)$')
+  if mark < last_attempt or mark < arrived or (mark == arrived and token ~= last_token) then
+    return reply('superseded')
+  end
+end
+
+-- Somebody holds it who has not published this message as its retry; or a retry is due before others may run.
+local function marks() -- how many marks of tasks the record has
+  local count = size
+  for place = 1, 13 do
+    if values[place] then
+      count = count - 1
+    end
+  end
+  return count
+end
+local handed_over = running and sender ~= '' and sender == last_owner
+local busy_until = tonumber((running and not handed_over and lease_end) or (released and not_before) or 0)
+local busy = now < busy_until
+if busy and released and mine then -- what was replaced by itself goes on as what is nested at least as deeply as the mark
+  local awaited = redis.call('HGET', key, ATTEMPT) or ''
+  busy = string.sub(mark, 1, 6) < string.sub(awaited, 1, 6)
+end
+if busy then
+  if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then -- of a crowd, so many are told apart
+    redis.call('HSET', key, WAITING, mark .. ' ' .. token)
+  end
+  return reply('conflict')
+end
+
+-- The lease ran out: its holder has died, and perhaps so did those before it; a shutdown that was announced is no crash.
+local lapsed = running and not handed_over
+local died = lapsed and reason ~= 'shutdown'
+if died then
+  crashes = redis.call('HINCRBY', key, 'crashes', 1)
+end
+if known and mine and tonumber(crashes or 0) >= max_crashes and (died or is_copy or reason == 'crashed') then
+  redis.call('HDEL', key, 'owner', 'not_before')
+  redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
+  values = read()
+  return reply('crash_loop')
+end
+
+-- A new lease.
+fence = string.format('%.0f', math.max(now, (fence or 0) + 1))
+if known then
+  size = size - redis.call('HDEL', key, WAITING, ATTEMPT)
+  redis.call('HDEL', key, 'reason', 'not_before', 'task', 'fingerprint')
+end
+local new = {'state', 'in_progress', 'owner', owner, 'fence', fence, 'lease_end', ends, 'holder', holder}
+local function set(field, value)
+  if value ~= '' then
+    new[#new + 1] = field
+    new[#new + 1] = value
+  end
+end
+set('task', task)
+set('fingerprint', fingerprint)
+if attempt ~= '' and marks() < MOST_MARKS then
+  set(ATTEMPT, attempt)
+end
+redis.call('HSET', key, unpack(new))
+redis.call('PEXPIRE', key, lease_ms + keep_ms)
+values = {}
+return reply('lease', lapsed and 1 or 0)

@@ -1,4 +1,27 @@
--- Remember in the completed record KEYS[1] that the callbacks of task ARGV[1] were dispatched; replies 0 if there is none.
-if redis.call('HGET', KEYS[1], 'state') ~= 'completed' then return 0 end
-redis.call('HSET', KEYS[1], 'announced:' .. ARGV[1], 1)
+-- Remember in a settled record that the callbacks of a task were dispatched (rules.announce in Python); replies 0 if
+-- there is no such record. The first is kept for good. The ids of the others are in a ring of places besides, where the
+-- newest takes the place of the oldest.
+local key = KEYS[1]
+local task = ARGV[1]
+local RING = 249 -- rules.MOST_ANNOUNCED but for the first
+local mark = 'announced:' .. task
+local found = redis.call('HMGET', key, 'state', mark, 'task', 'fingerprint')
+local state, known, task_id, fingerprint = unpack(found, 1, 4)
+if state ~= 'completed' and state ~= 'failed' then
+  return 0
+end
+if known then
+  return 1
+end
+local bare = 4 + (task_id and 1 or 0) + (fingerprint and 1 or 0) -- fields of a record of which nobody has announced
+local first = redis.call('HLEN', key) == bare
+redis.call('HSET', key, mark, 1)
+if not first then
+  local place = 'announcer:' .. redis.call('HINCRBY', key, 'announced', 1) % RING
+  local oldest = redis.call('HGET', key, place)
+  if oldest then
+    redis.call('HDEL', key, 'announced:' .. oldest)
+  end
+  redis.call('HSET', key, place, task)
+end
 return 1

@@ -1,22 +1,53 @@
--- Free KEYS[1] if its owner asks (rules.release in Python); replies 1 if the lease was still the owner's, else 0.
--- ARGV: owner, reason, retry in ms, next attempt, keep ms
-local r = redis.call('HMGET', KEYS[1], 'state', 'owner', 'task')
-if not r[1] and redis.call('EXISTS', KEYS[1]) == 0 then return 1 end -- what nobody knows of is free already
-if r[2] ~= ARGV[1] or (r[1] ~= 'in_progress' and r[1] ~= 'released') then return 0 end
-if r[1] == 'released' then return 1 end -- our first reply was lost
-local reason, attempt, clock = ARGV[2], 'attempt:' .. (r[3] or ''), redis.call('TIME')
-redis.call('HDEL', KEYS[1], 'holder', 'lease_end') -- before HSET, which a full server allows only to a script that has written
-redis.call('HSET', KEYS[1], 'state', 'released', 'reason', reason)
+-- Free a key if its owner asks (rules.release in Python); replies 1 if the lease was still the owner's, else 0.
+local key = KEYS[1]
+local owner = ARGV[1]
+local reason = ARGV[2]
+local retry_ms = ARGV[3]
+local next_attempt = ARGV[4]
+local keep_ms = ARGV[5]
+local MOST_MARKS = 1100 -- as in rules.py
+
+local found = redis.call('HMGET', key, 'state', 'owner', 'task')
+local state, last_owner, task = found[1], found[2], found[3] or ''
+if not state and redis.call('EXISTS', key) == 0 then
+  return 1 -- what nobody knows of is free already
+end
+if last_owner ~= owner or (state ~= 'in_progress' and state ~= 'released') then
+  return 0
+end
+if state == 'released' then
+  return 1 -- our first reply was lost
+end
+
+local ATTEMPT = 'attempt:' .. task
+local function marks() -- how many tasks have marks in the record
+  local count = redis.call('HLEN', key)
+  local fields = redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes', 'task',
+    'fingerprint', 'reason', 'holder')
+  for place = 1, 10 do
+    if fields[place] then count = count - 1 end
+  end
+  return count
+end
+
+redis.call('HDEL', key, 'holder', 'lease_end') -- before HSET, which a full server allows only to a script that has written
+redis.call('HSET', key, 'state', 'released', 'reason', reason)
 if reason == 'crashed' then
-  redis.call('HINCRBY', KEYS[1], 'crashes', 1)
+  redis.call('HINCRBY', key, 'crashes', 1)
 elseif reason ~= 'shutdown' and reason ~= 'revoked' then
-  redis.call('HDEL', KEYS[1], 'crashes')
+  redis.call('HDEL', key, 'crashes')
 end
 if reason == 'retry' then
-  local due = string.format('%.0f', clock[1] * 1000000 + clock[2] + ARGV[3] * 1000)
-  redis.call('HSET', KEYS[1], attempt, ARGV[4], 'not_before', due)
-elseif reason ~= 'crashed' and reason ~= 'shutdown' and reason ~= 'requeued' then
-  redis.call('HDEL', KEYS[1], attempt)
+  local clock = redis.call('TIME')
+  redis.call('HSET', key, 'not_before', string.format('%.0f', clock[1] * 1000000 + clock[2] + retry_ms * 1000))
+  if redis.call('HGET', key, ATTEMPT) or marks() < MOST_MARKS then
+    redis.call('HSET', key, ATTEMPT, next_attempt)
+  end
+  redis.call('PEXPIRE', key, keep_ms + retry_ms)
+  return 1
 end
-redis.call('PEXPIRE', KEYS[1], reason == 'retry' and ARGV[5] + ARGV[3] or ARGV[5])
+if reason ~= 'crashed' and reason ~= 'shutdown' and reason ~= 'requeued' then
+  redis.call('HDEL', key, ATTEMPT)
+end
+redis.call('PEXPIRE', key, keep_ms)
 return 1

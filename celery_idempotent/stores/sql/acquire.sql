@@ -2,10 +2,10 @@
 -- renewal or a purge that has the row. An open transaction that settles it is not waited for: conflict.
 create or replace function {acquire}(c_key text, c_owner text, c_task text, c_attempt bigint, c_copy integer,
   c_token text, c_again boolean, c_sender text, c_print text, c_most bigint, c_lease bigint, c_keep bigint,
-  c_holder text, out verdict text, out clock bigint, out took_over boolean, out r {table})
+  c_holder text, c_announcer text, out verdict text, out clock bigint, out took_over boolean, out r {table})
 language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
 declare queued boolean := false; known boolean; gone boolean; mine boolean; running boolean; handed boolean;
-  mark jsonb := jsonb_build_array(c_attempt, c_copy, c_token); last jsonb; died bigint; old bigint;
+  mark jsonb := jsonb_build_array(c_attempt, c_copy, c_token); last jsonb; died bigint; old bigint; lapsed boolean;
 begin loop
   if queued then select * into r from {table} t where t.key = c_key for update skip locked; end if;
   known := queued and found;
@@ -15,7 +15,11 @@ begin loop
   verdict := case when not gone and r.state in ('completed', 'failed') then r.state end;
   if not gone and not mine and r.state <> 'released' and '' not in (c_print, r.fingerprint)
     and r.fingerprint <> c_print then verdict := 'key_reused'; end if;
-  if verdict is not null then return; end if; -- what is settled stays so: no lock was needed
+  if verdict is not null then -- what is settled stays so: no lock was needed
+    -- Of the tasks whose callbacks were dispatched, the answer names the asker's alone: it must not grow with them.
+    r.announced := case when r.announced ? c_announcer then jsonb_build_object(c_announcer, 1) else '{}' end;
+    return;
+  end if;
   if not queued then perform {queue}; queued := true; continue; end if;
   if not known and not gone and not {unsettled} then verdict := 'conflict'; return; end if;
   if not known and r.key is not null then perform from {table} t where t.key = c_key for update; continue; end if;
@@ -28,12 +32,15 @@ begin loop
   last := r.waiting -> c_task; handed := running and c_sender <> '' and c_sender = r.owner;
   if c_again and (c_attempt < (r.attempts ->> c_task)::bigint or (c_copy > 0 and last - 2 = mark - 2 and last <> mark)
     or (c_attempt, c_copy) < ((last ->> 0)::bigint, (last ->> 1)::integer)) then verdict := 'superseded'; return; end if;
-  if running and r.lease_end > clock and not handed or r.state = 'released' and r.not_before > clock and not mine then
+  if running and r.lease_end > clock and not handed or r.state = 'released' and r.not_before > clock
+    and not (mine and c_attempt / 1000000 >= coalesce((r.attempts ->> c_task)::bigint, 0) / 1000000) then
     update {table} t set waiting = t.waiting || jsonb_build_object(c_task, mark) where t.key = c_key
-      and last is distinct from mark and (last is not null or 1000 > (select count(*) from jsonb_each(t.waiting)));
-    verdict := 'conflict'; return; end if; -- of a crowd, 1,000 are told apart
-  took_over := coalesce(running and not handed, false); died := coalesce(r.crashes, 0) + took_over::integer;
-  if mine and died >= c_most and (took_over or c_again or r.reason = 'crashed') then
+      and last is distinct from mark
+      and (last is not null or {marks} < 1000); -- of a crowd, as many are told apart (MOST_WAITING in rules.py)
+    verdict := 'conflict'; return; end if;
+  took_over := coalesce(running and not handed, false); lapsed := took_over and r.reason <> 'shutdown';
+  died := coalesce(r.crashes, 0) + lapsed::integer; -- a shutdown that was announced is no crash
+  if mine and died >= c_most and (lapsed or c_again or r.reason = 'crashed') then
     update {table} t set state = 'released', owner = '', reason = 'crash_loop', not_before = 0, crashes = died
       where t.key = c_key returning * into r;
     verdict := 'crash_loop'; return; end if;

@@ -10,7 +10,9 @@ begin
   r.crashes := died; r.reason := ''; r.fingerprint := c_print; r.payload := ''; r.ended := 0; r.announced := '{}';
   r.waiting := coalesce(r.waiting, '{}') - c_task;
   r.attempts := coalesce(r.attempts, '{}') - c_task;
-  if c_attempt > 0 then r.attempts := r.attempts || jsonb_build_object(c_task, c_attempt); end if;
+  if c_attempt > 0 and (select {marks} from (select r.waiting, r.attempts) t) < 1100 then -- MOST_MARKS in rules.py
+    r.attempts := r.attempts || jsonb_build_object(c_task, c_attempt);
+  end if;
   if not known then
     insert into {table} select r.* on conflict (key) do nothing returning * into granted;
     return granted;

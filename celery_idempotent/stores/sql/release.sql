@@ -16,11 +16,15 @@ begin
     when r.state = 'released' then 'freed' end; -- our first reply was lost
   if answer is not null then return; end if;
   answer := 'freed';
-  update {table} t set state = 'released', reason = c_reason, holder = '', expires = clock + c_keep + case when c_reason = 'retry' then c_wait else 0 end,
+  update {table} t set state = 'released', reason = c_reason, holder = '',
+    expires = clock + c_keep + case when c_reason = 'retry' then c_wait else 0 end,
     crashes = case when c_reason = 'crashed' then t.crashes + 1
       when c_reason in ('shutdown', 'revoked') then t.crashes else 0 end,
     not_before = case when c_reason = 'retry' then clock + c_wait else t.not_before end,
-    attempts = case when c_reason = 'retry' then t.attempts || jsonb_build_object(t.task_id, c_next)
+    attempts = case
+      when c_reason = 'retry' and (t.attempts ? t.task_id or {marks} < 1100) -- MOST_MARKS in rules.py
+        then t.attempts || jsonb_build_object(t.task_id, c_next)
+      when c_reason = 'retry' then t.attempts
       when c_reason in ('crashed', 'shutdown', 'requeued') then t.attempts else t.attempts - t.task_id end
     where t.key = c_key;
 end $$;

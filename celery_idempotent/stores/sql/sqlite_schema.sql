@@ -16,7 +16,7 @@ CREATE TABLE "{table}" (
     expires INTEGER NOT NULL,        -- when the record is forgotten
     waiting TEXT,                    -- JSON: by task id the attempt, copy and token that arrived last
     attempts TEXT,                   -- JSON: by task id the attempt below which copies are superseded
-    announced TEXT                   -- JSON: task ids whose callbacks were dispatched
+    announced TEXT                   -- JSON: task ids whose callbacks were dispatched, oldest first
 ) WITHOUT ROWID;
 
 -- For removing what has expired.

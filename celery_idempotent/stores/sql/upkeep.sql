@@ -1,11 +1,23 @@
 -- What is no part of a delivery, or its last part: each waits for a row no longer than its timeout.
+-- Remember that the callbacks of a task were dispatched (rules.announce in Python). The tasks are numbered in the order in
+-- which they came; the first is kept for good, and of the others the newest.
 create or replace function {announce}(c_key text, c_task text) returns boolean
-language sql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
-  with marked as (
-    update {table} t set announced = t.announced || jsonb_build_object(c_task, 1)
-    where t.key = c_key and t.state = 'completed' and t.expires > {now} returning 1
-  ) select exists (select from marked)
-$$;
+language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
+declare known jsonb; latest bigint;
+begin
+  select t.announced into known from {table} t
+    where t.key = c_key and t.state in ('completed', 'failed') and t.expires > {now} for update;
+  if not found then return false; end if;
+  if known ? c_task then return true; end if;
+  select max(a.value::bigint) into latest from jsonb_each_text(known) a;
+  update {table} t set announced = jsonb_build_object(c_task, coalesce(latest, 0) + 1) || known - array(
+      select a.key from (
+        select key, count(*) over () as total, row_number() over (order by value::bigint, key) as place
+        from jsonb_each_text(known)
+      ) a where a.place between 2 and a.total - 248) -- MOST_ANNOUNCED in rules.py but for the first and this one
+    where t.key = c_key;
+  return true;
+end $$;
 create or replace function {forget}(c_key text) returns boolean
 language sql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
   with gone as (delete from {table} t where t.key = c_key returning t.expires > {now} as known)

@@ -1,0 +1,333 @@
+"""Declarations that would protect less than they say: found when a task is declared, published, or a worker starts."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from celery.app.task import Task
+
+from ..errors import ConfigurationError
+from ..functions import GUARDED_AS
+from ..policy import OPTIONS, Policy
+from ..stores import SCHEMES
+from .identity import DELIVERY, KEY, MESSAGE
+
+__all__ = [
+    "SETTINGS",
+    "UNFINISHED",
+    "check_body",
+    "check_options",
+    "check_unprotected",
+    "mistaken_key",
+    "mistaken_settings",
+    "unprotected",
+]
+
+#: What to do about a body that returns before its work is done.
+UNFINISHED = (
+    "Write a plain function that runs it to its end: asyncio.run(...) for a coroutine, a loop or list(...) for a "
+    "generator."
+)
+#: The settings of an app that the library reads.
+SETTINGS = (
+    "idempotency",
+    "idempotency_namespace",
+    "idempotency_renew_from_main",
+    "idempotency_store",
+    "idempotency_visibility_refresh",
+)
+#: What Celery reads from a task beside the attributes of its class: options of publishing, of autoretry, and those of
+#: its other releases.
+CELERY_OPTIONS = {
+    *("queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "immediate", "mandatory", "compression"),
+    *("autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_backoff", "retry_backoff_max", "retry_jitter"),
+    *("acks_on_failure", "acks_on_timeout", "retry_on_worker_lost", "override_max_retries", "store_eager_result"),
+    *("options", "run", "app", "on_replace", "filter", "lazy", "shared"),
+}
+#: Options of a policy whose names say so little that a class may use them for something else.
+COMMON_WORDS = {"store", "key", "scope", "history"}
+DISTINCT_OPTIONS = tuple(name for name in OPTIONS if name not in {*COMMON_WORDS, "compression"})
+#: How alike a word must be to be taken for a slip, of 1: nothing that Celery knows comes near.
+LIKENESS = 0.85
+LIKE_IDEMPOTENCY = 0.8
+
+
+def check_body(task: Any, call: Any) -> None:
+    """Refuse a task whose body has done nothing yet when it returns.
+
+    Celery neither awaits nor iterates what a body returns. A decorator may do both, so what it wraps is not examined
+    (``__wrapped__`` is not followed); what a body returns is checked once more when it has returned.
+
+    Arguments:
+        task: The task, bound to its app.
+        call: The ``__call__`` that its class puts around ``run``, or None.
+
+    Raises:
+        ConfigurationError: it is a coroutine function or a generator function.
+    """
+    # With a __call__ of its own, a class may run coroutines to their end. Where `pydantic=True` hides the function
+    # behind a wrapper of Celery's, that is known not to.
+    bodies = [call] if call else [getattr(task, "_orig_run", task.run), getattr(task, "_decorated_fun", None)]
+    for body in bodies:
+        kind = _kind_of(body)
+        if kind is None:
+            continue
+        advice = (
+            "Write a plain function whose body is asyncio.run(...) of the coroutine. Outside Celery, @idempotent "
+            "guards coroutine functions as they are."
+            if kind == "a coroutine function"
+            else "Return a list, or publish a task for each item."
+        )
+        raise ConfigurationError(
+            f"Expected {task.name} to do its work before it returns, got {kind}: Celery does not run what it returns, "
+            f"and the operation would be recorded as done before it began. {advice}"
+        )
+
+
+def _kind_of(body: Any) -> str | None:
+    while isinstance(body, functools.partial):
+        body = body.func
+    # A callable object may have an async __call__; that of a plain function is none of these.
+    for function in (body, type(body).__call__ if callable(body) else None):
+        if inspect.isasyncgenfunction(function):
+            return "an asynchronous generator function"
+        if inspect.iscoroutinefunction(function):
+            return "a coroutine function"
+        if inspect.isgeneratorfunction(function):
+            return "a generator function"
+    return None
+
+
+def check_inner_guard(task: Any, binding: Any) -> None:
+    """Refuse a task whose body is guarded under the same keys: each delivery would meet its own lease.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    inner = getattr(getattr(task, "_orig_run", task.run), GUARDED_AS, None)
+    if inner == (binding.namespace, binding.name) and binding.policy.key is not None:
+        raise ConfigurationError(
+            f"Expected one guard of {task.name}, got base=IdempotentTask around @idempotent with keys of the same "
+            "name: each delivery would be refused as its own duplicate. Leave @idempotent out."
+        )
+
+
+def check_options(task: Any, root: type) -> None:
+    """Refuse options of the policy that stand beside ``idempotency`` and not in it.
+
+    Celery makes an attribute of the task of every option that it does not know, and nothing reads it.
+
+    Arguments:
+        task: The task, bound to its app.
+        root: The class whose subclasses are examined.
+
+    Raises:
+        ConfigurationError: there is such an attribute.
+    """
+    signature = inspect.signature(getattr(task, "_orig_run", task.run))
+    for name, advice in _misplaced(type(task), root, signature):
+        raise ConfigurationError(
+            f"Expected the idempotency options of {task.name} in idempotency={{...}}, got {name}= beside it: Celery "
+            f"makes an attribute of the task of that, and nothing reads it. {advice}"
+        )
+
+
+def _misplaced(cls: type, root: type, signature: inspect.Signature) -> Iterator[tuple[str, str]]:
+    """Yield each attribute that is meant as an option, and what to write instead."""
+    bases = [base for base in cls.__mro__ if not issubclass(root, base)]
+    for index, base in enumerate(bases):
+        decorated = "_decorated" in vars(base)  # its attributes are what @app.task was given
+        own = {name for other in bases[index + 1 :] for name in (*vars(other), *_annotated(other))}
+        for name, value in vars(base).items():
+            if name.startswith("_") or name in CELERY_OPTIONS or name in own or hasattr(Task, name):
+                continue
+            if is_like_idempotency(name) and not isinstance(value, bool):
+                yield name, _instead(name, value)
+            elif option := _option_meant(name):
+                yield name, f'Write idempotency={{"{option}": ...}}.'
+            elif name in COMMON_WORDS and (decorated or _is_unmistakable(name, value, signature)):
+                yield name, f'Write idempotency={{"{name}": ...}}.'
+
+
+def _annotated(cls: type) -> Iterable[str]:
+    return vars(cls).get("__annotations__") or ()
+
+
+def is_like_idempotency(name: str) -> bool:
+    """Return whether this is a slip for ``idempotency``."""
+    word = _spelled(name)
+    if word == "idempotency":
+        return False
+    return word.startswith("idempot") or _likeness(word, "idempotency") >= LIKE_IDEMPOTENCY
+
+
+def _instead(name: str, value: object) -> str:
+    if isinstance(value, (Mapping, Policy)) or value is None:
+        return "Did you mean idempotency=?"
+    return 'Did you mean idempotency={"key": ...}?' if "key" in name.lower() else "Did you mean idempotency={...}?"
+
+
+def _option_meant(name: str) -> str:
+    """Return the option of a policy that this is, or is a slip for; "" if it is none."""
+    word = _spelled(name)
+    for option in DISTINCT_OPTIONS:  # leaseTTL, and not store_errors for on_store_error
+        words_alike = word.count("_") == option.count("_") and _likeness(word, option) >= LIKENESS
+        if words_alike or word.replace("_", "") == option.replace("_", ""):
+            return option
+    return ""
+
+
+def _is_unmistakable(name: str, value: object, signature: inspect.Signature) -> bool:
+    """Return whether the value of an attribute that a class has under a common word is one of the policy's."""
+    if name == "key":
+        names = [value] if isinstance(value, str) else value
+        return isinstance(names, (list, tuple)) and bool(names) and all(each in signature.parameters for each in names)
+    if name == "store":
+        return isinstance(value, str) and value.partition("://")[0].removeprefix("cached+").lower() in SCHEMES
+    return False
+
+
+def check_unprotected(app: Any) -> None:
+    """Refuse tasks that have options of a policy and are not idempotent.
+
+    Raises:
+        ConfigurationError: the app has such a task.
+    """
+    for task, name in unprotected(app):
+        raise ConfigurationError(
+            f"Expected base=IdempotentTask where a task has {name}=, got {task} without it: the task is not protected "
+            "at all. Write @app.task(base=IdempotentTask, idempotency={...})."
+        )
+
+
+def unprotected(app: Any) -> Iterator[tuple[str, str]]:
+    """Yield the name of each task that has options of a policy and is not idempotent, and what the options are called.
+
+    Arguments:
+        app: A Celery app; only tasks that it has evaluated are examined.
+    """
+    from .task import IdempotentTask
+
+    for task in list(app._tasks.values()):
+        if isinstance(task, IdempotentTask):
+            continue
+        for base in [base for base in type(task).__mro__ if not issubclass(Task, base)]:
+            for name, value in vars(base).items():
+                if _is_protection(name, value) or ("_decorated" in vars(base) and _is_base(value, IdempotentTask)):
+                    yield str(task.name), name
+
+
+def _is_protection(name: str, value: object) -> bool:
+    exact = name == "idempotency"
+    if not (exact or is_like_idempotency(name)):
+        return False
+    return isinstance(value, Policy) or (isinstance(value, Mapping) and (exact or bool(set(value) & set(OPTIONS))))
+
+
+def _is_base(value: object, root: type) -> bool:
+    return isinstance(value, type) and issubclass(value, root)
+
+
+def mistaken_settings(app: Any) -> dict[str, str]:
+    """Return the settings of an app that are meant for this library and are none of it, with a suggestion for each."""
+    prefix = f"{app.namespace}_" if app.namespace else ""
+    found = {}
+    for written in sorted(str(name) for name in app.conf.keys()):  # noqa: SIM118 - its own iterator fails on modules
+        name = written
+        if prefix and name.startswith(prefix):
+            name = name.removeprefix(prefix).lower()
+        elif prefix and name != name.lower():
+            continue  # another library's: Django's settings are everybody's
+        meant = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
+        # Celery reads its own settings in capitals too, and finds ours in lower case alone.
+        if name not in SETTINGS and (name.startswith("idempot") or meant):
+            near = meant or difflib.get_close_matches(name.lower(), SETTINGS, n=1)
+            found[written] = f"{prefix}{near[0].upper()}" if prefix and near else near[0] if near else ""
+    return found
+
+
+def check_settings(app: Any) -> None:
+    """Refuse settings that are meant for this library and are none of it.
+
+    Raises:
+        ConfigurationError: there is such a setting.
+    """
+    for name, meant in mistaken_settings(app).items():
+        hint = f"Did you mean {meant}?" if meant else "Leave it out."
+        raise ConfigurationError(
+            f"Expected settings of idempotency to be of {', '.join(SETTINGS)}, got {name}, which nothing reads. {hint}"
+        )
+
+
+def mistaken_key(options: Mapping[str, Any], *, guarded: bool = True) -> str:
+    """Return what is wrong with the options of one message, as the end of a sentence; "" if nothing is.
+
+    Arguments:
+        options: The options, by name.
+        guarded: Whether the message is an idempotent task's (default: it is). Of another, which may have options of its
+            own, only a slip for the key's whole name is wrong.
+    """
+    stamps = options.get("stamped_headers") or ()
+    for name in options:
+        advice = _advice_on(name) if guarded else _advice_on_key(name)
+        if advice and name not in stamps:
+            return advice
+    return ""
+
+
+@functools.lru_cache(maxsize=512)
+def _advice_on(name: str) -> str:
+    if advice := _advice_on_key(name):
+        return advice
+    if name == "key":
+        return f"got {name}=. Write {KEY}= for the key of one message."
+    if name in DISTINCT_OPTIONS:
+        return f'got {name}=, which is an option of the task. Write idempotency={{"{name}": ...}} where it is declared.'
+    return ""
+
+
+@functools.lru_cache(maxsize=512)
+def _advice_on_key(name: str) -> str:
+    if name in (KEY, MESSAGE + "_key", DELIVERY):
+        return ""
+    word = _spelled(name)
+    if word.startswith(("idempot", "idem_")) or _likeness(word, KEY) >= LIKE_IDEMPOTENCY:
+        return f"got {name}=. Did you mean {KEY}=?"
+    return ""
+
+
+def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = True) -> None:
+    """Refuse options of one message that are meant for this library, and that nothing reads; see `mistaken_key`.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    wrong = mistaken_key(options, guarded=guarded)
+    if wrong:
+        raise ConfigurationError(f"Expected options that Celery or {KEY}= knows for {what}, {wrong}")
+
+
+def refuse_key_argument(task: Any, kwargs: Collection[str] | None) -> None:
+    """Refuse a key that is given to the body in place of the message.
+
+    Raises:
+        ConfigurationError: there is one, and the body has no argument of that name.
+    """
+    if kwargs and KEY in kwargs and KEY not in task._binding.signature.parameters:
+        raise ConfigurationError(
+            f"Expected {KEY} as an option of the message, got it among the arguments of {task.name}, which has none of "
+            f"that name: delay() and s() hand all they are given to the body. Write "
+            f"apply_async(args, kwargs, {KEY}=...), or s(...).set({KEY}=...)."
+        )
+
+
+def _spelled(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, one).ratio()

@@ -1,0 +1,445 @@
+"""Every command line that is printed anywhere is typed literally, on real servers, and does not fail.
+
+Where it names a host, a port or a path that is a reader's own, `OURS` has what stands for it here. A command that no
+test below takes, and that is not in `NOT_TYPED` with the reason, makes `test_every_command_line_is_typed` red.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.metadata import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.parts import chosen
+from celery_idempotent import open_store
+from celery_idempotent.stores import Store
+from tests import processes
+from tests.cli.shelf import hold, settle
+from tests.cli.terminal import CTRL_C, Terminal
+from tests.docs.command_lines import CommandLine, command_lines
+from tests.docs.pages import PYTHON, ROOT, blocks
+from tests.servers import RedisServer, free_port, open_client, redis_binary
+from tests.waiting import wait_until
+
+SCRIPTS = Path(sys.executable).parent
+LINES = command_lines()
+
+#: What is not typed, and why.
+NOT_TYPED = {
+    r"(\S*/)?pip install|python -m pip install|(apt|brew) install|python3 -m venv \.venv|source ": "it installs",
+    r"(\.venv/bin/|([A-Z_]+=\S+ )*)pytest|tox|sphinx-build|cosmic-ray|cr-filter|python \.ci/": "it runs these tests",
+    r"python -m benchmarks|\.venv/bin/python -m tests\.": "it runs for minutes; its names are checked below",
+    r"celery-idempotent demo": "tests/cli/test_demo.py runs it",
+    r"celery -A celery_idempotent\.demo\.shop|python -m celery_idempotent\.demo\.gateway": "the demo runs it",
+    r"redis-cli --cluster fix": "it mends a cluster that is broken",
+    r"aws ": "it needs AWS",
+    r"kill -9 (\d+|PID)$": "tests/docs/test_examples.py does it, to the process that the page names",
+}
+#: What stands where a synopsis leaves something open.
+OPEN = {
+    "[the options of list but --json]": "[--state STATE] [--task NAME] [--older D] [--held] [--limit N]",
+    "[the same options]": "[--state STATE] [--task NAME] [--json]",
+    "KEY...": "KEY",
+    "KEY": "idem:shop.charge::ORD-1",
+    "PREFIX": "idem:shop.charge:",
+    "STATE": "completed",
+    "NAME": "shop.charge",
+    "COMMAND": "list",
+    "HOST": "worker-1:4711",
+    "D": "1s",
+    "N": "10",
+}
+#: What stands for the hosts, ports and paths of a reader: names of fixtures, each with an empty database or port.
+REDIS = re.compile(r"redis://localhost(?:/\d+)?")
+SQL = re.compile(r"postgresql://app@db/shop")
+DYNAMODB = re.compile(r"dynamodb://idempotency\?region=eu-west-1")
+
+STORES = r"celery -A (proj|shop) idempotency .*|celery-idempotent (?!demo).*"
+WATCH = r".* watch\b.*"
+REMOTE = r"celery -A (proj|shop) (inspect|control) .*"
+MENTIONED = r"celery -A proj( idempotency)?"
+WORKER = r"(/srv/shop/bin/)?celery -A (?!celery_idempotent)\S+ (worker|flower)( .*)?|rq worker( .*)?"
+SERVER = r"redis-server .*"
+TO_REDIS = r"redis-cli -n \d .*|CONFIG SET .*|ACL SETUSER .*"
+PYTHON_LINE = r"python -c .*|python -m examples\..*"
+KILL = r"pkill .*"
+
+SHOP = """
+from celery import Celery
+from celery_idempotent import IdempotentTask
+from tests.celery.apps import from_env
+
+app = from_env(Celery("shop", set_as_current=False))
+
+
+@app.task(name="shop.charge", base=IdempotentTask, idempotency={"key": "order_id"})
+def charge(order_id, cents=0):
+    return f"charged {order_id}"
+"""
+
+
+def matching(pattern: str, *, but: str = r"(?!)") -> list[Any]:
+    """Return the command lines of a kind, as parameters."""
+    found = [line for line in LINES if re.fullmatch(pattern, line.text) and not re.fullmatch(but, line.text)]
+    assert found, f"no command line is like {pattern}"
+    return [pytest.param(line, id=f"{line.where.rpartition('/')[2]} {line.text}") for line in found]
+
+
+def test_every_command_line_is_typed() -> None:
+    kinds = [STORES, REMOTE, MENTIONED, WORKER, SERVER, TO_REDIS, PYTHON_LINE, KILL]
+    left = [
+        f"{line.where}: {line.text}"
+        for line in LINES
+        if not any(re.fullmatch(kind, line.text) for kind in kinds)
+        and not any(re.match(pattern, line.text) for pattern in NOT_TYPED)
+    ]
+    assert not left, "no test types these"
+    assert len(LINES) > 100
+
+
+def test_a_reason_is_given_for_nothing_that_is_not_printed() -> None:
+    for pattern in NOT_TYPED:
+        assert any(re.match(pattern, line.text) for line in LINES), f"{pattern} stands for no command any more"
+
+
+@pytest.mark.parametrize("line", matching(r".*pip install.*\[.*"))
+def test_what_pip_is_to_install_is_an_extra_of_ours(line: CommandLine) -> None:
+    extras = {name.strip() for found in re.findall(r"\[([^\]]+)\]", line.text) for name in found.split(",")}
+    known = {*(metadata("celery-idempotent").get_all("Provides-Extra") or ()), "{extra}"}
+    assert extras <= known
+
+
+@pytest.mark.parametrize("line", matching(r"python -m benchmarks --only .*"))
+def test_what_the_benchmarks_are_to_measure_is_measured(line: CommandLine) -> None:
+    assert chosen(line.text.rpartition(" ")[2], quick=False)
+
+
+# -- the stage ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, worker_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory in which commands are typed: it has the modules that they name."""
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    (stage / "shop.py").write_text(SHOP)
+    (stage / "proj.py").write_text("from shop import app\n")
+    for page, name in (("docs/guides/flower.md", "flowerconfig.py"), ("docs/guides/rq.md", "workers.py")):
+        [text] = [block.text for block in blocks(page) if block.language == PYTHON and f"# {name}\n" in block.text]
+        (stage / name).write_text(text)
+    path = os.pathsep.join([str(stage), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for name, value in {
+        **worker_env,
+        "PYTHONPATH": path,
+        "PATH": os.pathsep.join([str(SCRIPTS), os.environ["PATH"]]),
+        "RQ_REDIS_URL": worker_env["BROKER_URL"],
+        "FLOWER_PORT": str(free_port()),
+        "FLOWER_ADDRESS": "127.0.0.1",
+        "SECONDS": "0.5",
+        "PYTHONUNBUFFERED": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CELERY_IDEMPOTENT_STORE", raising=False)
+    monkeypatch.syspath_prepend(str(stage))
+    monkeypatch.chdir(stage)
+    yield stage
+    for name in ("shop", "proj"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def ours(request: pytest.FixtureRequest, store_url: str) -> Callable[[str], str]:
+    """A function that has a command speak to servers of the tests."""
+
+    def move(text: str) -> str:
+        text = REDIS.sub(store_url, text)
+        if DYNAMODB.search(text):
+            server, table = request.getfixturevalue("dynamodb_server"), request.getfixturevalue("fresh_table")
+            text = DYNAMODB.sub(lambda _: server.url(table), text)
+        if SQL.search(text) or (re.search(r" (schema|purge)\b", text) and re.search(r"\bURL\b", text)):
+            url: str = request.getfixturevalue("postgres_url")
+            text = re.sub(r"\bURL\b", lambda _: url, SQL.sub(lambda _: url, text))
+        return re.sub(r"\bURL\b", lambda _: store_url, text)
+
+    return move
+
+
+def filled(text: str) -> str:
+    """Return a command with what it leaves open filled in."""
+    for name, value in OPEN.items():
+        text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?!\w)", lambda _, value=value: value, text)  # type: ignore[misc]
+    return text
+
+
+def variants(text: str) -> list[str]:
+    """Return a command without its optional parts, and with each of them."""
+    for name in ("[the options of list but --json]", "[the same options]"):
+        text = text.replace(name, OPEN[name])
+    optional = re.compile(r" \[(-[^\]]+)\](?:\.\.\.)?")
+    bare = optional.sub("", text)
+    return [filled(bare), *(filled(f"{bare} {option}") for option in optional.findall(text))]
+
+
+# -- what looks into stores --------------------------------------------------------------------------------------------
+
+
+def type_here(words: list[str], answer: str = "y\n") -> tuple[int, str]:
+    """Run a command in this process, as its program does; return its status and what it printed."""
+    if words[0] == "celery":
+        from celery.bin.celery import celery as program
+    else:
+        from celery_idempotent.cli import cli as program
+    with mock.patch.dict(os.environ):  # Celery's command line leaves the broker of its app there
+        result = CliRunner().invoke(program, words[1:], input=answer, standalone_mode=True)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exc_info)
+    return result.exit_code, result.output
+
+
+def put(store: Store, command: str) -> None:
+    """Put the records into a store that a command is about."""
+    if store.pending_schema():
+        return
+    for key in {*re.findall(r"idem:\S*::\S+", command), "idem:shop.charge::ORD-1", "idem:shop.invoice:acme:7"}:
+        store.delete(key)
+        hold(store, key) if " release " in command else settle(store, key)
+
+
+def wanted_of(command: str) -> set[int]:
+    """Return the statuses with which a command may end."""
+    pending = re.search(r" schema\b(?!.*--apply)", command)  # 1: something is to be done
+    return {0, 1} if pending or " doctor" in command else {0}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("line", matching(STORES, but=WATCH))
+def test_a_command_on_stores_does_what_it_says(
+    line: CommandLine, folder: Path, ours: Callable[[str], str], store_url: str
+) -> None:
+    for text in variants(line.text):
+        command = ours(text)
+        words = shlex.split(command)
+        url = words[words.index("--store") + 1] if "--store" in words else store_url
+        store = open_store(url)
+        try:
+            put(store, command)
+        finally:
+            store.close()
+        status, said = type_here(words)
+        assert status in wanted_of(command), f"{line.where}: {command}\n{said}"
+
+
+@pytest.mark.parametrize("line", matching(MENTIONED))
+def test_a_command_that_is_only_mentioned_has_a_help(line: CommandLine, folder: Path) -> None:
+    status, said = type_here([*shlex.split(line.text), "--help"])
+    assert status == 0, said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("line", matching(WATCH))
+def test_what_shows_a_table_until_ctrl_c_shows_it(
+    line: CommandLine, folder: Path, ours: Callable[[str], str], store_url: str
+) -> None:
+    module = {"celery": "celery", "celery-idempotent": "celery_idempotent.cli"}
+    for text in variants(line.text):
+        program, *words = shlex.split(ours(text))
+        with Terminal("-m", module[program], *words) as terminal:
+            terminal.until("Ctrl-C ends")
+            terminal.press(CTRL_C)
+            assert terminal.status() == 130, f"{line.where}: {text}\n{terminal}"
+
+
+# -- what runs until it is told to end ---------------------------------------------------------------------------------
+
+
+#: What programs print once they are ready, by what their command has in it.
+READY = {
+    "rq worker": "Listening on",
+    " flower": "Visit me at",
+    "redis-server": "Ready to accept connections",
+    "consumer work": "is ready",
+}
+
+
+class Running:
+    """A command that runs in a shell of its own, and what it has printed."""
+
+    def __init__(self, command: str, log: Path, env: dict[str, str]) -> None:
+        self.command, self.log = command, log
+        with log.open("wb") as out:
+            self.process = processes.spawn(
+                ["sh", "-c", f"exec {command}"],
+                env={**os.environ, **env},
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def __str__(self) -> str:
+        return f"{self.command}\n{self.log.read_text(errors='replace')}"
+
+    def until_ready(self) -> None:
+        """Wait until it does what it is for."""
+        ready = self._consumes if re.match(r"celery -A \S+ worker", self.command) else self._has_printed
+        wait_until(lambda: ready() or self.process.poll() is not None, 60, lambda: f"it to be ready: {self}")
+        assert self.process.poll() is None, str(self)
+
+    def _consumes(self) -> bool:
+        """Return whether a worker consumes; at the level at which Celery logs by default, it prints nothing of that."""
+        with open_client(os.environ["BROKER_URL"]) as client:
+            return bool(client.exists("_kombu.binding.celery.pidbox"))
+
+    def _has_printed(self) -> bool:
+        program = next(name for name in READY if name in self.command)
+        return READY[program] in self.log.read_text(errors="replace")
+
+    def stop(self) -> int:
+        """Ask it to end, and return its status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[Callable[..., Running]]:
+    """A function that starts a command, which ends with its test."""
+    started: list[Running] = []
+
+    def start(command: str, **env: str) -> Running:
+        started.append(Running(command, folder / f"{len(started)}.log", env))
+        return started[-1]
+
+    yield start
+    for each in started:
+        processes.end(each.process)
+
+
+@pytest.mark.worker
+@pytest.mark.thorough
+@pytest.mark.parametrize("line", matching(WORKER))
+def test_what_is_started_is_ready_and_ends_in_order(
+    line: CommandLine, running: Callable[..., Running], folder: Path
+) -> None:
+    exported = dict(word.split("=", 1) for word in line.exported)
+    env = {name: str(folder / "metrics") if value.startswith("/run/") else value for name, value in exported.items()}
+    found = running(line.text.removeprefix("/srv/shop/bin/"), **env)
+    found.until_ready()
+    assert found.stop() in (0, -signal.SIGTERM), str(found)
+
+
+@pytest.mark.parametrize("line", matching(SERVER))
+def test_the_server_of_a_page_serves(
+    line: CommandLine, running: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--port 6379" in line.text
+    port = free_port()
+    program, *words = shlex.split(line.text.replace("6379", str(port)))
+    assert program == "redis-server"
+    running(shlex.join([str(redis_binary()), *words])).until_ready()
+    with open_client(f"redis://127.0.0.1:{port}") as client:
+        assert client.ping()
+
+
+# -- what needs a worker -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.worker
+@pytest.mark.thorough
+def test_a_command_to_workers_is_answered(running: Callable[..., Running]) -> None:
+    running("celery -A shop worker --concurrency 1").until_ready()
+
+    def typed(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+
+    wait_until(lambda: typed("celery -A shop inspect ping").returncode == 0, 60, "the worker to hear commands")
+    for parameter in matching(REMOTE):
+        [line] = parameter.values
+        command = line.text.replace("TASK_ID", "0f9bd2b6-5d43-4c5d-8c2e-111111111111")
+        done = typed(command)
+        assert done.returncode == 0, f"{line.where}: {command}\n{done.stdout}{done.stderr}"
+        assert "ok" in done.stdout.lower()
+
+
+@pytest.mark.worker
+@pytest.mark.thorough
+@pytest.mark.parametrize("line", matching(PYTHON_LINE))
+def test_a_line_of_python_runs_beside_its_worker(line: CommandLine, running: Callable[..., Running]) -> None:
+    if line.text.endswith(" work"):
+        running(line.text).until_ready()
+        return
+    if "examples.rq_shop" in line.text:
+        running("rq worker").until_ready()
+    elif imported := re.search(r"from (\S+) import", line.text):
+        running(f"celery -A {imported[1]} worker --concurrency 2").until_ready()
+    done = subprocess.run(["sh", "-c", line.text], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, f"{line.where}: {line.text}\n{done.stdout}{done.stderr}"
+
+
+# -- what Redis is told ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", matching(TO_REDIS))
+def test_redis_takes_what_it_is_told(line: CommandLine, own_redis: Callable[..., RedisServer]) -> None:
+    """By a client: what `redis-cli` is given are the words of a command, and not every machine has it."""
+    server = own_redis()
+    words = shlex.split(re.sub(r"\{[^}]*\}", "100", line.text))
+    db = 0
+    if words[0] == "redis-cli":
+        db, words = int(words[2]), words[3:]
+    store = open_store(server.url(db))
+    for key in {word for word in words if re.match(r"idem:.+::", word)}:
+        settle(store, key)
+    with open_client(server.url(db)) as client:
+        assert client.execute_command(*words), f"{line.where}: {line.text}"
+    store.close()
+
+
+# -- the first minutes of a reader -------------------------------------------------------------------------------------
+
+
+@pytest.mark.worker
+@pytest.mark.smoke
+@pytest.mark.parametrize(("number", "charges"), [(0, 2), (1, 1)], ids=["the bug", "two changed lines"])
+def test_the_first_examples_of_the_readme_are_modules_that_a_worker_runs(
+    number: int, charges: int, folder: Path, running: Callable[..., Running], broker_url: str
+) -> None:
+    example = [block.text for block in blocks("README.md") if block.language == PYTHON][number]
+    assert "redis://localhost" in example
+    (folder / "shop.py").write_text(REDIS.sub(broker_url, example))
+    [start], [publish] = (
+        [line.text for line in LINES if line.where.startswith("README.md") and re.fullmatch(kind, line.text)]
+        for kind in (WORKER, PYTHON_LINE)
+    )
+    running(start).until_ready()
+    done = subprocess.run(["sh", "-c", publish], capture_output=True, text=True, timeout=90, check=False)
+    assert done.stdout == "['receipt for ORD-1', 'receipt for ORD-1']\n", done.stderr
+    assert (folder / "ledger.txt").read_text() == "ORD-1 999\n" * charges
+
+
+@pytest.mark.worker
+@pytest.mark.parametrize("line", matching(KILL))
+def test_the_tutorial_kills_its_worker_and_no_editor(line: CommandLine, running: Callable[..., Running]) -> None:
+    [start] = {each.text for each in LINES if re.fullmatch(WORKER, each.text) and "examples.tutorial" in each.text}
+    worker = running(start)
+    worker.until_ready()
+    editors = [
+        running(f"python -c 'import time; time.sleep(600)' {name}")
+        for name in ("examples/tutorial.py", "examples.tutorial")
+    ]
+    # It is not typed: it would kill the worker of a reader, too. What it matches is the line of a process's arguments.
+    pattern = shlex.split(line.text)[-1]
+    family = {member.pid for member in processes.members(worker.process.pid)}
+    assert len(family) >= 3
+    assert all(re.search(pattern, " ".join(psutil.Process(pid).cmdline())) for pid in family)
+    for editor in editors:
+        assert not re.search(pattern, " ".join(psutil.Process(editor.process.pid).cmdline()))
