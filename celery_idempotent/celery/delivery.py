@@ -21,7 +21,7 @@ from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..holding import Holding
 from ..pauses import Pauses
 from ..records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State
-from . import copies, fanout, leases, news, worker
+from . import copies, fanout, leases, news, notices, worker
 from .binding import TaskBinding
 from .declarations import UNFINISHED
 from .endings import Expired, ending_of, release_for
@@ -60,6 +60,14 @@ class MessageDelivery:
         self.state = DeliveryState.of(request)
 
     def answer(self) -> Any:
+        """Answer the delivery; raises what `_answer` raises, and leaves word if the body did not run."""
+        try:
+            return self._answer()
+        finally:
+            if not self.state.begun:
+                notices.answer_unrun(self.state.identity.owner)
+
+    def _answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
 
         Raises:
@@ -169,6 +177,7 @@ class MessageDelivery:
                 raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
             state.holding, state.entered = holding, run == task.run
+            state.begun = True
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
                 news.resumed(holding.key, task.name, request.id, state.identity.copy)
             state.give_up = partial(give_up, holding)

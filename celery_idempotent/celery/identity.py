@@ -149,6 +149,7 @@ class DeliveryState:
     """
 
     __slots__ = (
+        "begun",
         "continued",
         "entered",
         "failed",
@@ -169,6 +170,8 @@ class DeliveryState:
         self.holding: Holding | None = None
         #: gives the lease up for the retry that it is called with, while the body runs
         self.give_up: Callable[[Retry], None] | None = None
+        #: whether the body was run
+        self.begun = False
         #: whether the body has begun, so that further calls are plain calls
         self.entered = False
         #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away

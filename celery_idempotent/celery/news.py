@@ -21,7 +21,7 @@ from ..events import Event
 from ..hooks import add_hook, logger
 from ..names import NAMES
 
-__all__ = ["FIELD", "KINDS", "attach", "drain", "prepare", "reader", "resumed", "tell"]
+__all__ = ["FIELD", "KINDS", "attach", "consumer", "drain", "prepare", "reader", "resumed", "tell"]
 
 #: What is told, by its name in `names`: each is a state of its task until the next one, or until the task has ended.
 KINDS = frozenset(
@@ -79,6 +79,11 @@ def attach(consumer: Any) -> None:
     """Send through the event dispatcher of this consumer from now on."""
     global _consumer
     _consumer = ref(consumer)
+
+
+def consumer() -> Any:
+    """Return the consumer that was attached last, or None."""
+    return _consumer() if _consumer is not None else None
 
 
 def tell(event: Event) -> None:
@@ -143,11 +148,11 @@ def _drain(end: int) -> None:
 
 
 def _send(news: dict[str, Any]) -> None:
-    consumer = _consumer() if _consumer is not None else None
-    dispatcher = getattr(consumer, "event_dispatcher", None)
-    if consumer is None or dispatcher is None:
+    attached = consumer()
+    dispatcher = getattr(attached, "event_dispatcher", None)
+    if attached is None or dispatcher is None:
         return
-    task = consumer.app.tasks.get(news["task"])
+    task = attached.app.tasks.get(news["task"])
     if getattr(task, "send_events", True):
         kind = f"task-{news['name'].replace('_', '-')}"
         dispatcher.send(kind, uuid=news["task_id"], name=news["task"], **{FIELD: news["facts"]})

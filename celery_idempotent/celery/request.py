@@ -41,6 +41,8 @@ class IdempotentRequest(Request):
     _told: Reason | None = None
     #: whether its body is a greenlet that was killed
     _cut_off = False
+    #: whether its token of the task's rate limit was given back
+    _token_back = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -87,6 +89,7 @@ class IdempotentRequest(Request):
 
     def acknowledge(self) -> None:
         """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
+        self._give_token_back()
         if not self._cut_off:
             super().acknowledge()
 
@@ -105,6 +108,7 @@ class IdempotentRequest(Request):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release the lease of a child that is gone, then do as Celery does."""
         news.drain()  # of a deferral, after which Celery sends no event
+        self._give_token_back()
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
@@ -143,6 +147,18 @@ class IdempotentRequest(Request):
         own = (self.time_limits or (None, None))[0]
         limit: float | None = self.task._binding.max_lease(own or self.task.time_limit or worker.limits[0])
         return limit
+
+    def _give_token_back(self) -> None:
+        """Give back the token of the task's rate limit, if its body did not run.
+
+        A deferred message takes one each time that it comes round, and would keep others from running.
+        """
+        if self._token_back or not notices.was_unrun(self._owner):
+            return
+        self._token_back, consumer = True, news.consumer()
+        if consumer is not None and consumer.task_buckets[self.task.name] is not None:
+            # In other pools than prefork this is some thread, and a bucket is the consumer's alone.
+            consumer.call_soon(_give_back, consumer, self.task.name)
 
     def _announce(self, reason: Reason) -> None:
         self._told = reason
@@ -186,6 +202,13 @@ class IdempotentRequest(Request):
         thread = threading.Thread(target=work, name="celery-idempotent-release", daemon=True)
         thread.start()
         return thread
+
+
+def _give_back(consumer: Any, task: str) -> None:
+    bucket = consumer.task_buckets[task]
+    if bucket is not None:
+        bucket._tokens = min(bucket.capacity, bucket._get_tokens() + 1)
+        consumer._schedule_bucket_request(bucket)
 
 
 def request_class(wanted: Any) -> type:

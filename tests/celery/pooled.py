@@ -45,6 +45,13 @@ def leave(order_id: str) -> None:
     raise SystemExit(3)
 
 
+@app.task(base=IdempotentTask, idempotency={"key": "order_id"}, rate_limit="1/m")
+def seldom(order_id: str) -> str:
+    """May run once a minute in each worker."""
+    Journal.from_env().write("charged", order_id)
+    return f"charged {order_id}"
+
+
 _barriers: dict[int, threading.Barrier] = {}
 
 

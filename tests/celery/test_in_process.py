@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -128,10 +130,12 @@ def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, 
 def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Room for words, which is closed again."""
     monkeypatch.setattr(notices, "_words", None)
+    monkeypatch.setattr(notices, "_unrun", None)
     notices.prepare()
     yield
-    assert notices._words is not None
-    notices._words.close()
+    for room in (notices._words, notices._unrun):
+        assert room is not None
+        room.close()
 
 
 def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
@@ -152,9 +156,20 @@ def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
     assert (notices.announced(first), notices.announced(second)) == (None, Reason.SHUTDOWN)
 
 
+def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(words: None) -> None:
+    owner = new_owner()
+    assert not notices.was_unrun(owner)
+    notices.answer_unrun(owner)
+    assert notices.was_unrun(owner)
+    assert not notices.was_unrun(new_owner())
+
+
 def test_where_there_is_no_worker_nobody_leaves_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "_words", None)
+    monkeypatch.setattr(notices, "_unrun", None)
     owner = new_owner()
+    notices.answer_unrun(owner)
+    assert not notices.was_unrun(owner)
     notices.announce(owner, Reason.REVOKED)
     assert notices.announced(owner) is None
 
@@ -299,15 +314,25 @@ def retry_at_once(self: Any, order_id: str) -> None:
 
 
 @pytest.fixture
-def deliver(app: Celery) -> Callable[[Any], Any]:
-    """A function that has the next message delivered, as a worker does, and returns what the tracer says of it."""
+def received(app: Celery) -> Callable[[Any], request.IdempotentRequest]:
+    """A function that returns the next message, as the worker's main process reads it."""
     app.connection_for_write().default_channel.queue_purge("celery")
 
-    def deliver(task: Any) -> Any:
+    def received(task: Any) -> request.IdempotentRequest:
         with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
             message = wait_until(lambda: queue.get(timeout=10), message="a message")
             message.ack()
-        sent = request.IdempotentRequest(message, app=app, task=task)
+        return request.IdempotentRequest(message, app=app, task=task)
+
+    return received
+
+
+@pytest.fixture
+def deliver(app: Celery, received: Callable[[Any], request.IdempotentRequest]) -> Callable[[Any], Any]:
+    """A function that has the next message delivered, as a worker does, and returns what the tracer says of it."""
+
+    def deliver(task: Any) -> Any:
+        sent = received(task)
         return trace_task(task, sent.id, sent.args, sent.kwargs, {**sent.request_dict, "is_eager": False}, app=app)
 
     return deliver
@@ -838,6 +863,34 @@ def _ids(signature: Any) -> list[Any]:
             found += _ids(member)
     body = signature.kwargs.get("body")
     return found + (_ids(body) if body is not None else [])
+
+
+def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child_is_gone(
+    app: Celery,
+    store: FailingStore,
+    received: Callable[[Any], request.IdempotentRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """billiard says that it kills the child, and does it afterwards: until then its body goes on."""
+    looks: list[bool] = []
+    lives = request.rows.lives
+    monkeypatch.setattr(request.worker, "enforces_limits", True)
+    monkeypatch.setattr(request.rows, "lives", lambda pid: looks.append(lives(pid)) or looks[-1])
+    task = declare(app, raising(AssertionError("it ran")))
+    task.delay("A")
+    sent = received(task)
+    assert isinstance(store.acquire(sent.claim()), Lease)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        sent.worker_pid = child.pid
+        sent.on_timeout(soft=False, timeout=1.0)
+        wait_until(lambda: looks.count(True) >= 3, message="the child to be looked at")
+        [record] = store.scan()
+        assert record.state is State.IN_PROGRESS
+        child.kill()
+        child.wait()
+    wait_until(lambda: [record.state for record in store.scan()] == [State.RELEASED], message="the release")
+    [record] = store.scan()
+    assert record.reason == "failed"
 
 
 def test_a_killed_child_is_gone_or_still_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from celery import Celery
 from celery.exceptions import WorkerLostError
 
-from celery_idempotent.records import State
+from celery_idempotent.records import Claim, Lease, Outcome, State
+from celery_idempotent.results import Codec
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker
@@ -274,6 +275,22 @@ def test_a_body_that_exits_is_run_again(
     start(pool)
     assert app.module.charge.delay("ORD-1", "exit").get(timeout=20) == "charged ORD-1"
     assert journal.count("started") == 2
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit(
+    app: Celery, start: Callable[..., WorkerNode], store: RedisStore, journal: Journal, pool: str
+) -> None:
+    lease = store.acquire(Claim(f"idem:{POOLED}.seldom::ORD-1", "another worker's", 600, 600, task_id="T1"))
+    assert isinstance(lease, Lease)
+    node = start(pool)
+    duplicates = [app.module.seldom.delay("ORD-1") for _ in range(4)]
+    wait_until(lambda: node.logs().count("copy=2") == len(duplicates), 30, "all to be deferred twice")
+    payload = Codec(compress_above=1024, result_max_bytes=1024).encode_value("charged by another")
+    store.settle(lease, Outcome(State.COMPLETED, payload), ttl=600)
+    assert [result.get(timeout=30) for result in duplicates] == ["charged by another"] * len(duplicates)
+    assert app.module.seldom.delay("ORD-2").get(timeout=30) == "charged ORD-2"
+    assert journal.count("charged") == 1
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
