@@ -152,11 +152,11 @@ def test_a_child_that_is_killed_around_a_replacement_runs_no_part_of_it_twice_bu
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, broker_url: str, moment: str
 ) -> None:
     gate = gates.close("released same" if moment == "before its ack" else "same of A")
+    if moment == "before its ack":
+        gates.close("other of A")
     node = start_worker(REPLACING)
     result = app.module.same.delay(order="A", then="last")
     [pid] = gate.reached()
-    if moment == "before its ack":
-        gates.close("other of A")
     node.kill_child(pid)
     if moment == "before its ack":
         seen(journal, "superseding")
