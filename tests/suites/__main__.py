@@ -207,6 +207,8 @@ def confirm(name: str, runs: tuple[FileRun, FileRun], expected: dict[str, Expect
     that is ours is there both times.
     """
     stock, guarded = runs
+    if guarded.error:
+        return []
     differing = [
         test
         for test, outcome in stock.outcomes.items()
@@ -254,6 +256,8 @@ class Comparison:
                 self.problems.append(f"{name}: {task} is declared so that nothing guards it")
             if kind == "ran" and (missed := number - guarded.names["guarded", task]) > 0:
                 self.problems.append(f"{name}: {task} was about to run {number} times, {missed} of them unguarded")
+        if not (stock.outcomes and guarded.outcomes):
+            return  # there is no report, which is a problem already
         for test in sorted(stock.outcomes.keys() | guarded.outcomes.keys()):
             self._compare(f"{name}::{test}", test, stock, guarded)
 
