@@ -57,8 +57,14 @@ def test_a_connection_that_breaks_while_a_lease_is_renewed_ends_neither_the_rene
 def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
     declare: Callable[..., Any], store: RedisStore, store_url: str
 ) -> None:
+    children: list[int] = []
+
     def charge(self: Any, order_id: str) -> str:
-        if order_id == "child":
+        if order_id == "parent":  # whose lease a thread renews
+            children.append(fork())
+            if children == [0]:
+                say_and_end(in_child, writing)
+        else:
             with open_client(store_url) as client:
                 before = client.hget(self.lease.key, "lease_end")
                 wait_until(lambda: client.hget(self.lease.key, "lease_end") != before, message="a renewal by the child")
@@ -71,15 +77,11 @@ def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
         return str(task.apply(("child",)).get()).encode()
 
     task = declare(charge, lease_ttl=1.5)
-    task.apply(("parent",)).get()  # starts the thread, and opens the connection
     lease = take(store, "parents", owner="the parent")
     connection = store._command("CLIENT", "ID")
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking while other threads run
-        child = os.fork()
-    if child == 0:
-        say_and_end(in_child, writing)
+    task.apply(("parent",)).get()
+    [child] = children
     os.close(writing)
     with open(reading, "rb") as pipe:
         try:
@@ -91,6 +93,12 @@ def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
         finally:
             os.waitpid(child, 0)
     assert said == b"charged child"
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking while other threads run
+        return os.fork()
 
 
 def say_and_end(work: Callable[[], bytes], writing: int) -> None:
