@@ -200,21 +200,34 @@ def compare(ours: Record | None, theirs: Record | None) -> None:
                 assert getattr(ours, name) == getattr(theirs, name), (name, ours, theirs)
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(300)
-@pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "memory"])
-def test_a_store_answers_like_the_memory_store(request: pytest.FixtureRequest, name: str) -> None:
+@pytest.fixture(params=[name for name in KINDS if name != "memory"])
+def machine(request: pytest.FixtureRequest) -> type[Twins]:
     class Machine(Twins):
-        kind = KINDS[name]
-        url = request.getfixturevalue(KINDS[name].fixture)
+        kind = KINDS[request.param]
+        url = request.getfixturevalue(KINDS[request.param].fixture)
 
+    return Machine
+
+
+def run(machine: type[Twins], examples: int) -> None:
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
-            max_examples=Machine.kind.examples,
+            max_examples=examples,
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("unmeasured")
+def test_a_store_answers_like_the_memory_store(machine: type[Twins]) -> None:
+    run(machine, machine.kind.examples)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_a_store_answers_like_the_memory_store_for_long(machine: type[Twins]) -> None:
+    run(machine, 10 * machine.kind.examples)

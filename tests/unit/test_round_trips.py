@@ -31,7 +31,7 @@ from celery_idempotent.references import Origin
 from celery_idempotent.results import Codec
 
 SERIALIZERS = ["json", "pickle", "yaml", "msgpack"]
-#: With how many values each is tried where there is time: 10,000 and more.
+#: With how many values each is tried in the soak: 10,000 and more.
 MANY = {"json": 5000, "pickle": 4000, "yaml": 1000, "msgpack": 1000}
 LIMIT = 2000
 
@@ -213,7 +213,7 @@ def test_a_replay_is_what_the_consumer_got_or_nothing(check: Check) -> None:
     a_few()
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unmeasured")
 def test_ten_thousand_replays_are_what_the_consumer_got_or_nothing(check: Check, serializer: str) -> None:
