@@ -25,13 +25,33 @@ pytest_plugins = [
 ]
 
 WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
+#: What can differ between versions of Python, Celery, RQ and redis-py, beside the tests that are marked `smoke`.
+COMPAT = [
+    "unit",
+    "functions",
+    "stores/test_contract.py",
+    "stores/test_redis.py",
+    "stores/test_redis_connections.py",
+    "stores/test_redis_outages.py",
+    "stores/test_cluster.py",
+    "stores/test_sqlite_connections.py",
+    "stores/test_sqlite_within.py",
+    "celery/test_copies.py",
+    "celery/test_declaration.py",
+    "celery/test_in_process.py",
+    "cli/test_list.py",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in WORKER_DIRECTORIES:
+        path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
+        if path.parts[0] in WORKER_DIRECTORIES:
             item.add_marker(pytest.mark.worker)
+        once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
+        if item.get_closest_marker("smoke") or (not once and any(path.is_relative_to(part) for part in COMPAT)):
+            item.add_marker(pytest.mark.compat)
 
 
 def pytest_sessionfinish() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pkgutil import walk_packages
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,14 @@ def test_the_public_names_are_these() -> None:
 @pytest.mark.parametrize("name", HOMES)
 def test_a_public_name_is_what_its_home_defines(name: str) -> None:
     assert getattr(celery_idempotent, name) is getattr(home(name), name)
+
+
+def test_every_module_can_be_imported() -> None:
+    """With each version: a module may use what an old one lacks, and no other test of that environment import it."""
+    found = [module.name for module in walk_packages(celery_idempotent.__path__, "celery_idempotent.")]
+    assert len(found) > 100
+    for name in found:
+        import_module(name)
 
 
 @pytest.mark.parametrize("name", ["Guard", "errors_", "__wrapped__"])
