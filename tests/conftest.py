@@ -12,7 +12,6 @@ import redis
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests import processes
-from tests.celery import measuring
 from tests.cluster import Cluster
 from tests.proxy import Proxy
 from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
@@ -41,6 +40,26 @@ COMPAT = [
     "celery/test_in_process.py",
     "cli/test_list.py",
 ]
+#: What reaches no line that others do not. Coverage takes half as long again, so `full` runs these without.
+UNMEASURED = [
+    "faults",
+    "gauntlet",
+    "celery/test_canvas.py",
+    "celery/test_canvas_duplicates.py",
+    "celery/test_canvas_kills.py",
+    "celery/test_crashes.py",
+    "celery/test_duplicates.py",
+    "celery/test_large_results.py",
+    "celery/test_long_tasks.py",
+    "celery/test_nodes.py",
+    "celery/test_other_brokers.py",
+    "celery/test_sqlite_store.py",
+    "celery/test_within.py",
+    "celery/test_zombies.py",
+    "docs/test_examples.py",
+    "flower",
+    "rq/test_twice.py",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,9 +68,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
         if path.parts[0] in WORKER_DIRECTORIES:
             item.add_marker(pytest.mark.worker)
+        if is_in(path, UNMEASURED):
+            item.add_marker(pytest.mark.unmeasured)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
-        if item.get_closest_marker("smoke") or (not once and any(path.is_relative_to(part) for part in COMPAT)):
+        if item.get_closest_marker("smoke") or (not once and is_in(path, COMPAT)):
             item.add_marker(pytest.mark.compat)
+
+
+def is_in(path: Path, parts: list[str]) -> bool:
+    return any(path.is_relative_to(part) for part in parts)
 
 
 def pytest_sessionfinish() -> None:
@@ -75,13 +100,6 @@ def nothing_purged_in_passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that have expired are there until a test purges them; a test of purging in passing asks for it."""
     monkeypatch.setattr(SqliteStore, "purge_every", 0)
     monkeypatch.setattr(PostgresStore, "purge_every", 0)
-
-
-@pytest.fixture
-def unmeasured() -> Iterator[None]:
-    """No coverage is measured: it doubles the time of thousands of examples, which reach no line that a few do not."""
-    with measuring.paused():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -26,23 +24,6 @@ ANSWERS = "answers"
 def measured() -> bool:
     """Say whether this process's children measure their coverage."""
     return "COVERAGE_PROCESS_CONFIG" in os.environ or "COVERAGE_PROCESS_START" in os.environ
-
-
-@contextmanager
-def paused() -> Iterator[None]:
-    """Measure no coverage of this process meanwhile, if any is measured; that of its children goes on."""
-    if not measured():
-        yield
-        return
-    from coverage import Coverage
-
-    current = Coverage.current()
-    assert current is not None
-    current.stop()
-    try:
-        yield
-    finally:
-        current.start()
 
 
 def answer_saves() -> None:

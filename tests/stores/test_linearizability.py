@@ -327,7 +327,7 @@ def holds(kind: Kind, url: str, threads: ThreadPoolExecutor, seeds: range) -> Co
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.unmeasured
 def test_histories_can_have_happened(kind: Kind, kind_url: str, threads: ThreadPoolExecutor) -> None:
     number = 2 * kind.examples
     seen = holds(kind, kind_url, threads, range(number))

@@ -222,7 +222,7 @@ def run(machine: type[Twins], examples: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.unmeasured
 def test_a_store_answers_like_the_memory_store(machine: type[Twins]) -> None:
     run(machine, machine.kind.examples)
 

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.thorough,
     # An alarm would ring within coverage's own lock as well, and leave that one taken; or while something is collected,
     # where nothing can be raised.
-    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.unmeasured,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 

@@ -215,7 +215,7 @@ def test_a_replay_is_what_the_consumer_got_or_nothing(check: Check) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.unmeasured
 def test_ten_thousand_replays_are_what_the_consumer_got_or_nothing(check: Check, serializer: str) -> None:
     @settings(UNHURRIED, max_examples=MANY[serializer])
     @given(*choices)
