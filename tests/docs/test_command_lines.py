@@ -252,7 +252,9 @@ def test_what_shows_a_table_until_ctrl_c_shows_it(
     line: CommandLine, folder: Path, ours: Callable[[str], str], store_url: str
 ) -> None:
     module = {"celery": "celery", "celery-idempotent": "celery_idempotent.cli"}
-    for text in variants(line.text):
+    bare, *others = variants(line.text)
+    options = " ".join(text.removeprefix(bare) for text in others)
+    for text in [bare, *([bare + options] if options else [])]:
         program, *words = shlex.split(ours(text))
         with Terminal("-m", module[program], *words) as terminal:
             terminal.until("Ctrl-C ends")
@@ -324,9 +326,22 @@ def running(folder: Path) -> Iterator[Callable[..., Running]]:
         processes.end(each.process)
 
 
+def worker_of(module: str) -> str:
+    """Return the line by which a page starts the worker of a module."""
+    return next(line.text for line in LINES if re.fullmatch(rf"celery -A {re.escape(module)} worker( .*)?", line.text))
+
+
+#: The workers beside which a line of Python is run, below.
+WORKERS_OF_LINES = "|".join(
+    re.escape(worker_of(found[1]))
+    for line in LINES
+    if re.fullmatch(PYTHON_LINE, line.text) and (found := re.search(r"from (\S+) import", line.text))
+)
+
+
 @pytest.mark.worker
 @pytest.mark.thorough
-@pytest.mark.parametrize("line", matching(WORKER))
+@pytest.mark.parametrize("line", matching(WORKER, but=WORKERS_OF_LINES))
 def test_what_is_started_is_ready_and_ends_in_order(
     line: CommandLine, running: Callable[..., Running], folder: Path
 ) -> None:
@@ -358,16 +373,13 @@ def test_the_server_of_a_page_serves(
 def test_a_command_to_workers_is_answered(running: Callable[..., Running]) -> None:
     running("celery -A shop worker --concurrency 1").until_ready()
 
-    def typed(command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-
-    wait_until(lambda: typed("celery -A shop inspect ping").returncode == 0, 60, "the worker to hear commands")
+    wait_until(lambda: type_here(shlex.split("celery -A shop inspect ping"))[0] == 0, 60, "the worker to hear commands")
     for parameter in matching(REMOTE):
         [line] = parameter.values
         command = line.text.replace("TASK_ID", "0f9bd2b6-5d43-4c5d-8c2e-111111111111")
-        done = typed(command)
-        assert done.returncode == 0, f"{line.where}: {command}\n{done.stdout}{done.stderr}"
-        assert "ok" in done.stdout.lower()
+        status, said = type_here(shlex.split(command))
+        assert status == 0, f"{line.where}: {command}\n{said}"
+        assert "ok" in said.lower()
 
 
 @pytest.mark.worker
@@ -380,7 +392,7 @@ def test_a_line_of_python_runs_beside_its_worker(line: CommandLine, running: Cal
     if "examples.rq_shop" in line.text:
         running("rq worker").until_ready()
     elif imported := re.search(r"from (\S+) import", line.text):
-        running(f"celery -A {imported[1]} worker --concurrency 2").until_ready()
+        running(worker_of(imported[1])).until_ready()
     done = subprocess.run(["sh", "-c", line.text], capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, f"{line.where}: {line.text}\n{done.stdout}{done.stderr}"
 
