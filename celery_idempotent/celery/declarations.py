@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from celery.app.defaults import DEFAULTS
 from celery.app.task import Task
 
 from ..errors import ConfigurationError
@@ -242,6 +243,8 @@ def mistaken_settings(app: Any) -> dict[str, str]:
             name = name.removeprefix(prefix).lower()
         elif prefix and name != name.lower():
             continue  # another library's: Django's settings are everybody's
+        if name in DEFAULTS:
+            continue  # Celery's own, which are most
         meant = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
         # Celery reads its own settings in capitals too, and finds ours in lower case alone.
         if name not in SETTINGS and (name.startswith("idempot") or meant):

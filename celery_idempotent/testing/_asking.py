@@ -19,6 +19,9 @@ OUTCOMES = [DONE, BROKEN]
 class Ages:
     """What the facts ask of the class that they become part of."""
 
+    #: How many leases are more than fit into one request, of any store.
+    many = 1100
+
     def age(self, store: Store, key: str, seconds: float) -> None:
         raise NotImplementedError
 

@@ -15,9 +15,6 @@ from ._asking import DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, free, known
 class HoldingFacts(Ages):
     """Promises 2 and 4."""
 
-    #: How many leases are more than fit into one request, of any store.
-    many = 1100
-
     def test_a_renewed_lease_lasts_its_full_time_from_then_on(self, store: Store) -> None:
         lease = take(store)
         self.age(store, KEY, LEASE - 10)

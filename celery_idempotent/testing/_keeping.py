@@ -176,7 +176,7 @@ class KeepingFacts(Ages):
         assert [record.key for record in store.scan(prefix=prefix)] == [f"{prefix}1"]
 
     def test_more_records_are_found_than_fit_one_answer(self, store: Store) -> None:
-        expected = {f"many:{number}" for number in range(1200)}
+        expected = {f"many:{number}" for number in range(self.many + 100)}
         for key in expected:
             take(store, key)
         assert {record.key for record in store.scan(prefix="many:")} == expected

@@ -40,7 +40,7 @@ class Kind:
         everywhere: Whether the contract is shown in every environment, or in `full` alone, as races of processes are.
         shared: Whether other processes that open the same URL see the same records.
         rounds: How often each race is run.
-        many: How many leases are renewed at once, where that is to be more than fit into one request.
+        many: How many leases are renewed, or records found, where that is to be more than fit into one request.
         through: Makes a URL lead to another port of this machine, so that a fault proxy comes between; None where there
             is no server. `lead` does it for every URL that says ``127.0.0.1:port``.
         fences_fall: Whether a fence may be lower than those before the record was deleted, as the store's guide says.

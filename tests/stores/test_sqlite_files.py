@@ -50,7 +50,7 @@ def test_the_first_verb_makes_the_file(sqlite_store: SqliteStore, sqlite_path: P
 def test_processes_that_open_a_new_file_at_once_make_it_together(
     open_sqlite: OpenSqlite, forked: Fork, tmp_path: Path
 ) -> None:
-    for turn in range(5):
+    for turn in range(3):
         store = open_sqlite(tmp_path / f"{turn}.db", timeout=30)
         reading, writing = os.pipe()
 
