@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,7 +47,6 @@ UNMEASURED = [
     "gauntlet",
     "celery/test_canvas.py",
     "celery/test_canvas_duplicates.py",
-    "celery/test_canvas_kills.py",
     "celery/test_crashes.py",
     "celery/test_duplicates.py",
     "celery/test_large_results.py",
@@ -60,6 +60,12 @@ UNMEASURED = [
     "flower",
     "rq/test_twice.py",
 ]
+
+
+def pytest_configure() -> None:
+    # A shell has its jobs in the background ignore Ctrl-C, and they what they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

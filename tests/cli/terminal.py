@@ -86,10 +86,11 @@ class Terminal:
             self.drawn += self._decode(os.read(self._ours, PIECE))
         return bool(ready)
 
-    def until(self, text: str, timeout: float = 30.0) -> str:
+    def until(self, text: str | re.Pattern[str], timeout: float = 30.0) -> str:
         """Read until a text is drawn after what was waited for before, and return all that was drawn so far."""
+        pattern = re.compile(re.escape(text)) if isinstance(text, str) else text
         deadline, start = time.monotonic() + timeout, len(self.drawn)
-        while text not in click.unstyle(self.drawn[start:]):
+        while not pattern.search(click.unstyle(self.drawn[start:])):
             assert time.monotonic() < deadline, f"{text!r} was not drawn: {self}"
             self.read(0.1)
         return self.drawn

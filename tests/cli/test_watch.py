@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
@@ -144,7 +145,8 @@ def test_a_slow_search_shows_that_it_goes_on_and_ctrl_c_ends_it(
     os.kill(server.pid, signal.SIGSTOP)
     try:
         terminal = in_terminal(command, CELERY_IDEMPOTENT_STORE=url, STORE_URL=url)
-        terminal.until("0 records read, 1 s" if command == "stats" else "0 found, 1 s")
+        what = "records read" if command == "stats" else "found"
+        terminal.until(re.compile(rf"0 {what}, [1-9]\d* s"))  # a busy machine draws less often than each second
         terminal.press(CTRL_C)
         assert terminal.status() == Exit.INTERRUPTED
         assert terminal.sane

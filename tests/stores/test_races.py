@@ -15,6 +15,7 @@ import pytest
 from celery_idempotent.errors import LeaseLost
 from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.stores import Store
+from celery_idempotent.stores.postgres_connections import TimedConnection
 from tests import processes
 from tests.stores.benches import age, claim, known, take
 from tests.stores.kinds import Kind
@@ -36,6 +37,12 @@ def hasty_threads() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(before)
+
+
+@pytest.fixture(autouse=True)
+def patient_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fifty threads in turn at one row may take longer than the seconds after which a server counts as away."""
+    monkeypatch.setattr(TimedConnection, "seconds", 30.0)
 
 
 @pytest.fixture(scope="module")
