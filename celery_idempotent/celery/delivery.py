@@ -58,6 +58,7 @@ class MessageDelivery:
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
+        fanout.count_parts_once(task.backend)
 
     def answer(self) -> Any:
         """Answer the delivery; raises what `_answer` raises, and leaves word if the body did not run."""
@@ -260,7 +261,7 @@ class MessageDelivery:
         match answer:
             case Ran(value):
                 holding = self.state.holding
-                self._continue(holding.fence if holding else 0)
+                fanout.give_ids(self.request, self.task.app, holding.fence if holding else 0)
                 return value
             case Replayed(value, record):
                 self._continue_once(record)
@@ -277,11 +278,6 @@ class MessageDelivery:
                 raise Ignore("a later copy of this message has taken its place")
         raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
 
-    def _continue(self, fence: int) -> None:
-        """Prepare what Celery dispatches after the run of that fence, and what is to be recorded of it."""
-        fanout.give_ids(self.request, self.task.app, fence)
-        self.state.fans_out = self.state.fans_out or fanout.counts_parts(self.task, self.request)
-
     def _continue_once(self, record: Record) -> None:
         """Leave to Celery what it has not dispatched for this task id before."""
         task, request = self.task, self.request
@@ -291,7 +287,7 @@ class MessageDelivery:
         if fanout.counts_parts(task, request) and fanout.chord_is_over(task, request):
             # Its part was counted, or there would be the group's result. Celery would report that as the body's error.
             request.chord = None
-        self._continue(record.fence)
+        fanout.give_ids(request, task.app, record.fence)
 
     def _result_of(self, task_id: str) -> Any:
         """Return what the result backend has under another task's id: that task left its result there, not with us."""

@@ -7,19 +7,22 @@ are dispatched, the record says so.
 
 from __future__ import annotations
 
+import functools
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from celery.canvas import maybe_signature
 
 from ..hooks import logger
 from ..records import Record
-from .identity import STATE, DeliveryState
+from .identity import PLAIN, STATE, DeliveryState
 
 __all__ = [
     "chord_claim",
     "chord_is_over",
     "clear",
+    "count_parts_once",
     "counts_parts",
     "forget_errbacks",
     "give_errback_ids",
@@ -35,6 +38,8 @@ __all__ = [
 RETURNING = 2.0
 #: What a signature is that is made of others; what a plain task calls tasks, header or body are its own arguments.
 CANVASES = ("group", "chain", "chord")
+#: Beside a chord's counter, how the key begins under which the result backend notes that a member's part was counted.
+COUNTED = ".part."
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
@@ -65,6 +70,56 @@ def counts_parts(task: Any, request: Any) -> bool:
     return bool(request.chord and request.group and getattr(task.backend, "implements_incr", False))
 
 
+def count_parts_once(backend: Any) -> None:
+    """Have backends of this kind count one part of each guarded member of a chord; to call twice is the same as once.
+
+    The backend itself notes whose parts it has counted. Celery returns parts from many places, in the main process too:
+    for a member that was revoked, that hit its hard limit, or whose chain has failed before it. A failure frees the
+    key, so that the record of the operation cannot say what an earlier run of it has returned.
+    """
+    kind = type(backend)
+    if getattr(backend, "implements_incr", False) and not hasattr(kind.on_chord_part_return, "counts_once"):
+        kind.on_chord_part_return = _counting_once(kind.on_chord_part_return)
+
+
+def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def counting_once(self: Any, request: Any, state: str, result: Any, **options: Any) -> Any:
+        guarded = request.group and _is_guarded(self.app, request)
+        if guarded and _part_is_counted(self, request):
+            logger.info("%s[%s] has returned its part of chord %s before", request.task, request.id, request.group)
+            return None
+        answer = method(self, request, state, result, **options)
+        if guarded:
+            try:
+                self.set(_counted_key(self, request), b"1")
+            except Exception as error:  # noqa: BLE001 - the backend's own; the part itself was counted
+                logger.warning("%s[%s]: cannot note that its part was counted: %r", request.task, request.id, error)
+        return answer
+
+    counting_once.counts_once = True  # type: ignore[attr-defined]
+    return counting_once
+
+
+def _is_guarded(app: Any, request: Any) -> bool:
+    from .task import IdempotentTask
+
+    name = request.task or ""
+    return isinstance(app.tasks.get(name), IdempotentTask) and not name.startswith(PLAIN)
+
+
+def _part_is_counted(backend: Any, request: Any) -> bool:
+    try:
+        return backend.get(_counted_key(backend, request)) is not None
+    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
+        logger.warning("%s[%s]: cannot read whether its part was counted: %r", request.task, request.id, error)
+        return False
+
+
+def _counted_key(backend: Any, request: Any) -> Any:
+    return backend.get_key_for_chord(request.group, f"{COUNTED}{request.id}")
+
+
 def chord_is_over(task: Any, request: Any) -> bool:
     """Return whether the parts of the request's chord were all counted; the last one removes the group's result."""
     try:
@@ -81,13 +136,15 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
     looks again once the claim has expired, unless a member's part is returned anew.
 
     A backend that only counts the parts must not get one twice. Just after the task has settled, its process may not
-    have returned the part yet, or not have recorded that it did.
+    have returned the part yet, or the backend not have noted that it did.
     """
     backend = task.backend
     if not (request.chord and request.group) or request.is_eager:
         return 0.0
     if counts_parts(task, request):
         if request.id in record.announced or record.task_id not in ("", request.id):
+            return 0.0
+        if _part_is_counted(backend, request):
             return 0.0
         return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)
     if not hasattr(type(backend), "_chord_claim_extend_script"):

@@ -20,7 +20,7 @@ from ..errors import IdempotencyError
 from ..events import Released
 from ..hooks import logger
 from ..records import Claim, Reason, new_owner
-from . import brokers, news, notices, rows, worker
+from . import brokers, fanout, news, notices, rows, worker
 from .endings import Expired
 from .identity import DELIVERY, KEY, PLAIN, DeliveryState
 
@@ -56,6 +56,7 @@ class IdempotentRequest(Request):
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
         }
+        fanout.count_parts_once(self.task.backend)  # before Celery returns a part from this process
         place = brokers.place_of(self._app, self._delivery_info, self._hostname)
         if place:
             self._request_dict[DELIVERY]["place"] = place

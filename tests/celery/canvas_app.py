@@ -110,6 +110,15 @@ def fail(*values: Any, tag: str) -> None:
     raise ValueError(f"no {tag}")
 
 
+@app.task(on_failure=_errbacks_dispatched)
+def hesitate(x: int, *, tag: str) -> int:
+    """Fails when it runs for the first time."""
+    ran(tag, x)
+    if sum(entry.fields["task"] == "hesitate" for entry in Journal.from_env().entries("ran", tag)) == 1:
+        raise ValueError(f"not yet {tag}")
+    return x
+
+
 @app.task(ignore_result=True)
 def quiet(x: int, *, tag: str) -> int:
     ran(tag, x)

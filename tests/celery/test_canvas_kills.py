@@ -169,3 +169,30 @@ def test_a_chord_member_that_is_redelivered_returns_its_part_once_where_parts_ar
     wait_until(lambda: is_idle(broker_url), 30, "all messages to be worked off")
     assert runs(journal) == {"echo": 1, "add": 1, "tally": 1}, str(journal)
     assert (result.state, result.result) == (states.SUCCESS, [2, [1]])
+
+
+# The child is killed after Celery has counted the failure and before it acks: no other test has Celery itself put a
+# failed member back.
+@pytest.mark.thorough
+def test_a_chord_member_that_fails_and_succeeds_when_it_is_redelivered_returns_its_part_once_where_parts_are_counted(
+    client_app: Callable[..., Celery],
+    start_worker: StartWorker,
+    journal: Journal,
+    gates: Gates,
+    broker_url: str,
+    memcached: Memcached,
+) -> None:
+    app, node = client_app(CANVAS, RESULT_URL=memcached.url()), start_worker(CANVAS, result_url=memcached.url())
+    failed, other = gates.close(f"dispatched hesitate of {TAG}"), gates.close(f"add of {TAG}")
+    t = signatures(app.module)
+    result = chord([t("hesitate", 5), t("add", 1, 1)], t("tally")).apply_async()
+    [pid] = failed.reached()
+    other.reached()
+    node.kill_child(pid)
+    failed.open()
+    with open_client(broker_url) as client:
+        wait_until(lambda: journal.count("ran") == 3 and client.hlen("unacked") == 1, 30, "the second run to be acked")
+    other.open()
+    wait_until(lambda: is_idle(broker_url) and result.ready(), 30, "all messages to be worked off")
+    assert (result.state, result.result) == (states.SUCCESS, [2, 5]), str(journal)
+    assert runs(journal) == {"hesitate": 2, "add": 1, "tally": 1}, str(journal)

@@ -14,6 +14,7 @@ import pytest
 from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, trace_task
+from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
@@ -591,10 +592,19 @@ class Died(BaseException):
     """Stands for the death of the process, in a place where only a debugger could stop it."""
 
 
+BODY = {"task": "tests.body", "args": [], "kwargs": {}, "options": {"task_id": "B1"}, "chord_size": 2}
+
+
 def deliver_member(task: Any, number: int) -> None:
     """Deliver the message of a member as a worker does."""
-    body = {"task": "tests.body", "args": [], "kwargs": {}, "options": {"task_id": "B1"}, "chord_size": 2}
-    request = {"id": f"T{number}", "group": "G1", "chord": body, "args": (f"ORD-{number}",), "kwargs": {}}
+    request = {
+        "id": f"T{number}",
+        "group": "G1",
+        "chord": {**BODY},
+        "task": task.name,
+        "args": (f"ORD-{number}",),
+        "kwargs": {},
+    }
     trace = build_tracer(task.name, task, app=task.app)
     trace(f"T{number}", (f"ORD-{number}",), {}, {**request, "delivery_info": {}})
 
@@ -617,11 +627,122 @@ def test_a_part_that_is_counted_is_returned_once_however_often_its_member_is_del
     assert member.AsyncResult("B1").state == "PENDING"  # and no error
 
 
+def failing(self: Any, order_id: str) -> str:
+    if order_id == "ORD-1":
+        raise ValueError(order_id)
+    return order_id
+
+
+def failing_at_first(self: Any, order_id: str) -> str:
+    if not self.backend.get("seen"):
+        self.backend.set("seen", b"1")
+        raise ValueError(order_id)
+    return order_id
+
+
+MEMBERS_THAT_FAIL: dict[str, tuple[Callable[..., str], dict[str, Any], list[Any]]] = {
+    "each time": (failing, {}, ["failed"]),
+    "for good": (failing, {"remember_failures": (ValueError,)}, ["failed"]),
+    "once": (failing_at_first, {}, [["ORD-1", "ORD-2"]]),
+}
+
+
+@pytest.fixture
+def counted(app: Celery, bodies: list[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """A function that declares a task whose chord's errors are noted beside the bodies."""
+
+    def declare_member(fun: Callable[..., str], **options: Any) -> Any:
+        policy = {"key": "order_id", **options}
+        task = app.task(base=IdempotentTask, bind=True, shared=False, idempotency=policy, name="member")(fun)
+        app.finalize()
+        backend = task.backend
+        backend.apply_chord(("G1", [app.AsyncResult("T1"), app.AsyncResult("T2")]), None)
+        monkeypatch.setattr(type(backend), "chord_error_from_stack", lambda *_, **__: bodies.append("failed"))
+        return task
+
+    app.conf.result_chord_join_timeout = 0.0
+    # As in a process that has had no delivery yet.
+    monkeypatch.setattr(type(app.backend), "on_chord_part_return", BaseKeyValueStoreBackend.on_chord_part_return)
+    yield declare_member
+    app.backend.client.cache.clear()
+
+
+@pytest.mark.parametrize("kind", MEMBERS_THAT_FAIL)
+def test_a_member_that_fails_returns_its_part_once_however_often_it_is_delivered(
+    counted: Callable[..., Any], bodies: list[Any], kind: str
+) -> None:
+    fun, options, expected = MEMBERS_THAT_FAIL[kind]
+    task = counted(fun, **options)
+    for number in (1, 1, 1, 2, 1, 2):
+        deliver_member(task, number)
+    assert bodies == expected
+
+
+def test_a_member_whose_part_was_returned_as_a_failed_chains_end_returns_none_of_its_own(
+    counted: Callable[..., Any], bodies: list[Any]
+) -> None:
+    task = counted(failing_at_first)
+    last = task.si("ORD-1").set(task_id="T1", group_id="G1", chord={**BODY})
+    for _ in range(2):  # a failure, for which Celery returns the part of the chain's last task; and a success
+        trace = build_tracer(task.name, task, app=task.app)
+        trace("T0", ("ORD-0",), {}, {"id": "T0", "chain": [dict(last)], "delivery_info": {}})
+    deliver_member(task, 1)
+    assert not bodies
+    deliver_member(task, 2)
+    assert bodies == [["ORD-1", "ORD-2"]]
+
+
+def test_a_member_at_its_hard_limit_returns_its_part_once_however_often_it_is_delivered(
+    counted: Callable[..., Any], received: Callable[[Any], request.IdempotentRequest], bodies: list[Any]
+) -> None:
+    task = counted(returning)
+    for _ in range(2):
+        task.apply_async(("ORD-1",), task_id="T1", group_id="G1", chord={**BODY})
+        received(task).on_timeout(soft=False, timeout=1.0)
+    assert not bodies
+    deliver_member(task, 1)
+    assert not bodies
+    deliver_member(task, 2)
+    assert bodies == [["ORD-1", "ORD-2"]]
+
+
+def test_a_backend_that_can_neither_read_nor_note_what_it_has_counted_gets_the_parts(
+    member: Any, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = member.backend
+
+    def away_for_notes(verb: Callable[..., Any]) -> Callable[..., Any]:
+        def call(key: bytes, *args: Any) -> Any:
+            if b".part." in key:
+                raise ConnectionError
+            return verb(key, *args)
+
+        return call
+
+    for verb in ("get", "set"):
+        monkeypatch.setattr(backend, verb, away_for_notes(getattr(backend, verb)))
+    for number in (1, 2):
+        deliver_member(member, number)
+    assert bodies == [["ORD-1", "ORD-2"]]
+
+
+def test_a_part_of_an_unguarded_member_is_counted_as_celery_does(app: Celery, member: Any, bodies: list[Any]) -> None:
+    @app.task(shared=False)
+    def plain(order_id: str) -> str:
+        return order_id
+
+    deliver_member(member, 1)
+    deliver_member(plain, 2)
+    assert bodies == [["ORD-1", "ORD-2"]]
+    assert member.backend.get(member.backend.get_key_for_chord("G1", ".part.T1"))
+    assert not member.backend.get(member.backend.get_key_for_chord("G1", ".part.T2"))
+
+
 def test_a_part_that_a_dead_process_did_not_return_is_returned_by_the_next_delivery(
     member: Any, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as dying:
-        dying.setattr(member.backend, "on_chord_part_return", raiser(Died()))
+        dying.setattr(member.backend, "incr", raiser(Died()))
         with pytest.raises(Died):
             deliver_member(member, 1)
     monkeypatch.setattr(fanout, "RETURNING", -1.0)
@@ -630,12 +751,19 @@ def test_a_part_that_a_dead_process_did_not_return_is_returned_by_the_next_deliv
     assert bodies == [["ORD-1", "ORD-2"]]
 
 
-def test_a_chord_that_is_over_does_not_fail_for_a_member_whose_process_died_before_it_recorded_that(
-    member: Any, store: FailingStore, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
+def test_a_chord_that_is_over_does_not_fail_for_a_member_whose_process_died_before_that_was_noted(
+    member: Any, bodies: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keep = member.backend.set
+
+    def dies_noting(key: bytes, value: bytes) -> None:
+        if b".part." in key:
+            raise Died
+        keep(key, value)
+
     deliver_member(member, 1)
     with monkeypatch.context() as dying:
-        dying.setattr(store, "announce", raiser(Died()))
+        dying.setattr(member.backend, "set", dies_noting)
         with pytest.raises(Died):
             deliver_member(member, 2)
     monkeypatch.setattr(fanout, "RETURNING", -1.0)

@@ -11,6 +11,7 @@ import logging
 import signal
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,11 +202,66 @@ def test_what_a_dead_worker_held_is_delivered_again(
     assert journal.count("started", "running") == 2
 
 
+class Watched:
+    """The commands of one database of a Redis server, with the server's time of each, from now on."""
+
+    def __init__(self, monitor: Any, client: Any) -> None:
+        self.monitor, self.client = monitor, client
+        self.db = client.get_connection_kwargs()["db"]
+
+    def commands(self) -> list[tuple[float, list[str]]]:
+        """Return all up to this moment."""
+        token = f"watched until {uuid.uuid4()}"
+        self.client.echo(token)
+        found: list[tuple[float, list[str]]] = []
+        while (entry := self.monitor.next_command())["command"] != f"ECHO {token}":
+            if entry["db"] == self.db:
+                found.append((entry["time"], entry["command"].split(" ")))
+        return found
+
+
+@pytest.fixture
+def watched(broker_url: str) -> Iterator[Watched]:
+    with open_client(broker_url) as client, client.monitor() as monitor:
+        yield Watched(monitor, client)
+
+
+def late_looks(commands: list[tuple[float, list[str]]]) -> dict[str, int]:
+    """Return for each message that was put back how many looks came between the moment it was overdue and that.
+
+    A message is overdue once the visibility timeout has passed since it was last noted as held.
+    """
+    looks: list[float] = []
+    noted: dict[str, float] = {}
+    found: dict[str, int] = {}
+    for when, (verb, *arguments) in commands:
+        if arguments[:1] != ["unacked_index"]:
+            continue
+        if verb == "ZRANGE" and arguments[1:3] == ["0", "0"]:
+            looks.append(when)
+        elif verb == "ZADD":
+            pairs = [each for each in arguments[1:] if each != "XX"]
+            noted.update(zip(pairs[1::2], map(float, pairs[::2]), strict=True))
+        elif verb == "ZREM" and when > (overdue := noted[arguments[1]] + TIMEOUT):
+            found.setdefault(arguments[1], sum(overdue < look < when for look in looks))
+    return found
+
+
 @pytest.mark.parametrize("pool", ["gevent", "eventlet", "prefork"])
-def test_an_idle_worker_takes_over_what_a_dead_one_held_as_soon_as_it_times_out(
-    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, pool: str
+def test_an_idle_worker_takes_over_what_a_dead_one_held_at_its_first_look_after_that_has_timed_out(
+    app: Celery,
+    watched: Watched,
+    start_worker: StartWorker,
+    journal: Journal,
+    gates: Gates,
+    pool: str,
 ) -> None:
-    """By itself: kombu looks every 100 s at best, and never with gevent and eventlet."""
+    """By itself: kombu looks every 100 s at best, and never with gevent and eventlet.
+
+    A worker looks again a second after each look, as `TestTheStep` shows. Here looks are counted, and not seconds,
+    since a loaded machine may do anything late: by the server's clock, no look came after a message was overdue but the
+    one that put it back. (Or none, if the worker was stopped between the command of the look before and its own clock.)
+    """
     options = {"pool": pool, "visibility_timeout": TIMEOUT, "env": {"LEASE_TTL": "2"}}
     first = start_worker(HELD, concurrency=1, prefetch=2, **options)
     gate = gates.close("running")
@@ -220,6 +276,9 @@ def test_an_idle_worker_takes_over_what_a_dead_one_held_as_soon_as_it_times_out(
     assert prefetched.get(timeout=40) == "done prefetched"
     assert journal.count("started", "running") == 2
     assert deliveries(running, idle) >= 1
+    looks = late_looks(watched.commands())
+    assert len(looks) >= 2
+    assert max(looks.values()) <= 1
 
 
 def test_a_task_that_has_run_for_longer_than_its_max_lease_is_handed_to_others(
@@ -349,6 +408,28 @@ def test_a_broker_that_restarts_while_tasks_run_loses_none_and_gives_one_result(
     assert [journal.count("ended", name) for name in ("running", "later")] == [1, 1]
 
 
+@pytest.fixture
+def connect(redis_url: str) -> Iterator[Callable[[], Any]]:
+    connections: list[Connection] = []
+
+    def connect(url: str = redis_url, **options: object) -> Any:
+        connections.append(Connection(url, transport_options={"visibility_timeout": TIMEOUT, **options}))
+        return connections[-1].default_channel
+
+    yield connect
+    for connection in connections:
+        connection.close()
+
+
+@pytest.fixture
+def queue(connect: Callable[[], Any]) -> Queue:
+    queue = Queue("celery", channel=connect())
+    queue.declare()
+    with queue.channel.connection.client.Producer() as producer:
+        producer.publish("work", routing_key="celery")
+    return queue
+
+
 class TestTheTagsOfAChannel:
     """On kombu's channels, without a worker."""
 
@@ -374,26 +455,6 @@ class TestTheTagsOfAChannel:
         yield start
         for process in started:
             processes.end(process)
-
-    @pytest.fixture
-    def connect(self, redis_url: str) -> Iterator[Callable[[], Any]]:
-        connections: list[Connection] = []
-
-        def connect(url: str = redis_url, **options: object) -> Any:
-            connections.append(Connection(url, transport_options={"visibility_timeout": TIMEOUT, **options}))
-            return connections[-1].default_channel
-
-        yield connect
-        for connection in connections:
-            connection.close()
-
-    @pytest.fixture
-    def queue(self, connect: Callable[[], Any]) -> Queue:
-        queue = Queue("celery", channel=connect())
-        queue.declare()
-        with queue.channel.connection.client.Producer() as producer:
-            producer.publish("work", routing_key="celery")
-        return queue
 
     def test_what_this_channel_has_put_back_is_others_and_is_left_alone(
         self, connect: Callable[[], Any], queue: Queue, redis_client: redis.Redis
@@ -529,6 +590,46 @@ class TestTheTagsOfAChannel:
             held.restore()
             assert fail() == 2
         message.ack()
+
+
+class TestTheStep:
+    """With a timer that the test turns, and kombu's channels."""
+
+    @pytest.fixture
+    def timers(self, connect: Callable[..., Any], queue: Queue) -> Iterator[list[tuple[float, Callable[[], None]]]]:
+        """What the step has asked its timer for, on a channel that consumes: (seconds, callback)."""
+        asked: list[tuple[float, Callable[[], None]]] = []
+        channel = connect(visibility_timeout=30)
+        channel._active_queues.append("celery")
+        timer = SimpleNamespace(call_after=lambda seconds, callback: asked.append((seconds, callback)))
+        consumer = SimpleNamespace(timer=timer, pool=None, task_consumer=SimpleNamespace(channel=channel))
+        step = VisibilityStep(consumer)
+        step.start(consumer)
+        yield asked
+        step.shutdown(consumer)
+
+    def test_it_looks_a_second_after_it_has_begun_and_after_each_look_also_one_that_failed(
+        self, connect: Callable[..., Any], queue: Queue, redis_client: redis.Redis, timers: list[Any]
+    ) -> None:
+        """So that with a second for the delivery a message runs within two seconds of when it was overdue."""
+        tag = queue.bind(connect()).get().delivery_tag
+        for overdue in (False, None, True):
+            redis_client.delete("unacked_index")
+            if overdue is None:
+                redis_client.set("unacked_index", "no sorted set")
+            else:
+                redis_client.zadd("unacked_index", {tag: time.time() - (60 if overdue else 0)})
+            [look] = [callback for seconds, callback in timers if seconds == 1.0]
+            timers.clear()
+            look()
+            assert redis_client.llen("celery") == (1 if overdue else 0)
+        assert [seconds for seconds, _ in timers] == [1.0]
+
+    def test_it_refreshes_each_third_of_the_timeout(self, timers: list[Any]) -> None:
+        [refresh] = [callback for seconds, callback in timers if seconds == 10.0]
+        timers.clear()
+        refresh()
+        assert [seconds for seconds, _ in timers] == [10.0]
 
 
 def test_tags_are_copied_although_another_thread_adds_to_them() -> None:
