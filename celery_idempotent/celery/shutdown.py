@@ -6,20 +6,23 @@ a worker that a test stops, not at all. They are seen where Celery begins with t
 
 A body may run for longer than whoever stops the worker is patient. When the worker is killed, nobody is left to release
 the lease. So the main process tells the stores as soon as it knows. Of a body that ends in time they hear the end as
-ever.
+ever. What a body itself holds, by calling guarded functions or ``apply()``, is known to its own process alone: a child
+tells the stores of that.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import sleep
 from typing import Any
 from weakref import WeakSet
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.worker import state as worker_state
 
+from ..binding import heartbeat
 from ..errors import IdempotencyError, RecordUnreadable, StoreError
 from ..hooks import logger
 from ..pauses import never
@@ -29,7 +32,7 @@ from . import worker as stopping
 from .request import IdempotentRequest, cut_off
 from .visibility import copied
 
-__all__ = ["ShutdownMarks", "ShutdownStep"]
+__all__ = ["ShutdownMarks", "ShutdownStep", "keep_watch"]
 
 #: Seconds between two looks whether the worker stops, and while it does, at what runs. No thread is woken instead: a
 #: handler of signals must take no lock.
@@ -46,6 +49,8 @@ class ShutdownMarks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._marked: WeakSet[IdempotentRequest] = WeakSet()
+        #: the owners of the leases of this process that it was told of
+        self._held: set[str] = set()
         self._failing = False
 
     def mark_running(self) -> None:
@@ -55,6 +60,18 @@ class ShutdownMarks:
                 continue
             if self._mark(request):  # one that waits for its lease is asked about again
                 self._marked.add(request)
+
+    def mark_held(self) -> None:
+        """Tell the store of each lease that this process renews, and that is no delivery's of it; of each once."""
+        deliveries = {request._owner for request in copied(worker_state.active_requests) if hasattr(request, "_owner")}
+        held = {holding.lease.owner: holding.lease for holding in heartbeat.holdings() if holding.store is self._store}
+        self._held &= held.keys()
+        for owner, lease in held.items():
+            if owner in deliveries or owner in self._held:
+                continue
+            with suppress(RecordUnreadable):
+                self._store.mark_shutdown(lease)
+            self._held.add(owner)
 
     def mark_cut_off(self) -> None:
         """Tell the store of each delivery that this worker has told to end, and that Celery has done with."""
@@ -92,6 +109,7 @@ class ShutdownMarks:
             self.mark_cut_off()
             if stopping.is_stopping():
                 self.mark_running()
+                self.mark_held()
         except Exception as error:  # noqa: BLE001 - whatever it was, other deliveries need this thread
             if not self._failing:
                 logger.warning("A shutdown could not be announced to the store, trying again: %r", error)
@@ -102,8 +120,36 @@ class ShutdownMarks:
     def keep_looking(self, ended: Callable[[], bool]) -> None:
         """Look again and again, until the worker has ``ended``."""
         while not ended():
-            sleep(LOOK_EVERY)
             self.look()
+            sleep(LOOK_EVERY)
+
+
+def keep_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
+    """Start a thread for each store, and later for each other one in which this process holds a lease.
+
+    Arguments:
+        stores: Those to begin with.
+        ended: Tells whether the worker has ended.
+    """
+    watched: set[Store] = set()
+    while not ended():
+        if stopping.is_stopping():
+            stores = stores | {holding.store for holding in heartbeat.holdings()}
+        for store in stores - watched:
+            looking = ShutdownMarks(store).keep_looking
+            threading.Thread(target=looking, args=(ended,), name="celery-idempotent-shutdown", daemon=True).start()
+        watched |= stores
+        sleep(LOOK_EVERY)
+
+
+def _start_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
+    watch = threading.Thread(target=keep_watch, args=(stores, ended), name="celery-idempotent-shutdown", daemon=True)
+    watch.start()
+
+
+def watch_in_child(**_: Any) -> None:
+    """Watch the leases of a pool's child, which has the stores that its bodies use and no others."""
+    _start_watch(set())
 
 
 class ShutdownStep(bootsteps.StartStopStep):
@@ -111,6 +157,10 @@ class ShutdownStep(bootsteps.StartStopStep):
 
     name = "celery_idempotent.shutdown"
     requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        signals.worker_process_init.connect(watch_in_child, weak=False, dispatch_uid="celery_idempotent.shutdown")
 
     def start(self, worker: Any) -> None:
         """Start a thread for each store; they end with the process, or with a worker that the process outlives."""
@@ -126,10 +176,8 @@ class ShutdownStep(bootsteps.StartStopStep):
                 wait()
 
             worker.wait_for_soft_shutdown = announce_and_wait
-        ended = (stopped.is_set if outlived else never,)  # bodies in threads may outlast the parts of their worker
-        for store in {task._binding.guard.store for task in stopping.idempotent_tasks(worker.app)}:
-            looking = ShutdownMarks(store).keep_looking
-            threading.Thread(target=looking, args=ended, name="celery-idempotent-shutdown", daemon=True).start()
+        ended = stopped.is_set if outlived else never  # bodies in threads may outlast the parts of their worker
+        _start_watch({task._binding.guard.store for task in stopping.idempotent_tasks(worker.app)}, ended)
 
     def close(self, worker: Any) -> None:
         """Announce the end: Celery comes here first, before it waits for anything."""

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, idempotent
 from tests.celery.apps import from_env
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -84,6 +84,23 @@ def end(task: Any, order: str, ending: str) -> None:
             time.sleep(60)
         except BaseException as error:  # noqa: BLE001
             Journal.from_env().write("heard", type(error).__name__)
+
+
+@idempotent(key="order", store=app.conf.idempotency_store, **app.conf.idempotency)
+def charge(order: str) -> str:
+    """A guarded function, which holds on for ever when it runs for the first time."""
+    journal = Journal.from_env()
+    first = not journal.count("charged", order)
+    journal.write("charged", order)
+    while first:
+        time.sleep(60)
+    return f"{order} charged again"
+
+
+@app.task(base=IdempotentTask)
+def call(order: str) -> str:
+    """Call a guarded function, which holds a lease of its own."""
+    return charge(order)
 
 
 @app.task(base=IdempotentTask, idempotency={"key": "order"})

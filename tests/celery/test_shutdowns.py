@@ -6,6 +6,8 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
 
 import pytest
 from celery import Celery
@@ -13,11 +15,13 @@ from celery import __version__ as celery_version
 from celery.contrib.testing.worker import start_worker as start_thread
 
 from celery_idempotent import IdempotentTask, StoreUnreachable
+from celery_idempotent.binding import heartbeat
 from celery_idempotent.celery import worker
 from celery_idempotent.celery.request import IdempotentRequest, cut_off
-from celery_idempotent.celery.shutdown import ShutdownMarks
+from celery_idempotent.celery.shutdown import ShutdownMarks, keep_watch
 from celery_idempotent.errors import RecordUnreadable
-from celery_idempotent.records import Lease, Reason, State
+from celery_idempotent.holding import Holding
+from celery_idempotent.records import Claim, Lease, Reason, Release, State, new_owner
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
@@ -113,6 +117,24 @@ def test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash(
     aftermath.expect(result, "PENDING", State.IN_PROGRESS, "shutdown", messages=1)
     start_worker(PARTING, **options)
     aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
+
+
+# Only a child of a real worker knows what a body holds in it; a pool of threads has it in the main process.
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_lease_that_a_body_takes_itself_is_no_crash_either_if_the_shutdown_cuts_it_off(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, pool: str
+) -> None:
+    options = {"pool": pool, "visibility_timeout": 1, "env": {"LEASE_TTL": "2", "MAX_CRASHES": "1"}}
+    node = start_worker(PARTING, **options)
+    result = parting.module.call.delay("ORD-1")
+    aftermath.journal.wait_for_count(1, "charged")
+    [key] = [record.key for record in aftermath.store.scan() if ".charge:" in record.key]
+    tell(node, signal.SIGTERM)
+    wait_until(lambda: known(aftermath.store, key).reason == Reason.SHUTDOWN, message="the store to know")
+    node.kill("SIGKILL")
+    start_worker(PARTING, **options)
+    assert result.get(timeout=30) == "ORD-1 charged again"
+    assert known(aftermath.store, key).crashes == 0
 
 
 @pytest.mark.ending("child killed")
@@ -241,6 +263,43 @@ class TestWhatStoresAreTold:
         ShutdownMarks(main_store).mark_cut_off()
         assert asked == [request.claim().owner]
         assert not cut_off
+
+    def test_of_what_a_body_holds_each_store_is_told_once_and_a_delivery_is_told_of_as_such(
+        self, main_store: MemoryStore, asked: list[str], request_of: Callable[..., IdempotentRequest]
+    ) -> None:
+        request, claim = request_of(), Claim("inner", new_owner(), 60, 60)
+        leases = [main_store.acquire(each) for each in (request.claim(), claim)]
+        holdings = [heartbeat.watch(Holding(main_store, lease, monotonic())) for lease in leases]
+        try:
+            ShutdownMarks(MemoryStore()).mark_held()
+            assert asked == []
+            marks = ShutdownMarks(main_store)
+            for _ in range(2):
+                marks.mark_held()
+            assert asked == [claim.owner]
+        finally:
+            for holding in holdings:
+                heartbeat.forget(holding)
+        main_store.release(leases[1], Release(Reason.FAILED))
+        main_store.acquire(replace(claim, owner="next"))
+        marks.mark_held()
+        assert asked == [claim.owner]
+
+    def test_a_store_that_no_task_has_is_told_once_a_body_holds_something_in_it(
+        self, main_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker, "is_stopping", lambda: True)
+        ended = threading.Event()
+        lease = main_store.acquire(Claim("inner", new_owner(), 60, 60))
+        watch = threading.Thread(target=keep_watch, args=(set(), ended.is_set))
+        watch.start()
+        holding = heartbeat.watch(Holding(main_store, lease, monotonic()))
+        try:
+            wait_until(lambda: known(main_store, "inner").reason == Reason.SHUTDOWN, message="the store to be told")
+        finally:
+            heartbeat.forget(holding)
+            ended.set()
+            watch.join()
 
     @pytest.mark.parametrize("error", [StoreUnreachable("away"), ZeroDivisionError()])
     def test_a_store_that_does_not_answer_is_told_again_and_the_log_once(
