@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -19,11 +20,15 @@ from ..binding import current_holder, history
 from ..errors import IdempotencyError
 from ..events import Released
 from ..hooks import emit, logger
-from ..records import Claim, Reason
+from ..records import Claim, Lease, Reason
 from .decorator import store_of
 from .handover import Held, Offer
 
 __all__ = ["IdempotentSpawnWorker", "IdempotentWorker"]
+
+#: Seconds between two looks whether the worker was asked to stop. No thread is woken instead: a handler of signals must
+#: take no lock.
+LOOK_EVERY = 0.5
 
 
 class _Leases:
@@ -37,6 +42,7 @@ class _Leases:
     _reaped: tuple[Any, ...] | None = None
     _began = 0.0
     _told = False
+    _watch: tuple[threading.Thread, threading.Event] | None = None
 
     def fork_work_horse(self, job: Any, queue: Any) -> None:
         """Start the horse, which is given the owner of its delivery."""
@@ -45,6 +51,13 @@ class _Leases:
         self._offer = Offer(self.job_monitoring_interval)
         with self._offer.made():
             super().fork_work_horse(job, queue)  # type: ignore[misc]
+        gone = threading.Event()
+        # After the fork, and over before the next one: a child must find no lock that a thread of its parent has taken.
+        thread = threading.Thread(
+            target=self._announce_shutdown, args=(self._offer, gone), name="celery-idempotent-shutdown", daemon=True
+        )
+        self._watch = (thread, gone)
+        thread.start()
 
     def maintain_heartbeats(self, *args: Any) -> None:
         """Renew the lease of the horse, after RQ's own heartbeats."""
@@ -57,12 +70,33 @@ class _Leases:
         # and RQ would take it for killed.
         if self._reaped is None:
             _wait_for(self._horse_pid)
+            self._end_watch()
             signal.alarm(0)  # nothing is waited for any more, and to release must not be broken off either
             self._reaped = super().wait_for_horse()  # type: ignore[misc]
         if self._reaped[1] != 0:
             self._speak("released", self._release)
         self._close()
         return self._reaped
+
+    def _announce_shutdown(self, offer: Offer, gone: threading.Event) -> None:
+        """Tell the store of a warm shutdown, which a supervisor may cut short by killing worker and horse."""
+        while not gone.wait(LOOK_EVERY):
+            held = offer.held() if getattr(self, "_stop_requested", False) else None
+            if held is None or held.store is None:
+                continue
+            try:
+                if store_of(held.store or None, self.connection).mark_shutdown(Lease(self._claim_of(offer, held), 0)):
+                    return
+            except IdempotencyError as error:
+                logger.warning("The shutdown could not be announced for the lease on %s: %s", held.key, error)
+                return
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            thread, gone = self._watch
+            self._watch = None
+            gone.set()
+            thread.join()
 
     def _speak(self, done: str, speak: Any) -> None:
         held = self._offer.held() if self._offer is not None else None
@@ -99,7 +133,11 @@ class _Leases:
 
     def _claim(self, held: Held) -> Claim:
         assert self._offer is not None
-        return Claim(held.key, self._offer.owner, held.lease_ttl, held.keep_ttl)
+        return self._claim_of(self._offer, held)
+
+    @staticmethod
+    def _claim_of(offer: Offer, held: Held) -> Claim:
+        return Claim(held.key, offer.owner, held.lease_ttl, held.keep_ttl)
 
     def _reason(self, held: Held) -> Reason:
         if getattr(self, "_stopped_job_id", None) == held.task_id:  # that of a job which ended meanwhile stays

@@ -24,7 +24,7 @@ from tests.proxy import Proxy
 from tests.rq import horses
 from tests.rq.workers import OURS, OURS_SPAWNED, PATIENCE, STOCK, Shop, is_alive, kill_horse
 from tests.servers import RedisServer
-from tests.stores.benches import take
+from tests.stores.benches import age, take
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.thorough]
@@ -139,6 +139,25 @@ def test_a_cold_shutdown_is_announced_and_no_crash(shop: Shop, kind: str) -> Non
     record = shop.record(key_of(horses.charge))
     assert (record.state, record.crashes) == (State.RELEASED, 0)
     assert job.get_status(refresh=True) == JobStatus.STARTED, "RQ left it to whoever cleans up"
+
+
+@BOTH
+def test_a_shutdown_that_is_cut_short_by_a_kill_of_all_is_no_crash(shop: Shop, kind: str) -> None:
+    worker = shop.start(kind)
+    shop.gates.close("charged")
+    shop.queue.enqueue(horses.charge, "A")
+    shop.gates["charged"].reached(timeout=PATIENCE)
+    key = key_of(horses.charge)
+    os.kill(worker.pid, signal.SIGTERM)
+    wait_until(lambda: shop.record(key).reason == Reason.SHUTDOWN, PATIENCE, worker.logs)
+    [horse] = shop.gates["charged"].reached(timeout=PATIENCE)
+    worker.kill()
+    kill_horse(horse)
+    record = shop.record(key)
+    assert record.state is State.IN_PROGRESS
+    age(shop.store, key, record.remaining + 0.001)
+    lease = take(shop.store, key)
+    assert (lease.taken_over, lease.crashes) == (True, 0)
 
 
 def test_horses_that_die_one_after_the_other_end_in_a_crash_loop(shop: Shop) -> None:
