@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -23,7 +26,7 @@ from tests.celery.fixtures import JOURNAL, NODES
 from tests.proxy import Proxy
 from tests.rq import horses
 from tests.rq.workers import OURS, OURS_SPAWNED, PATIENCE, STOCK, Shop, is_alive, kill_horse
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port
 from tests.stores.benches import age, take
 from tests.waiting import wait_until
 
@@ -158,6 +161,15 @@ def test_a_shutdown_that_is_cut_short_by_a_kill_of_all_is_no_crash(shop: Shop, k
     age(shop.store, key, record.remaining + 0.001)
     lease = take(shop.store, key)
     assert (lease.taken_over, lease.crashes) == (True, 0)
+
+
+def test_a_shutdown_that_cannot_be_announced_is_said_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    worker = IdempotentWorker([shop.queue], connection=shop.client)
+    worker._stop_requested = True
+    away = Held("idem:a", 60.0, 60.0, None, f"redis://127.0.0.1:{free_port()}/0", True, "charge", "this job")
+    offer: Any = SimpleNamespace(owner="me", held=iter([None, replace(away, store=None), away]).__next__)
+    worker._announce_shutdown(offer, threading.Event())
+    assert caplog.text.count("The shutdown could not be announced for the lease on idem:a") == 1
 
 
 def test_horses_that_die_one_after_the_other_end_in_a_crash_loop(shop: Shop) -> None:

@@ -161,13 +161,13 @@ def test_a_line_that_is_none_of_ours_is_told_as_it_is(text: str) -> None:
 
 def test_notes_are_written_by_a_thread_that_the_first_one_starts() -> None:
     store, history = Batches(), History()
-    threads = threading.active_count()
+    before = set(threading.enumerate())  # of other tests, which may end at any moment
     history.note(store, replayed(), KEEP)
-    assert threading.active_count() == threads + 1
+    [thread] = set(threading.enumerate()) - before
     wait_until(store.told, PROMPTLY)
     history.note(store, replayed(1), KEEP)
     wait_until(lambda: len(store.told()) == 2, PROMPTLY)
-    assert threading.active_count() == threads + 1
+    assert set(threading.enumerate()) - before == {thread}
 
 
 def test_notes_of_half_a_second_are_one_batch_for_each_store(still: History) -> None:
