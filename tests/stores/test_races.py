@@ -26,7 +26,7 @@ THREADS, PROCESSES = 50, 8
 
 @pytest.fixture
 def store(any_store: Store) -> Store:
-    """A store whose callers ask again, as deliveries do: of fifty at one row, some wait for longer than it lets them."""
+    """A store whose callers ask again, as deliveries do: of fifty at one row, some wait longer than it lets them."""
 
     def patient(verb: Callable[..., Any]) -> Callable[..., Any]:
         def ask(*args: Any, **options: Any) -> Any:
