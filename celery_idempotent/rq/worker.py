@@ -54,7 +54,7 @@ class _Leases:
         gone = threading.Event()
         # After the fork, and over before the next one: a child must find no lock that a thread of its parent has taken.
         thread = threading.Thread(
-            target=self._announce_shutdown, args=(self._offer, gone), name="celery-idempotent-shutdown", daemon=True
+            target=self._announce_shutdown, args=(gone,), name="celery-idempotent-shutdown", daemon=True
         )
         self._watch = (thread, gone)
         thread.start()
@@ -78,14 +78,15 @@ class _Leases:
         self._close()
         return self._reaped
 
-    def _announce_shutdown(self, offer: Offer, gone: threading.Event) -> None:
+    def _announce_shutdown(self, gone: threading.Event) -> None:
         """Tell the store of a warm shutdown, which a supervisor may cut short by killing worker and horse."""
+        assert self._offer is not None
         while not gone.wait(LOOK_EVERY):
-            held = offer.held() if getattr(self, "_stop_requested", False) else None
+            held = self._offer.held() if getattr(self, "_stop_requested", False) else None
             if held is None or held.store is None:
                 continue
             try:
-                if store_of(held.store or None, self.connection).mark_shutdown(Lease(self._claim_of(offer, held), 0)):
+                if store_of(held.store or None, self.connection).mark_shutdown(Lease(self._claim(held), 0)):
                     return
             except IdempotencyError as error:
                 logger.warning("The shutdown could not be announced for the lease on %s: %s", held.key, error)
@@ -133,11 +134,7 @@ class _Leases:
 
     def _claim(self, held: Held) -> Claim:
         assert self._offer is not None
-        return self._claim_of(self._offer, held)
-
-    @staticmethod
-    def _claim_of(offer: Offer, held: Held) -> Claim:
-        return Claim(held.key, offer.owner, held.lease_ttl, held.keep_ttl)
+        return Claim(held.key, self._offer.owner, held.lease_ttl, held.keep_ttl)
 
     def _reason(self, held: Held) -> Reason:
         if getattr(self, "_stopped_job_id", None) == held.task_id:  # that of a job which ended meanwhile stays

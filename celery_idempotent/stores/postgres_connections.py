@@ -134,7 +134,7 @@ class Connections:
         finally:
             self._give_back(slot)
 
-    def connect(self, seconds: float | None = None) -> TimedConnection:
+    def connect(self, seconds: float = TIMEOUT) -> TimedConnection:
         """Return a new connection.
 
         Arguments:
@@ -145,8 +145,7 @@ class Connections:
         options["client_encoding"] = "utf8"  # with SQL_ASCII, which a database may have, psycopg gives bytes for texts
         # Nothing is prepared on the server: behind PgBouncer the next statement may reach another one.
         connection = TimedConnection.connect(self._place.conninfo, autocommit=True, prepare_threshold=None, **options)
-        if seconds is not None:
-            connection.seconds = seconds
+        connection.seconds = seconds
         return connection
 
     def _take(self) -> Slot:

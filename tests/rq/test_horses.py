@@ -167,11 +167,12 @@ def test_a_shutdown_that_cannot_be_announced_is_said_once(shop: Shop, caplog: py
     worker = IdempotentWorker([shop.queue], connection=shop.client)
     worker._stop_requested = True
     away = Held("idem:a", 60.0, 60.0, None, f"redis://127.0.0.1:{free_port()}/0", True, "charge", "this job")
-    offer: Any = SimpleNamespace(owner="me", held=iter([None, replace(away, store=None), away]).__next__)
+    offers: Any = SimpleNamespace(owner="me", held=iter([None, replace(away, store=None), away]).__next__)
+    worker._offer = offers
     ended = threading.Event()
     ended.set()
-    worker._announce_shutdown(offer, ended)  # asks for nothing of a horse that is gone
-    worker._announce_shutdown(offer, threading.Event())
+    worker._announce_shutdown(ended)  # asks for nothing of a horse that is gone
+    worker._announce_shutdown(threading.Event())
     worker._end_watch()  # of no horse
     assert caplog.text.count("The shutdown could not be announced for the lease on idem:a") == 1
 
