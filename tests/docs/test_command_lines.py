@@ -30,6 +30,7 @@ from tests.cli.shelf import hold, settle
 from tests.cli.terminal import CTRL_C, Terminal
 from tests.docs.command_lines import CommandLine, command_lines
 from tests.docs.pages import PYTHON, ROOT, blocks
+from tests.flower.watching import serves
 from tests.servers import RedisServer, free_port, open_client, redis_binary
 from tests.waiting import wait_until
 
@@ -268,7 +269,6 @@ def test_what_shows_a_table_until_ctrl_c_shows_it(
 #: What programs print once they are ready, by what their command has in it.
 READY = {
     "rq worker": "Listening on",
-    " flower": "Visit me at",
     "redis-server": "Ready to accept connections",
     "consumer work": "is ready",
 }
@@ -293,7 +293,12 @@ class Running:
 
     def until_ready(self) -> None:
         """Wait until it does what it is for."""
-        ready = self._consumes if re.match(r"celery -A \S+ worker", self.command) else self._has_printed
+        if re.match(r"celery -A \S+ worker", self.command):
+            ready = self._consumes
+        elif re.match(r"celery -A \S+ flower", self.command):
+            ready = self._serves
+        else:
+            ready = self._has_printed
         wait_until(lambda: ready() or self.process.poll() is not None, 60, lambda: f"it to be ready: {self}")
         assert self.process.poll() is None, str(self)
 
@@ -301,6 +306,9 @@ class Running:
         """Return whether a worker consumes; at the level at which Celery logs by default, it prints nothing of that."""
         with open_client(os.environ["BROKER_URL"]) as client:
             return bool(client.exists("_kombu.binding.celery.pidbox"))
+
+    def _serves(self) -> bool:
+        return serves(f"http://{os.environ['FLOWER_ADDRESS']}:{os.environ['FLOWER_PORT']}")
 
     def _has_printed(self) -> bool:
         program = next(name for name in READY if name in self.command)
