@@ -86,7 +86,8 @@ def end(task: Any, order: str, ending: str) -> None:
             Journal.from_env().write("heard", type(error).__name__)
 
 
-@idempotent(key="order", store=app.conf.idempotency_store, **app.conf.idempotency)
+# It waits: the lease of a worker that died may last a moment longer here than that of the task which calls it.
+@idempotent(key="order", store=app.conf.idempotency_store, on_conflict="wait", **app.conf.idempotency)
 def charge(order: str) -> str:
     """A guarded function, which holds on for ever when it runs for the first time."""
     journal = Journal.from_env()
