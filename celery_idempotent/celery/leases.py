@@ -19,23 +19,23 @@ __all__ = ["begin", "end", "leases", "prepare", "refresh"]
 
 #: Leases that one child can show: more than one only where a body runs others by ``apply()``.
 PLACES = 4
-SIZE = 1024
-#: Bytes at the head of a place that differ from one writing to the next.
-STAMP = 16
+SIZE = 2048
 #: How often a place is read that changes meanwhile.
 TRIES = 10
 SEPARATOR = "\0"
 
-#: The child's pid, or 0 where the place is free.
-_PID = Struct("=Q")
-#: How often it was written; began, deadline, renewals, fence; how long the text is, and the text.
-_BODY = Struct(f"=QddQQH{SIZE - 50}s")
+#: What a place holds, twice, after one byte that says which is valid: the odd values the first, the even ones the
+#: second. A child writes the other one and then that byte, so that a reader finds a whole one at any time.
+#: The child's pid, or 0 where the place is free; began, deadline, renewals, fence; how long the text is, and the text.
+_TEXT = SIZE // 2 - 48
+_COPY = Struct(f"=QddQQH{_TEXT}s")
+_COPIES = (1 + _COPY.size, 1)  # where those of the even and of the odd values begin
+_FREE = bytes(_COPY.size)
 
 _Shown = tuple[Holding, str, str, int]  # with task, task id, and place or -1
 
 _shown: dict[int, _Shown] = {}
 _table: mmap.mmap | None = None
-_writes = 0
 _prepared = False
 
 
@@ -70,7 +70,7 @@ def end(holding: Holding) -> None:
     shown, row = _shown.pop(id(holding), None), rows.own
     if shown is not None and shown[3] >= 0 and _table is not None and row:
         with rows.lock:
-            _PID.pack_into(_table, (row * PLACES + shown[3]) * SIZE, 0)
+            _put(_table, row, shown[3], _FREE)
 
 
 def refresh() -> None:
@@ -80,9 +80,7 @@ def refresh() -> None:
         return
     with rows.lock:
         for shown in [shown for shown in list(_shown.values()) if shown[3] >= 0]:
-            _PID.pack_into(_table, (row * PLACES + shown[3]) * SIZE, 0)
-            if not shown[0].lost:
-                _write(_table, row, shown)
+            _write(_table, row, shown)
 
 
 def leases() -> list[dict[str, Any]]:
@@ -118,27 +116,34 @@ def _described(numbers: tuple[float, float, int, int], text: str) -> dict[str, A
 
 
 def _write(table: mmap.mmap, row: int, shown: _Shown) -> None:
-    """Fill a place that is free: its pid comes last."""
-    global _writes
-    _writes += 1
     holding, task, task_id, place = shown
+    if holding.lost:
+        _put(table, row, place, _FREE)
+        return
     lease = holding.lease
     text = f"{lease.claim.holder}\0{task}\0{task_id}\0{lease.claim.key}".encode("utf-8", "replace")
     # A fence is a store's own; none may be so large that showing it fails the task.
     numbers = (holding.began, holding.deadline, holding.renewals, lease.fence & 0xFFFF_FFFF_FFFF_FFFF)
+    _put(table, row, place, _COPY.pack(rows.pid, *numbers, min(len(text), _TEXT), text))
+
+
+def _put(table: mmap.mmap, row: int, place: int, copy: bytes) -> None:
     offset = (row * PLACES + place) * SIZE
-    _BODY.pack_into(table, offset + _PID.size, _writes, *numbers, min(len(text), SIZE - 50), text)
-    _PID.pack_into(table, offset, rows.pid)
+    valid = table[offset] % 254 + 1
+    start = offset + _COPIES[valid % 2]
+    table[start : start + _COPY.size] = copy
+    table[offset] = valid
 
 
 def _read(table: mmap.mmap, row: int, place: int, pid: int) -> dict[str, Any] | None:
     """Return the lease at a place, or None: it is free, or a child that is gone left it."""
     offset = (row * PLACES + place) * SIZE
     for _ in range(TRIES):
-        before, copy = table[offset : offset + STAMP], table[offset + _PID.size : offset + SIZE]
-        if _PID.unpack_from(before)[0] != pid:
-            return None
-        if table[offset : offset + STAMP] == before:
-            _, began, deadline, renewals, fence, length, text = _BODY.unpack_from(copy)
-            return _described((began, deadline, renewals, fence), text[:length].decode(errors="replace"))
+        valid = table[offset]
+        start = offset + _COPIES[valid % 2]
+        copy = table[start : start + _COPY.size]
+        if table[offset] == valid:
+            child, began, deadline, renewals, fence, length, text = _COPY.unpack(copy)
+            told = text[:length].decode(errors="replace")
+            return _described((began, deadline, renewals, fence), told) if child == pid else None
     return None  # it has changed each time: no delivery stays that short and is of interest

@@ -248,27 +248,60 @@ class TestTheMemoryThatChildrenShare:
         rows._pids[7] = os.getpid()  # another child has its row
         assert self.from_children() == []
 
-    def test_a_place_that_is_written_meanwhile_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        holding = self.take("old")
-        leases.begin(holding, "t", "i")
+    def reading(self, *meanwhile: Callable[[], object]) -> dict[str, Any] | None:
+        """Return what is read of the first place while a child writes: one call for each part that is read."""
+        calls = iter(meanwhile)
 
         class Table:
-            """Has another lease written after the first has been copied."""
-
             def __init__(self, table: Any) -> None:
-                self.table, self.reads = table, 0
+                self.table = table
 
-            def __getitem__(self, part: slice) -> bytes:
-                self.reads += 1
-                if self.reads == 3:
-                    leases.end(holding)
-                    leases.begin(TestTheMemoryThatChildrenShare().take("new"), "t", "i")
-                return bytes(self.table[part])
+            def __getitem__(self, part: slice | int) -> Any:
+                found = self.table[part]
+                next(calls, lambda: None)()
+                return found
 
         table: Any = Table(leases._table)
-        lease = leases._read(table, 7, 0, os.getpid())
+        return leases._read(table, 7, 0, os.getpid())
+
+    def test_a_place_that_is_written_meanwhile_is_read_again(self) -> None:
+        old, new = self.take("old"), self.take("new")
+        leases.begin(old, "t", "i")
+
+        def replace() -> None:
+            leases.end(old)
+            leases.begin(new, "t", "i")
+
+        lease = self.reading(lambda: None, replace)
         assert lease is not None
         assert lease["key"] == "new"
+
+    def test_a_lease_is_there_while_it_is_written_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However long a child that writes has to wait for its next turn."""
+        leases.begin(self.take(), "t", "i")
+        seen = []
+        whole = leases._write
+
+        class Slow:
+            def __init__(self, table: Any) -> None:
+                self.table = table
+
+            def __getitem__(self, part: slice | int) -> Any:
+                return self.table[part]
+
+            def __setitem__(self, part: slice | int, value: Any) -> None:
+                seen.append(leases._read(self.table, 7, 0, os.getpid()))
+                self.table[part] = value
+                seen.append(leases._read(self.table, 7, 0, os.getpid()))
+
+        def write(table: Any, *rest: Any) -> None:
+            whole(Slow(table), *rest)
+
+        monkeypatch.setattr(leases, "_write", write)
+        for _ in range(600):
+            leases.refresh()
+        assert len(seen) >= 1200
+        assert None not in seen
 
     def test_a_run_without_a_lease_is_not_shown(self) -> None:
         unprotected = Holding(MemoryStore(), Lease(claim(), 0), monotonic())
