@@ -21,6 +21,8 @@ READY_SECONDS = 60.0
 #: After its failover timeout a sentinel tries a failover again that came to nothing. It also has replicas follow the
 #: main server directly then, which would lead them around our proxy: not before the main server is dead.
 PATIENT_MS, HASTY_MS = 600_000, 3_000
+#: After so long without an answer a server is dead for the sentinel: a busy machine must not have it promote another.
+DOWN_MS = 30_000
 
 
 class Failover:
@@ -77,10 +79,19 @@ class Failover:
         self._link.partition()
 
     def kill_main(self) -> None:
-        """Kill the main server; the sentinel promotes a replica."""
+        """Kill the main server; the sentinel promotes a replica, at once."""
         self.main.kill()
         with redis.Redis(port=self.port, socket_timeout=2) as client:
             client.sentinel_set(NAME, "failover-timeout", HASTY_MS)
+
+            def is_begun() -> bool:
+                try:
+                    return bool(client.execute_command("SENTINEL", "FAILOVER", NAME))
+                except redis.ResponseError as error:  # it has not heard of its replicas for a while
+                    assert "NOGOODSLAVE" in str(error)
+                    return False
+
+            wait_until(is_begun, READY_SECONDS, "a failover to begin")
 
     def wait_for_promotion(self) -> None:
         """Wait until a replica has been promoted and the other one follows it."""
@@ -108,7 +119,7 @@ class Failover:
             f"dir {self._directory.name}\n"
             f"logfile {self._directory.name}/log\n"
             f"sentinel monitor {NAME} 127.0.0.1 {self.main.port} 1\n"
-            f"sentinel down-after-milliseconds {NAME} 1000\n"
+            f"sentinel down-after-milliseconds {NAME} {DOWN_MS}\n"
             f"sentinel failover-timeout {NAME} {PATIENT_MS}\n"
         )
         command = [redis_binary(), str(config), "--sentinel"]
