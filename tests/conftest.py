@@ -24,6 +24,9 @@ pytest_plugins = [
     "tests.stores.postgres",
 ]
 
+# Of a test that waited in vain one wants to see what its processes did: they print it when they are aborted.
+os.environ["PYTHONFAULTHANDLER"] = "1"
+
 WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
 #: What can differ between versions of Python, Celery, RQ and redis-py, beside the tests that are marked `smoke`.
 COMPAT = [

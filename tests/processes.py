@@ -99,6 +99,18 @@ def members(pgid: int) -> list[psutil.Process]:
     return alive
 
 
+def abort(process: subprocess.Popen[bytes], timeout: float = 5.0) -> None:
+    """End a group by SIGABRT, at which each process of Python prints what its threads do; conftest.py asks for that."""
+    if process.poll() is not None:
+        return
+    signal_group(process, signal.SIGCONT)
+    signal_group(process, signal.SIGABRT)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        pass
+
+
 def end(process: subprocess.Popen[bytes], *, grace: float = 0.0) -> int:
     """End a group: ask its leader for `grace` seconds, then SIGKILL what is left. Return the leader's status."""
     if process.returncode is None and grace:

@@ -29,12 +29,13 @@ class StartWorker(Protocol):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Attach the journal and the logs of the workers to the report of a test that failed."""
+    """Attach the journal and the logs of the workers, which end with what they did, to the report of a failed test."""
     report = yield
     if report.failed:
         if JOURNAL in item.stash:
             report.sections.append(("journal", str(item.stash[JOURNAL])))
         for node in item.stash.get(NODES, []):
+            node.abort()
             lines = node.logs().splitlines()
             text = "\n".join(["..."] * (len(lines) > LOG_LINES) + lines[-LOG_LINES:])
             report.sections.append((f"log of {node.name()}", text))

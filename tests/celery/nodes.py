@@ -261,6 +261,11 @@ class WorkerNode(CeleryTestWorker):  # type: ignore[misc]
         """Shut down coldly (SIGQUIT): running tasks are cut off and given back. Return the exit status."""
         return self.container.stop(timeout, signal.SIGQUIT)
 
+    def abort(self) -> None:
+        """End it, if it runs, with its threads' stacks at the end of its log."""
+        if self.container.process is not None:
+            processes.abort(self.container.process)
+
     def pause(self) -> None:
         """Freeze the whole group (SIGSTOP), as a virtual machine that is paused."""
         self.container.kill("SIGSTOP")

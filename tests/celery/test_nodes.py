@@ -177,17 +177,21 @@ def test_nothing_outlives_a_test_run_that_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not processes.members(pgid), message=f"group {pgid} to be killed by the watchdog")
 
 
-def test_a_failing_test_shows_its_journal_and_its_workers_logs(
+def test_a_failing_test_shows_its_journal_its_workers_logs_and_what_they_did(
     request: pytest.FixtureRequest, start_worker: StartWorker, journal: Journal
 ) -> None:
     node = start_worker()
+    children = node.children()
     journal.write("seen", "a key with spaces", note="x")
     item = request.node
     call = pytest.CallInfo.from_call(lambda: pytest.fail("on purpose"), when="call")
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     sections = dict(report.sections)
     assert "a key with spaces" in sections["journal"]
-    assert "ready." in sections[f"log of {node.name()}"]
+    log = sections[f"log of {node.name()}"]
+    assert "ready." in log
+    assert log.count("Fatal Python error: Aborted") == 1 + len(children)
+    assert "in asynloop" in log
 
 
 def test_a_wait_that_ends_in_vain_says_what_it_waited_for(journal: Journal) -> None:

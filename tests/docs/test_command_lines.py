@@ -317,7 +317,11 @@ class Running:
     def stop(self) -> int:
         """Ask it to end, and return its status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            processes.abort(self.process)
+            raise AssertionError(f"It did not end: {self}") from None
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.failed:
         for node in item.stash.get(NODES, []):
+            node.abort()
             text = "\n".join(node.logs().splitlines()[-LOG_LINES:])
             report.sections.append((f"log of {node.name}", text))
     return report

@@ -150,6 +150,15 @@ class RqNode:
         wait_until(lambda: not self.members(), STOP_SECONDS, lambda: f"{self.members()} to be gone")
         return status
 
+    def abort(self) -> None:
+        """End it, if it runs, with its threads' stacks at the end of its log; the horse that it waits for as well."""
+        if self.process is None:
+            return
+        for pid in self.members():
+            if pid != self.pid:
+                os.kill(pid, signal.SIGABRT)
+        processes.abort(self.process)
+
     def teardown(self) -> None:
         if self.process is None:
             return
