@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import WaitTimeout, wait_until
+
 WATCHDOG = """
 import os, signal, sys
 groups = set()
@@ -106,8 +108,8 @@ def abort(process: subprocess.Popen[bytes], timeout: float = 5.0) -> None:
     signal_group(process, signal.SIGCONT)
     signal_group(process, signal.SIGABRT)
     try:
-        process.wait(timeout)
-    except subprocess.TimeoutExpired:
+        wait_until(lambda: process.poll() is not None and not members(process.pid), timeout)
+    except WaitTimeout:
         pass
 
 
