@@ -31,6 +31,7 @@ from tests.cli.terminal import CTRL_C, Terminal
 from tests.docs.command_lines import CommandLine, command_lines
 from tests.docs.pages import PYTHON, ROOT, blocks
 from tests.flower.watching import serves
+from tests.rq.nodes import asks_for_jobs
 from tests.servers import RedisServer, free_port, open_client, redis_binary
 from tests.waiting import wait_until
 
@@ -268,7 +269,6 @@ def test_what_shows_a_table_until_ctrl_c_shows_it(
 
 #: What programs print once they are ready, by what their command has in it.
 READY = {
-    "rq worker": "Listening on",
     "redis-server": "Ready to accept connections",
     "consumer work": "is ready",
 }
@@ -297,6 +297,8 @@ class Running:
             ready = self._consumes
         elif re.match(r"celery -A \S+ flower", self.command):
             ready = self._serves
+        elif self.command.startswith("rq worker"):
+            ready = self._asks_for_jobs
         else:
             ready = self._has_printed
         wait_until(lambda: ready() or self.process.poll() is not None, 60, lambda: f"it to be ready: {self}")
@@ -309,6 +311,10 @@ class Running:
 
     def _serves(self) -> bool:
         return serves(f"http://{os.environ['FLOWER_ADDRESS']}:{os.environ['FLOWER_PORT']}")
+
+    def _asks_for_jobs(self) -> bool:
+        with open_client(os.environ["RQ_REDIS_URL"]) as client:
+            return asks_for_jobs(client)
 
     def _has_printed(self) -> bool:
         program = next(name for name in READY if name in self.command)

@@ -21,6 +21,7 @@ from celery_idempotent.stores.redis import RedisStore
 from tests import processes
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
+from tests.rq.nodes import asks_for_jobs
 from tests.servers import open_client
 from tests.waiting import wait_until
 
@@ -61,7 +62,7 @@ class RqWorker:
         queues: Sequence[str] = ("default",),
         env: Mapping[str, str],
     ) -> None:
-        self.log = log
+        self.url, self.log = url, log
         self._command = [sys.executable, "-m", "rq.cli", verb, "--url", url, "--worker-class", kind, *options, *queues]
         self._env = dict(env)
         self.process: subprocess.Popen[bytes] | None = None
@@ -74,10 +75,13 @@ class RqWorker:
         return self
 
     def ready(self) -> RqWorker:
-        """Wait until it listens."""
-        wait_until(
-            lambda: "Listening on" in self.logs() or not self.running, READY_SECONDS, lambda: f"it: {self.logs()}"
-        )
+        """Wait until it asks for jobs; a pool, until one of its workers does."""
+        assert self.process is not None
+        pid = None if "worker-pool" in self._command else self.process.pid
+        with open_client(self.url) as client:
+            wait_until(
+                lambda: asks_for_jobs(client, pid) or not self.running, READY_SECONDS, lambda: f"it: {self.logs()}"
+            )
         assert self.running, f"the worker ended; its log:\n{self.logs()}"
         return self
 
