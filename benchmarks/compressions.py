@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery_idempotent import compression
+from celery_idempotent.core import compression
 
 ROWS = {"an order (0.4 KiB)": 2, "a page of orders (9 KiB)": 50, "a report (0.8 MiB)": 5000}
 TURNS = 15

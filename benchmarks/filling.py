@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import redis
 
-from celery_idempotent.stores.postgres_urls import TABLE as POSTGRES
-from celery_idempotent.stores.sqlite_urls import TABLE as SQLITE
+from celery_idempotent.stores.postgres.connections import TABLE as POSTGRES
+from celery_idempotent.stores.sqlite.connections import TABLE as SQLITE
 from tests.celery.business import Business
 
 __all__ = ["bytes_each", "expire", "fill"]

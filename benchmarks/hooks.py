@@ -12,13 +12,14 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from celery_idempotent import events, hooks, telling
-from celery_idempotent.answers import Delivery
-from celery_idempotent.celery import counts, leases, rows
-from celery_idempotent.holding import Holding
+from celery_idempotent import events
+from celery_idempotent.celery import pool
+from celery_idempotent.core import guard
+from celery_idempotent.core.guard import Delivery
+from celery_idempotent.core.lease import Holding
 from celery_idempotent.metrics.catalogue import CATALOGUE
 from celery_idempotent.metrics.prometheus import DIRECTORY, PrometheusMetrics
-from celery_idempotent.records import Lease, Reason, Release
+from celery_idempotent.stores import Lease, Reason, Release
 
 from .figure import Figure
 from .sampling import interleave, ratio, timed
@@ -40,16 +41,16 @@ def measure(subject: Subject, *, blocks: int, calls: int) -> list[Figure]:
     a prefork worker does besides, counting and showing its lease to the main process.
     """
     with _undone(), tempfile.TemporaryDirectory() as folder:
-        every = hooks._Everything()
+        every = events._Everything()
         lists: dict[str, list[Any]] = {
             NOBODY: [],
-            DEFAULT: [(hooks.log, hooks._Logged())],
-            "Prometheus beside them": [(hooks.log, hooks._Logged()), (_prometheus(None), every)],
-            "Prometheus in a shared folder": [(hooks.log, hooks._Logged()), (_prometheus(folder), every)],
+            DEFAULT: [(events.log, events._Logged())],
+            "Prometheus beside them": [(events.log, events._Logged()), (_prometheus(None), every)],
+            "Prometheus in a shared folder": [(events.log, events._Logged()), (_prometheus(folder), every)],
         }
         arms: dict[str, Callable[[], object]] = {name: partial(_run, subject, heard) for name, heard in lists.items()}
         samples = interleave(arms, blocks=blocks, calls=calls)
-        hooks._hooks[:] = lists[DEFAULT]
+        events._hooks[:] = lists[DEFAULT]
         told = median(_telling(subject, _told) for _ in range(blocks))
         with _child():
             counted = median(_telling(subject, _told) for _ in range(blocks))
@@ -71,7 +72,7 @@ def measure(subject: Subject, *, blocks: int, calls: int) -> list[Figure]:
 
 
 def _run(subject: Subject, heard: list[Any]) -> float:
-    hooks._hooks[:] = heard
+    events._hooks[:] = heard
     return timed(subject.guarded)
 
 
@@ -89,28 +90,28 @@ def _telling(subject: Subject, tell: Callable[[Delivery, Holding], None]) -> flo
 
 
 def _told(delivery: Delivery, holding: Holding) -> None:
-    telling.begins(delivery, holding)
-    telling.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
+    guard.begins(delivery, holding)
+    guard.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
 
 
 def _shown(delivery: Delivery, holding: Holding) -> None:
-    telling.begins(delivery, holding)
-    leases.begin(holding, delivery.task, delivery.task_id)
-    leases.end(holding)
-    telling.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
+    guard.begins(delivery, holding)
+    pool.begin(holding, delivery.task, delivery.task_id)
+    pool.end(holding)
+    guard.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
 
 
 @contextmanager
 def _child() -> Iterator[None]:
     """Let this process count and show its leases as the first child of a prefork worker does."""
-    counts.prepare()
-    leases.prepare()
-    rows.own = 1
+    pool.prepare_counts()
+    pool.prepare_leases()
+    pool.own = 1
     try:
         yield
     finally:
-        rows.own = 0
-        hooks.remove_counter(counts.count)
+        pool.own = 0
+        events.remove_counter(pool.count)
 
 
 def _prometheus(folder: str | None) -> PrometheusMetrics:
@@ -132,13 +133,13 @@ def _prometheus(folder: str | None) -> PrometheusMetrics:
 @contextmanager
 def _undone() -> Iterator[None]:
     """Put back afterwards who listens, and at which level."""
-    before, level, folder = list(hooks._hooks), hooks.logger.level, os.environ.get(DIRECTORY)
-    hooks.logger.setLevel(logging.INFO)
+    before, level, folder = list(events._hooks), events.logger.level, os.environ.get(DIRECTORY)
+    events.logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        hooks._hooks[:] = before
-        hooks.logger.setLevel(level)
+        events._hooks[:] = before
+        events.logger.setLevel(level)
         os.environ.pop(DIRECTORY, None)
         if folder is not None:
             os.environ[DIRECTORY] = folder

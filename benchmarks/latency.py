@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from celery_idempotent.records import Claim
+from celery_idempotent.stores import Claim
 
 from .figure import Figure
 from .sampling import interleave, ratio, timed

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from celery_idempotent.records import Claim
+from celery_idempotent.stores import Claim
 from tests.servers import RedisServer
 
 from .figure import Figure

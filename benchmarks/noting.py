@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from celery_idempotent import hooks
-from celery_idempotent.answers import Delivery
+from celery_idempotent import events
+from celery_idempotent.core.guard import Delivery
+from celery_idempotent.core.history import History, Story, text_of
 from celery_idempotent.events import Event, Replayed, TakenOver
-from celery_idempotent.history import History, Story
-from celery_idempotent.notes import MOST, Note, text_of
-from celery_idempotent.records import Claim, Reason, Release
-from celery_idempotent.stores.redis_history import history_key
+from celery_idempotent.stores import Claim, Note, Reason, Release
+from celery_idempotent.stores.records import MOST
+from celery_idempotent.stores.redis.store import history_key
 
 from .figure import Figure
 from .sampling import interleave, ratio, timed
@@ -68,7 +68,7 @@ def measure(subject: Subject, *, blocks: int, calls: int, replays: int) -> list[
 
 
 def _delivery(claim: Claim, story: Story | None) -> Delivery:
-    tell, noted = story or hooks.emit, story or ()
+    tell, noted = story or events.emit, story or ()
     return Delivery(claim, _body, _ending, task="shop.charge", task_id=claim.task_id, tell=tell, noted=noted)
 
 

@@ -7,8 +7,8 @@ import sys
 import time
 from dataclasses import replace
 
-from celery_idempotent.records import Lease, new_owner
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import Lease, open_store
+from celery_idempotent.stores.records import new_owner
 
 from .figure import Figure
 from .subject import StoreSubject
@@ -21,7 +21,7 @@ PAUSE = 0.05
 
 _HOLDER = """
 import sys
-from celery_idempotent.records import Claim
+from celery_idempotent.stores import Claim
 from celery_idempotent.stores import open_store
 store = open_store(sys.argv[1])
 store.acquire(Claim(sys.argv[2], "holder", float(sys.argv[3]), 3600.0, task_id="a"))

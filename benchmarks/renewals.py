@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 from time import monotonic, process_time
 
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Lease
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.stores import Lease
 
 from .figure import Figure
 from .subject import Subject

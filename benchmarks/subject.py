@@ -7,15 +7,14 @@ from typing import Any, TypeVar
 
 import redis
 
-from celery_idempotent.answers import Answer, Delivery
-from celery_idempotent.guard import Guard
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.holding import Holding
-from celery_idempotent.policy import Policy
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
-from celery_idempotent.results import Codec
-from celery_idempotent.stores import Store
-from celery_idempotent.stores.breaker import Breaker
+from celery_idempotent.core.breaker import Breaker
+from celery_idempotent.core.guard import Answer, Delivery, Guard
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.policy import Policy
+from celery_idempotent.core.results import Codec
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Release, State, Store
+from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
 from tests.servers import RedisServer
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from celery_idempotent.records import Lease
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import Lease, open_store
 from tests.celery.business import Business
 
 from .figure import Figure

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calling import idempotent
     from .celery.task import IdempotentTask
-    from .current import current_lease
+    from .core.lease import current_lease
+    from .core.policy import Policy
     from .errors import (
         ConfigurationError,
         Conflict,
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnreachable,
     )
-    from .events import Event
-    from .hooks import add_hook, remove_hook
-    from .policy import Policy
-    from .stores import Store, open_store
+    from .events import Event, add_hook, remove_hook
+    from .functions import idempotent
+    from .stores import open_store
+    from .stores.base import Store
 
 __all__ = [
     "ConfigurationError",
@@ -55,16 +55,17 @@ __all__ = [
     "remove_hook",
 ]
 
+
 _HOMES = {
     "IdempotentTask": "celery",
-    "Policy": "policy",
+    "Policy": "core.policy",
     "Store": "stores",
     "open_store": "stores",
     "Event": "events",
-    "add_hook": "hooks",
-    "current_lease": "current",
-    "idempotent": "calling",
-    "remove_hook": "hooks",
+    "add_hook": "events",
+    "current_lease": "core.lease",
+    "idempotent": "functions",
+    "remove_hook": "events",
 }
 
 

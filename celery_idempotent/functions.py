@@ -1,27 +1,171 @@
-"""Functions that are guarded: which may be, and what their calls share, whoever makes them."""
+"""Idempotent functions: the decorator for plain functions and coroutines. Each call is a delivery."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import os
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar, cast
 
-from . import binding, keys
-from .answers import Ending
-from .binding import BACKEND, Binding
-from .compression import LARGEST, NONE
+from .core import binding, keys
+from .core.binding import BACKEND, GUARDED_AS, Binding, current_holder
+from .core.compression import LARGEST, NONE
+from .core.file_results import FileAnnex
+from .core.guard import Answer, Beginning, Busy, Delivery, Ending, Guard, Ignored, Ran, Replayed, in_progress, not_kept
+from .core.lease import Holding, running
+from .core.policy import Policy
+from .core.results import Codec, Kind
 from .errors import ConfigurationError, LeaseLost
-from .files import FileAnnex
-from .policy import Policy
-from .records import Outcome, Reason, Release, State
-from .results import Codec, Kind
-from .stores import Store, open_store
+from .stores import open_store
+from .stores.base import Store
+from .stores.maintenance import NAMESPACE
+from .stores.records import Claim, Outcome, Reason, Release, State, new_owner
 
-__all__ = ["GUARDED_AS", "FunctionBinding", "check_function", "check_returned", "opened", "policy_of"]
+F = TypeVar("F", bound=Callable[..., Any])
 
-#: Attribute of what @idempotent returns: how the keys of the function begin.
-GUARDED_AS = "_idempotent_as"
+
+def idempotent(
+    policy: Policy | Mapping[str, Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    namespace: str = NAMESPACE,
+    serializer: str = "json",
+    **options: Any,
+) -> Callable[[F], F]:
+    """Make each operation of a function take effect once, whoever calls it.
+
+    The call that comes first runs the function; those that come later with the same key return what it returned. A
+    coroutine function stays one, for asyncio. Nobody delivers a call again: ``on_conflict="defer"`` raises `Conflict`
+    at once, and ``on_store_error="wait"`` waits for ``wait_timeout`` at most. The function as it was declared, without
+    a guard, is its ``__wrapped__``.
+
+    Arguments:
+        policy: Options that several functions share (default: the library's).
+        name: What keys and events call the function (default: its module and qualified name); give one where the same
+            function is found under several, as that of a script is.
+        namespace: How its keys begin.
+        serializer: kombu's name for how results are kept.
+        options: Those of `Policy`; ``store`` and ``key`` must be among them, or in ``policy``.
+
+    Returns:
+        A decorator.
+
+    Raises:
+        ConfigurationError: an option is wrong or missing, or the function yields. When the function is called, it
+            raises what is in `celery_idempotent.errors`, and what its body raises.
+
+    Example::
+
+        @idempotent(store="redis://localhost/1", key="order_id")
+        def charge(order_id, cents): ...
+    """
+    wanted = policy_of(policy, options)
+
+    def decorate(function: F) -> F:
+        check_function(function)
+        binding = FunctionBinding(
+            function,
+            _complete(wanted, function.__qualname__),
+            name=name,
+            namespace=namespace,
+            store=functools.partial(opened, wanted.store),
+            serializer=serializer,
+        )
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            def body(holding: Holding) -> Any:
+                with running(holding):
+                    return check_returned(binding.name, function(*args, **kwargs))
+
+            delivery = _delivery(binding, body, args, kwargs)
+            return _conclude(binding, delivery, binding.guard.run(delivery))
+
+        @functools.wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            async def body() -> Any:
+                return check_returned(binding.name, await function(*args, **kwargs))
+
+            asyncio.get_running_loop()  # before anything is asked for that another framework could not wait for
+            delivery = _delivery(binding, _nothing, args, kwargs)
+            conclude = functools.partial(_conclude, binding, delivery)
+            return await run_guarded(binding.guard, delivery, body, conclude)
+
+        guarded: Any = call_async if inspect.iscoroutinefunction(function) else call
+        guarded.__signature__ = binding.signature  # all arguments are handed through
+        setattr(guarded, GUARDED_AS, (binding.namespace, binding.name))
+        return cast(F, guarded)
+
+    return decorate
+
+
+def _complete(policy: Policy, name: str) -> Policy:
+    lacking = [option for option in ("store", "key") if getattr(policy, option) is None]
+    if lacking:
+        raise ConfigurationError(
+            f"Expected {' and '.join(lacking)} of {name}, got none: a function has no app whose store it could use, "
+            'and its calls have no id. Write @idempotent(store="redis://localhost/1", key="order_id").'
+        )
+    if isinstance(policy.scope, str):
+        raise ConfigurationError(
+            f"Expected the scope of {name} to be a callable over its arguments, got {policy.scope!r}: that would be "
+            f"the name of a header, and a call has none. Write scope=lambda {policy.scope}: {policy.scope}."
+        )
+    return policy
+
+
+def _nothing(holding: Holding) -> None:
+    """Stand for the body of a coroutine function, which its own task runs."""
+
+
+def _delivery(binding: FunctionBinding, body: Callable[[Holding], Any], args: Any, kwargs: Any) -> Delivery:
+    policy, owner = binding.policy, new_owner()
+    arguments = binding.arguments(None, args, kwargs)
+    claim = Claim(
+        key=binding.key(None, owner, arguments, None),
+        owner=owner,
+        lease_ttl=policy.lease_ttl,
+        keep_ttl=policy.failure_ttl,
+        task_id=owner,
+        fingerprint=binding.fingerprint(arguments),
+        max_crashes=policy.max_crashes,
+        holder=current_holder(),
+    )
+    story = binding.story(claim)
+    return Delivery(
+        claim,
+        body,
+        binding.ending_of,
+        task=binding.name,
+        task_id=owner,
+        patience=policy.wait_timeout,
+        tell=story,
+        noted=story,
+        max_lease=policy.max_lease,
+        alone=True,
+    )
+
+
+def _conclude(binding: FunctionBinding, delivery: Delivery, answer: Answer) -> Any:
+    match answer:
+        case Ran(value):
+            return binding.as_replayed(value)
+        case Replayed(value, _):
+            return value
+        case Ignored(_, record):
+            raise not_kept(record, "the run that did it left none")
+        case Busy(remaining) as busy:
+            raise busy.error or in_progress(delivery.claim.key, remaining)
+    raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+
+
 #: By URL: functions that name the same store share it, with its connections and renewals.
 _stores: dict[str, Store] = {}
 
@@ -178,3 +322,125 @@ class FunctionBinding(Binding):
                 return Release(Reason.FAILED)
             case _:
                 return Release(Reason.SHUTDOWN)
+
+
+T = TypeVar("T")
+
+#: Threads that ask stores for coroutines, at most: so many in which calls begin, and as many in which they end, for
+#: which those that begin must not keep anybody waiting.
+THREADS = 32
+
+
+class _Threads:
+    """Threads of this process that ask stores; made when they are needed, and anew after a fork."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._pid = name, 0
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Call in a thread, in the caller's context."""
+        if self._pid != os.getpid():
+            self._pool, self._pid = ThreadPoolExecutor(THREADS, thread_name_prefix=self._name), os.getpid()
+        call = functools.partial(contextvars.copy_context().run, call)
+        try:
+            return self._pool.submit(call)
+        except RuntimeError:  # the main thread has ended, and pools with it; the loops of other threads go on
+            return _in_thread_of_its_own(call, self._name)
+
+
+_beginning, _ending = _Threads("celery-idempotent-begin"), _Threads("celery-idempotent-end")
+
+
+def _in_thread_of_its_own(call: Callable[[], T], name: str) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+            future.set_exception(error)
+
+    future.set_running_or_notify_cancel()
+    threading.Thread(target=run, name=name).start()
+    return future
+
+
+async def run_guarded(
+    guard: Guard, delivery: Delivery, body: Callable[[], Awaitable[Any]], conclude: Callable[[Answer], T]
+) -> T:
+    """Run a coroutine in the caller's task under a lease, or answer it without.
+
+    A caller that is cancelled gives back what it would hold; the end of a body is recorded whatever becomes of its
+    caller.
+
+    Arguments:
+        guard: The guard.
+        delivery: The delivery, whose own body is not called.
+        body: Makes the coroutine.
+        conclude: Makes the caller's result of the guard's answer, or raises; it may be called in any thread.
+
+    Raises:
+        BaseException: what `Guard.run` raises, and ``conclude``.
+    """
+    found = await _begun(guard, delivery)
+    if not isinstance(found, Holding):
+        return conclude(found)
+    if not found.fence:
+        with running(found):
+            value = await body()
+        return conclude(Ran(value))
+    value, error = None, None
+    try:
+        with running(found):
+            value = await body()
+    except BaseException as raised:  # noqa: BLE001 - every ending is recorded, and raised again
+        error = raised
+    ended = _ending.submit(lambda: conclude(guard.end(delivery, found, value, error)))
+    if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
+        raise error
+    await _done(ended)
+    return ended.result()
+
+
+async def _begun(guard: Guard, delivery: Delivery) -> Holding | Answer:
+    beginning = guard.beginning(delivery)
+    while True:
+        asked = _beginning.submit(functools.partial(_step, guard, delivery, beginning))
+        try:
+            await _done(asked)
+        except (asyncio.CancelledError, GeneratorExit):
+            asked.cancel()
+            # The store may grant, or have granted, what nobody waits for any more.
+            asked.add_done_callback(functools.partial(_give_back, guard, delivery))
+            raise
+        found = asked.result()
+        if not isinstance(found, float):
+            return found
+        await asyncio.sleep(found)
+
+
+def _step(guard: Guard, delivery: Delivery, beginning: Beginning) -> Holding | Answer | float:
+    found = beginning.step()
+    if isinstance(found, Holding) and found.fence:
+        guard.hold(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
+    return found
+
+
+def _give_back(guard: Guard, delivery: Delivery, asked: Future[Holding | Answer | float]) -> None:
+    if asked.cancelled() or asked.exception():
+        return
+    found = asked.result()
+    if isinstance(found, Holding) and found.fence:
+        _ending.submit(lambda: guard.end(delivery, found, None, asyncio.CancelledError()))
+
+
+async def _done(asked: Future[Any]) -> None:
+    """Wait until a thread is done, whose work goes on if this is cancelled."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(asked: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(done.set)
+
+    asked.add_done_callback(tell)
+    await done.wait()

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Claim, Lease, Outcome, Record, Refusal, Release, State
-from celery_idempotent.stores import Store, rules
+from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, Release, State, Store, rules
 
 #: Seconds to wait for one's turn. A verb must answer or fail long before a lease ends.
 PATIENCE = 2.0

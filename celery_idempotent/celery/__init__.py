@@ -1,7 +1,7 @@
 """Celery: a task base class, its request, and nothing else to set up."""
 
+from .app import schedule_purge
 from .delivery import TaskLeaseLost
-from .purging import schedule_purge
 from .request import IdempotentRequest
 from .task import IdempotentTask
 

@@ -11,22 +11,12 @@ from typing import Any
 from celery.app.defaults import DEFAULTS
 from celery.app.task import Task
 
+from ..core.binding import GUARDED_AS
+from ..core.policy import OPTIONS, Policy
 from ..errors import ConfigurationError
-from ..functions import GUARDED_AS
-from ..policy import OPTIONS, Policy
 from ..stores import SCHEMES
-from .identity import DELIVERY, KEY, MESSAGE
-
-__all__ = [
-    "SETTINGS",
-    "UNFINISHED",
-    "check_body",
-    "check_options",
-    "check_unprotected",
-    "mistaken_key",
-    "mistaken_settings",
-    "unprotected",
-]
+from .app import is_idempotent
+from .message import DELIVERY, KEY, MESSAGE
 
 #: What to do about a body that returns before its work is done.
 UNFINISHED = (
@@ -211,14 +201,12 @@ def unprotected(app: Any) -> Iterator[tuple[str, str]]:
     Arguments:
         app: A Celery app; only tasks that it has evaluated are examined.
     """
-    from .task import IdempotentTask
-
     for task in list(app._tasks.values()):
-        if isinstance(task, IdempotentTask):
+        if is_idempotent(task):
             continue
         for base in [base for base in type(task).__mro__ if not issubclass(Task, base)]:
             for name, value in vars(base).items():
-                if _is_protection(name, value) or ("_decorated" in vars(base) and _is_base(value, IdempotentTask)):
+                if _is_protection(name, value) or ("_decorated" in vars(base) and _is_base(value)):
                     yield str(task.name), name
 
 
@@ -229,8 +217,8 @@ def _is_protection(name: str, value: object) -> bool:
     return isinstance(value, Policy) or (isinstance(value, Mapping) and (exact or bool(set(value) & set(OPTIONS))))
 
 
-def _is_base(value: object, root: type) -> bool:
-    return isinstance(value, type) and issubclass(value, root)
+def _is_base(value: object) -> bool:
+    return isinstance(value, type) and is_idempotent(value)
 
 
 def mistaken_settings(app: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""One delivery of a Celery message: from its request to a claim, from the guard's answer to Celery's control flow."""
+"""One delivery of a Celery message: request -> claim, the guard's answer -> Celery's control flow, ending -> record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
@@ -13,22 +14,18 @@ from celery import states
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded, WorkerLostError
 from kombu.exceptions import OperationalError as BrokerError
 
-from .. import events, hooks, recording
-from ..answers import Answer, Busy, Delivery, Dropped, Ignored, Ran, Replayed
-from ..binding import check_returned, current_holder
-from ..current import running
+from .. import events
+from ..core import guard
+from ..core.backoff import Pauses
+from ..core.binding import check_returned, current_holder
+from ..core.guard import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from ..core.lease import Holding, running
 from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
-from ..holding import Holding
-from ..pauses import Pauses
-from ..records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State
-from . import copies, fanout, leases, news, notices, worker
-from .binding import TaskBinding
+from ..stores.records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State, attempt_number
+from . import canvas, message, monitoring, pool
+from .app import TaskBinding, is_published, is_shared
 from .declarations import UNFINISHED
-from .endings import Expired, ending_of, release_for
-from .identity import DeliveryState
-from .large import is_published, is_shared
-
-__all__ = ["SLOT_PAUSE", "MessageDelivery", "TaskLeaseLost", "is_outage", "put_back", "was_acked"]
+from .message import DeliveryState
 
 #: Part of a task's own time limit that may be spent waiting for the store.
 PATIENCE = 0.8
@@ -58,7 +55,7 @@ class MessageDelivery:
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
-        fanout.count_parts_once(task.backend)
+        canvas.count_parts_once(task.backend)
 
     def answer(self) -> Any:
         """Answer the delivery; raises what `_answer` raises, and leaves word if the body did not run."""
@@ -66,7 +63,7 @@ class MessageDelivery:
             return self._answer()
         finally:
             if not self.state.begun:
-                notices.answer_unrun(self.state.identity.owner)
+                pool.answer_unrun(self.state.identity.owner)
 
     def _answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
@@ -86,13 +83,13 @@ class MessageDelivery:
                 self._revoke_if_expired(delivery.claim)
                 answer = self._leave_replaced() or self.binding.guard.run(delivery)
             except SystemExit as leaving:
-                if worker.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
+                if pool.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
                     raise
                 # No child ends with it, and Celery would neither answer the message nor give it back.
                 if was_acked(self.task, self.request):
                     raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
-            if isinstance(answer, Replayed) and (claimed := fanout.chord_claim(self.task, self.request, answer.record)):
+            if isinstance(answer, Replayed) and (claimed := canvas.chord_claim(self.task, self.request, answer.record)):
                 answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
             if isinstance(answer, Ignored) and self._comes_back(answer):
                 delivery = self._delivery(self.binding.default_key(f"{self.request.id}/{self.state.nesting}"))
@@ -109,7 +106,7 @@ class MessageDelivery:
         Its caller waits for that run, whose result a revocation would hide. What was begun and not settled is decided
         under the lease.
         """
-        if not copies.is_expired(self.task.app, self.request.expires):
+        if not message.is_expired(self.task.app, self.request.expires):
             return
         guard = self.binding.guard
         try:
@@ -155,7 +152,7 @@ class MessageDelivery:
         try:
             meta = self.task.backend.get_task_meta(task_id or self.request.id, cache=False)
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy asks again
-            hooks.logger.warning("What became of %s cannot be told yet: %r", task_id, error)
+            events.logger.warning("What became of %s cannot be told yet: %r", task_id, error)
             return False
         return meta["status"] in states.PROPAGATE_STATES
 
@@ -168,37 +165,37 @@ class MessageDelivery:
         found = self.binding.guard.begin(failed)
         if not isinstance(found, Holding) or not found.fence:
             return False
-        return recording.release(failed, found, Release(Reason.FAILED))
+        return guard.release_lease(failed, found, Release(Reason.FAILED))
 
     def _delivery(self, key: str = "") -> Delivery:
         task, request, state, run = self.task, self.request, self.state, self.run
 
         def body(holding: Holding) -> Any:
-            if copies.is_expired(task.app, request.expires):
+            if message.is_expired(task.app, request.expires):
                 raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
             state.holding, state.entered = holding, run == task.run
             state.begun = True
             if state.identity.copy and holding.fence and not holding.lease.taken_over:
-                news.resumed(holding.key, task.name, request.id, state.identity.copy)
+                monitoring.resumed(holding.key, task.name, request.id, state.identity.copy)
             state.give_up = partial(give_up, holding)
             try:
-                leases.begin(holding, task.name, request.id)
+                pool.begin(holding, task.name, request.id)
                 with running(holding):
                     value = check_returned(task.name, run(*self.args, **self.kwargs), UNFINISHED)
             finally:
-                leases.end(holding)
+                pool.end(holding)
             if request.is_eager and isinstance(value, Retry):
                 raise value  # from retry(throw=False): Celery runs what apply() has for its value
             return value
 
         def give_up(holding: Holding, retry: Retry) -> None:
             if not request.is_eager:  # there it is published by nobody
-                leases.end(holding)
+                pool.end(holding)
                 self.binding.guard.give_up(delivery, holding, release_for(request, retry), retry)
 
         hard, soft = request.timelimit or (None, None)
-        limits = (hard or task.time_limit or worker.limits[0], soft or task.soft_time_limit or worker.limits[1])
+        limits = (hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1])
         patience = PATIENCE * min(limit or float("inf") for limit in limits)
         if request.is_eager:  # the caller waits, who may be serving a request
             patience = min(patience, self.binding.policy.wait_timeout)
@@ -210,15 +207,15 @@ class MessageDelivery:
             lambda error: ending_of(task, request, error),
             task=task.name,
             task_id=request.id,
-            wants_result=fanout.has_reader(task, request),
+            wants_result=message.has_reader(task, request),
             patience=patience,
-            stopping=worker.is_stopping,
+            stopping=pool.is_stopping,
             tell=story,
             noted=story,
             lost_error=TaskLeaseLost,
             max_lease=self.binding.max_lease(limits[0]),
             published=is_published(task, request),
-            recalls=partial(fanout.forget_errbacks, request),
+            recalls=partial(canvas.forget_errbacks, request),
         )
         return delivery
 
@@ -261,7 +258,7 @@ class MessageDelivery:
         match answer:
             case Ran(value):
                 holding = self.state.holding
-                fanout.give_ids(self.request, self.task.app, holding.fence if holding else 0)
+                canvas.give_ids(self.request, self.task.app, holding.fence if holding else 0)
                 return value
             case Replayed(value, record):
                 self._continue_once(record)
@@ -269,7 +266,7 @@ class MessageDelivery:
             case Ignored(reference, record):
                 if record.task_id in ("", self.request.id):
                     raise Ignore(f"{record.key} was done before and ended without a result of its own")
-                if not fanout.has_reader(self.task, self.request):
+                if not message.has_reader(self.task, self.request):
                     return None
                 value = self._result_of(reference)
                 self._continue_once(record)
@@ -282,12 +279,12 @@ class MessageDelivery:
         """Leave to Celery what it has not dispatched for this task id before."""
         task, request = self.task, self.request
         if request.id in record.announced:
-            fanout.clear(task, request)
+            canvas.clear(task, request)
             return
-        if fanout.counts_parts(task, request) and fanout.chord_is_over(task, request):
+        if canvas.counts_parts(task, request) and canvas.chord_is_over(task, request):
             # Its part was counted, or there would be the group's result. Celery would report that as the body's error.
             request.chord = None
-        fanout.give_ids(request, task.app, record.fence)
+        canvas.give_ids(request, task.app, record.fence)
 
     def _result_of(self, task_id: str) -> Any:
         """Return what the result backend has under another task's id: that task left its result there, not with us."""
@@ -316,8 +313,8 @@ class MessageDelivery:
                 f"{self.state.key!r} is being done elsewhere, and a call of apply() cannot be deferred. "
                 "Call apply_async(), or try again later."
             )
-        delay = copies.delay_before(task.app, identity.copy, busy.remaining)
-        publish = partial(copies.publish, task, request, identity, delay)
+        delay = message.delay_before(task.app, identity.copy, busy.remaining)
+        publish = partial(message.publish, task, request, identity, delay)
         try:
             try:
                 copy = publish()
@@ -329,10 +326,10 @@ class MessageDelivery:
             if not is_outage(task.app, error):
                 # A message put back would be refused too, and end the worker's main process.
                 logged = "%s[%s] cannot be published again (%r); it waits in its slot"
-                hooks.logger.error(logged, task.name, request.id, error)
+                events.logger.error(logged, task.name, request.id, error)
             elif was_acked(task, request):
                 logged = "%s[%s]: the broker took no copy of this message (%s), which was acked; it waits in its slot"
-                hooks.logger.error(logged, task.name, request.id, error)
+                events.logger.error(logged, task.name, request.id, error)
             else:
                 raise put_back(
                     f"The broker took no copy of this message ({error}), so it goes back to its queue."
@@ -348,7 +345,7 @@ class MessageDelivery:
 
 
 #: Grows from failure to failure of this process, and starts anew with the first copy that is published.
-_requeue_pauses = Pauses(REQUEUE_PAUSE, float("inf"), worker.is_stopping)
+_requeue_pauses = Pauses(REQUEUE_PAUSE, float("inf"), pool.is_stopping)
 
 
 def was_acked(task: Any, request: Any) -> bool:
@@ -367,3 +364,62 @@ def is_outage(app: Any, error: Exception) -> bool:
     cause = error.__cause__ or error
     outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
     return isinstance(cause, outage) or (cause is error and isinstance(error, (BrokerError, OperationalError)))
+
+
+class Expired(Ignore):
+    """The message expired, and the operation is neither being done nor done by its task id."""
+
+
+def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
+    """Return what the record of a delivery is to say, given what its body raised."""
+    state, policy = DeliveryState.of(request), task._binding.policy
+    nesting = state.nesting
+    codec = task._binding.guard.codec
+    match error:
+        case Retry():
+            return release_for(request, error)
+        case Reject():
+            return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
+        case Expired():
+            return Release(Reason.REVOKED)
+        case LeaseLost():
+            return Release(Reason.REQUEUED)
+        case Ignore():
+            if state.continued:
+                # What comes before the continuation may take long, and no duplicate may run beside it.
+                return Release(Reason.RETRY, policy.failure_ttl, attempt_number(nesting + 1, 0))
+            return Outcome(State.COMPLETED, codec.encode_ignored(request.id, nesting if state.replaced else None))
+        case Exception():
+            if task._binding.is_final(error):
+                return Outcome(State.FAILED, codec.encode_exception(error))
+            # Celery ends the whole worker for want of memory, and the broker hands the message to the next one.
+            fatal = isinstance(error, MemoryError) and not request.is_eager
+            return Release(Reason.CRASHED if fatal else Reason.FAILED)
+        case _:
+            return Release(_reason_of_exit(request, state, error))
+
+
+def release_for(request: Any, retry: Retry) -> Release:
+    """Return the release of a run whose retry was published."""
+    attempt = attempt_number(DeliveryState.of(request).nesting, (request.retries or 0) + 1)
+    return Release(Reason.RETRY, seconds_until(retry.when), attempt)
+
+
+def _reason_of_exit(request: Any, state: DeliveryState, error: BaseException) -> Reason:
+    told = pool.announced(state.identity.owner)
+    if told is not None:
+        return told
+    if pool.is_stopping() or request.is_eager:
+        return Reason.SHUTDOWN
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        # Celery takes it for the loss of a child and puts the message back: that must not go on for ever.
+        return Reason.CRASHED
+    return Reason.FAILED  # as Celery sees it
+
+
+def seconds_until(when: Any) -> float:
+    """Return the seconds until a retry is due; Celery gives a number or a time."""
+    if isinstance(when, datetime):
+        aware = when if when.tzinfo else when.replace(tzinfo=timezone.utc)
+        return max(0.0, (aware - datetime.now(timezone.utc)).total_seconds())
+    return max(0.0, float(when or 0))

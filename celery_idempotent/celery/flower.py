@@ -14,9 +14,10 @@ from typing import Any
 
 from celery.events.state import Task
 
-from .news import FIELD
+from .monitoring import FIELD
 
 __all__ = ["format_task"]
+
 
 logger = logging.getLogger("celery_idempotent.flower")
 

@@ -14,17 +14,16 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from celery.worker.request import Request
 
-from .. import deputy
-from ..binding import current_holder
+from ..core import lease
+from ..core.binding import current_holder
 from ..errors import IdempotencyError
-from ..events import Released
-from ..hooks import logger
-from ..records import Claim, Reason, new_owner
-from . import brokers, fanout, news, notices, rows, worker
-from .endings import Expired
-from .identity import DELIVERY, KEY, PLAIN, DeliveryState
-
-__all__ = ["IdempotentRequest", "cut_off", "request_class"]
+from ..events import Released, logger
+from ..stores.records import Claim, Reason, new_owner
+from . import canvas, monitoring
+from . import message as messages
+from . import pool as shared
+from .delivery import Expired
+from .message import DELIVERY, KEY, PLAIN, DeliveryState
 
 #: Longest time in seconds that the worker's main process waits for a store.
 LONGEST_WAIT = 0.2
@@ -56,8 +55,8 @@ class IdempotentRequest(Request):
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
         }
-        fanout.count_parts_once(self.task.backend)  # before Celery returns a part from this process
-        place = brokers.place_of(self._app, self._delivery_info, self._hostname)
+        canvas.count_parts_once(self.task.backend)  # before Celery returns a part from this process
+        place = messages.place_of(self._app, self._delivery_info, self._hostname)
         if place:
             self._request_dict[DELIVERY]["place"] = place
 
@@ -76,7 +75,7 @@ class IdempotentRequest(Request):
         except Exception as error:
             # Celery asks pools for what they cannot do: raised here, in a signal's handler, it would fail the body that
             # this thread is running, and leave the other bodies as they are.
-            if worker.enforces_limits:
+            if shared.enforces_limits:
                 raise
             logger.warning("Cutting off %s[%s] raised %r", self.name, self.id, error)
 
@@ -100,7 +99,7 @@ class IdempotentRequest(Request):
             # What goes back to its queue to hit the limit again must not do so for ever.
             self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
         answer = super().on_timeout(soft, timeout)
-        if not soft and self.worker_pid and worker.enforces_limits:
+        if not soft and self.worker_pid and shared.enforces_limits:
             # billiard tells first and kills afterwards: free the key when the body has really ended. In other pools the
             # body has ended, and its "pid" is no process's.
             self._in_background(self._release_when_gone)
@@ -108,7 +107,7 @@ class IdempotentRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release the lease of a child that is gone, then do as Celery does."""
-        news.drain()  # of a deferral, after which Celery sends no event
+        monitoring.drain()  # of a deferral, after which Celery sends no event
         self._give_token_back()
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -128,7 +127,7 @@ class IdempotentRequest(Request):
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's own name
         """Do as Celery does, after what the child has told of this task."""
         if type != "task-started":
-            news.drain()
+            monitoring.drain()
         super().send_event(type, **fields)
 
     def claim(self) -> Claim:
@@ -146,7 +145,7 @@ class IdempotentRequest(Request):
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
         own = (self.time_limits or (None, None))[0]
-        limit: float | None = self.task._binding.max_lease(own or self.task.time_limit or worker.limits[0])
+        limit: float | None = self.task._binding.max_lease(own or self.task.time_limit or shared.limits[0])
         return limit
 
     def _give_token_back(self) -> None:
@@ -154,16 +153,16 @@ class IdempotentRequest(Request):
 
         A deferred message takes one each time that it comes round, and would keep others from running.
         """
-        if self._token_back or not notices.was_unrun(self._owner):
+        if self._token_back or not shared.was_unrun(self._owner):
             return
-        self._token_back, consumer = True, news.consumer()
+        self._token_back, consumer = True, monitoring.consumer()
         if consumer is not None and consumer.task_buckets[self.task.name] is not None:
             # In other pools than prefork this is some thread, and a bucket is the consumer's alone.
             consumer.call_soon(_give_back, consumer, self.task.name)
 
     def _announce(self, reason: Reason) -> None:
         self._told = reason
-        notices.announce(self._owner, reason)
+        shared.announce(self._owner, reason)
 
     def _reason_of_loss(self, error: BaseException) -> Reason:
         terminating = worker_state.should_terminate not in (None, False)
@@ -183,7 +182,7 @@ class IdempotentRequest(Request):
     def _release(self, reason: Reason) -> None:
         try:
             claim, binding = self.claim(), self.task._binding
-            record = deputy.release(binding.guard.store, claim, reason)
+            record = lease.release(binding.guard.store, claim, reason)
             if record is not None:
                 told = reason.value, record.fence
                 binding.tell(Released(claim.key, self.name, self.id, *told, holder=current_holder()))
@@ -232,7 +231,7 @@ def _lost(error: BaseException) -> ExceptionInfo:
 def _is_gone(pid: int) -> bool:
     """Wait until a process of that id is gone, and tell whether it is."""
     end = monotonic() + KILL_TIMEOUT
-    while rows.lives(pid):
+    while shared.lives(pid):
         if monotonic() >= end:
             return False
         sleep(0.02)

@@ -12,9 +12,8 @@ from typing import Any
 from celery import current_app
 from celery.utils.dispatch import Signal
 
-from .. import events, hooks
-from ..events import Event
-from ..names import NAMES
+from .. import events
+from ..events import NAMES, Event
 
 __all__ = [
     "EventSignal",
@@ -36,6 +35,7 @@ __all__ = [
     "task_superseded",
     "task_taken_over",
 ]
+
 
 _signals: dict[type[Event], EventSignal] = {}
 #: The kinds whose signals have receivers.
@@ -108,4 +108,4 @@ store_failed = EventSignal(events.StoreFailed)
 #: The store serves again (`StoreRecovered`).
 store_recovered = EventSignal(events.StoreRecovered)
 
-hooks.add_hook(_send, _received)
+events.add_hook(_send, _received)

@@ -1,4 +1,4 @@
-"""The seam in the process that runs the body: a task base class whose deliveries take effect once."""
+"""`IdempotentTask`: the process that runs the body, and the receivers of Celery's signals."""
 
 from __future__ import annotations
 
@@ -9,25 +9,94 @@ from types import FunctionType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from celery import signals
 from celery._state import get_current_worker_task
 from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
 
-from ..current import current_lease
-from ..errors import ConfigurationError, MissingKey, PreviouslyFailed, StoreError
-from ..holding import Holding
-from ..hooks import logger
-from ..pauses import sleep
-from ..policy import Policy
-from . import brokers, declarations, fanout, groups, inspection, listening, worker
-from .binding import TaskBinding
+from ..core.backoff import sleep
+from ..core.lease import Holding, current_lease
+from ..core.policy import Policy
+from ..errors import MissingKey, PreviouslyFailed, StoreError
+from ..events import logger
+from . import canvas, declarations, message, worker
+from . import inspect as inspection
+from .app import TaskBinding
+from .declarations import mistaken_key
 from .delivery import SLOT_PAUSE, MessageDelivery, is_outage, put_back, was_acked
-from .identity import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
+from .message import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
+from .worker import check_declaration
 
-__all__ = ["IdempotentTask"]
 
-listening.connect()  # not when a task is bound: app.send_task() may publish before that
-groups.refuse_keys()
+def connect() -> None:
+    """Listen; to ask twice is the same as once."""
+    signals.before_task_publish.connect(move_key_into_headers, dispatch_uid="celery_idempotent.key", weak=False)
+    # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
+    # with state SUCCESS also where Celery failed to publish them.
+    signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
+    # No task of the app need be idempotent: that may be what is wrong with it.
+    signals.celeryd_init.connect(check_when_started, dispatch_uid="celery_idempotent.declarations", weak=False)
+    # Likewise, with the errbacks: they are published, or called, before it is sent.
+    signals.task_failure.connect(mark_failure_announced, dispatch_uid="celery_idempotent.failed", weak=False)
+    for ending in (signals.worker_process_shutdown, signals.worker_shutdown):  # children leave without Python's atexit
+        ending.connect(write_history, dispatch_uid="celery_idempotent.history", weak=False)
+
+
+def move_key_into_headers(sender: Any = None, headers: Any = None, properties: Any = None, **_: Any) -> None:
+    """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options."""
+    stamps = (headers or {}).get("stamped_headers")
+    wrong = mistaken_key({**(properties or {}), "stamped_headers": stamps}, guarded=False)
+    if wrong:  # Celery logs what a receiver raises, and publishes all the same
+        logger.error("Expected options that Celery or %s= knows for a message of %s, %s", KEY, sender, wrong)
+    if properties and KEY in properties:
+        key = properties.pop(KEY)
+        if key is not None:
+            headers[KEY] = key
+
+
+def check_when_started(instance: Any = None, **_: Any) -> None:
+    """Have a worker check what its app declares; Celery would log what is raised here, and go on."""
+    from .worker import DeclarationStep
+
+    instance.app.steps["worker"].add(DeclarationStep)
+
+
+def write_history(**_: Any) -> None:
+    """Have the last notes of this process written before it ends."""
+    from ..core.binding import history
+
+    history.flush()
+
+
+def mark_announced(sender: Any = None, **_: Any) -> None:
+    """Record that Celery has dispatched the callbacks and the chain of a task that succeeded, and returned its part."""
+    request = sender.request_stack.top
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    if delivery is not None and delivery.fans_out and delivery.key:
+        delivery.fans_out = False  # once: a task's own on_success comes before the signal
+        _announce(sender, request, delivery.key)
+
+
+def mark_failure_announced(sender: Any = None, **_: Any) -> None:
+    """Remember that Celery has dispatched the errbacks of a task that failed for good."""
+    # Celery sends it for lost children too, from the worker's main process, where no request is pushed.
+    request = sender.request_stack.top
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    if delivery is not None and delivery.fans_out_failed and delivery.key:
+        _announce(sender, request, delivery.key)
+
+
+def _announce(task: Any, request: Any, key: str) -> None:
+    try:
+        task._binding.guard.store.announce(key, request.id)
+    except StoreError as error:
+        logger.warning(
+            "%s[%s] has dispatched what follows it, and the store could not be told: %s", task.name, request.id, error
+        )
+
+
+connect()  # not when a task is bound: app.send_task() may publish before that
+canvas.refuse_keys()
 inspection.register()
 
 
@@ -184,7 +253,7 @@ class IdempotentTask(Task):
         identity = DeliveryState.of(request).identity
         signature = super().signature_from_request(request, *args, **options)
         if not options.keys() & {"queue", "exchange", "routing_key"} and not signature.options.get("queue"):
-            signature.set(**brokers.destination(self.app, request.delivery_info))
+            signature.set(**message.destination(self.app, request.delivery_info))
         # A run ends with the retry that it publishes, which may overtake it; another message of its own making may not.
         is_retry = options.get("retries") == (request.retries or 0) + 1
         return _with_headers(signature, identity.headers(**{"from": identity.owner if is_retry else None}))
@@ -262,7 +331,7 @@ def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: A
         return MessageDelivery(task, request, run, args, kwargs).answer()
     except Exception as error:
         remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
-        fanout.give_errback_ids(request, task.app, remembered=remembered)
+        canvas.give_errback_ids(request, task.app, remembered=remembered)
         raise
 
 
@@ -282,7 +351,7 @@ def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: A
     """
     eager, explicit = bool(request.is_eager), state.named != task._binding.default_key(request.id)
     within = state.identity.parts(*([state.named] if explicit or eager else []))
-    parts, last = fanout.parts_of(sig), fanout.last_of(sig)
+    parts, last = canvas.parts_of(sig), canvas.last_of(sig)
     if last is not None and last.options.get("task_id", request.id) != request.id:
         last = None
     for place, part in enumerate(parts):
@@ -324,7 +393,7 @@ def _marking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(inner)
     def on_success(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
-        listening.mark_announced(self)
+        mark_announced(self)
         return inner(self, *args, **kwargs)
 
     on_success.marks_first = True  # type: ignore[attr-defined]
@@ -350,29 +419,3 @@ def _check_neighbours(app: Any) -> None:
     if app.finalized and not app._pending and _examined.get(app) != len(app._tasks):
         declarations.check_unprotected(app)
         _examined[app] = len(app._tasks)
-
-
-def check_declaration(task: IdempotentTask) -> None:
-    """Refuse a task that is declared wrongly.
-
-    Raises:
-        ConfigurationError: it is; the message says what to do.
-    """
-    from .request import IdempotentRequest, request_class
-
-    cls, binding = type(task), TaskBinding(task)
-    policy = binding.policy
-    declarations.check_options(task, IdempotentTask)
-    declarations.check_inner_guard(task, binding)
-    declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
-    if not cls.acks_late and not policy.allow_early_ack:
-        raise ConfigurationError(
-            f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "
-            "is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
-            'idempotency={"allow_early_ack": True}.'
-        )
-    if not issubclass(request_class(cls.Request), IdempotentRequest):
-        raise ConfigurationError(
-            f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
-            f"got {cls.Request!r}: without it a lost child's lease is not released."
-        )

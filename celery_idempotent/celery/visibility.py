@@ -25,10 +25,9 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from ..errors import ConfigurationError
-from ..hooks import logger
-from .identity import PLAIN
-
-__all__ = ["Held", "VisibilityStep", "copied"]
+from ..events import logger
+from .app import is_idempotent
+from .message import PLAIN
 
 #: Refreshes per visibility timeout: two may fail, or come late, before the broker hands anything out again.
 REFRESHES_PER_TIMEOUT = 3
@@ -187,11 +186,9 @@ def _prefix(client: Any) -> str:
 
 def _overdue() -> Iterable[str]:
     """Yield the tags of what has run for longer than its policy grants a lease: others are to have it."""
-    from .task import IdempotentTask
-
     for request in copied(state.active_requests):
         task = request.task
-        if isinstance(task, IdempotentTask) and not task.name.startswith(PLAIN) and request.time_start:
+        if is_idempotent(task) and not task.name.startswith(PLAIN) and request.time_start:
             longest = task._binding.policy.max_lease
             if longest is not None and time.time() - request.time_start > longest:
                 yield request.message.delivery_tag

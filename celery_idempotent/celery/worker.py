@@ -1,54 +1,37 @@
-"""What we add to a worker: a look at the store before it takes work, and word of its end to its children."""
+"""Bootsteps of a worker: the start-up check, renewal for children, statistics, and its shutdown."""
 
 from __future__ import annotations
 
 import mmap
 import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from celery import bootsteps, signals
+from celery.worker import state as worker_state
 
-from ..errors import ConfigurationError, StoreUnreachable
-from ..hooks import logger
+from ..core import lease as leases
+from ..core.backoff import never
+from ..core.binding import heartbeat
+from ..core.lease import RENEWALS_PER_TTL
+from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreError, StoreUnreachable
+from ..events import logger
+from ..stores.base import Store
 from ..stores.memory import MemoryStore
-from . import declarations, notices, observing, purging
-from .identity import PLAIN
-from .observing import ObservingStep
-from .visibility import VisibilityStep
-
-__all__ = ["IdempotencyStep", "announce_stop", "install", "is_stopping", "outlive"]
-
-_stopping: mmap.mmap | None = None
-#: Set once a worker has stopped that this process outlives.
-_stopped: threading.Event | None = None
-#: The hard and the soft time limit of this worker's pool, for tasks and messages that have none.
-limits: tuple[float | None, float | None] = (None, None)
-#: Whether the pool ends a body at its hard limit.
-enforces_limits = True
-
-
-def is_stopping() -> bool:
-    """Tell, in the worker's main process and in its children, whether the worker is about to stop."""
-    return _stopping is not None and _stopping[0] == 1 and not (_stopped is not None and _stopped.is_set())
-
-
-def announce_stop(**_: Any) -> None:
-    """Let the worker's main process and its children know that it is about to stop; safe in a signal's handler."""
-    if _stopping is not None:
-        _stopping[0] = 1
-
-
-def outlive(stopped: threading.Event) -> None:
-    """Forget that the worker stops once it has: a test, say, runs it in a thread, and the process goes on."""
-    global _stopped
-    _stopped = stopped
+from ..stores.records import Lease
+from . import app, declarations, monitoring, pool
+from .app import TaskBinding, idempotent_tasks
+from .pool import announce_stop
+from .request import IdempotentRequest, cut_off, request_class
+from .visibility import VisibilityStep, copied
 
 
 def install(app: Any) -> None:
     """Add our steps to the app's workers."""
-    from .renewal import RenewalStep
-    from .shutdown import ShutdownStep
-
     app.steps["worker"].update({IdempotencyStep, RenewalStep, ShutdownStep})
     app.steps["consumer"].update({VisibilityStep, ObservingStep})
 
@@ -59,8 +42,6 @@ def check_declarations(app: Any) -> None:
     Raises:
         ConfigurationError: a task is declared wrongly, or a setting is none of this library's.
     """
-    from .task import check_declaration
-
     declarations.check_settings(app)
     declarations.check_unprotected(app)
     for task in idempotent_tasks(app):  # whoever caught what was raised when it was declared
@@ -99,18 +80,17 @@ class IdempotencyStep(bootsteps.Step):
             ConfigurationError: a task is declared wrongly, or there is no store.
             StoreRefused: a store answers that it will not serve us.
         """
-        global _stopping, _stopped, limits, enforces_limits
         check_declarations(worker.app)
-        limits = (worker.time_limit, worker.soft_time_limit)
-        enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
-        purging.register(worker.app)
-        _stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
-        _stopped = None
-        notices.prepare()
-        observing.prepare(children=enforces_limits)
+        pool.limits = (worker.time_limit, worker.soft_time_limit)
+        pool.enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        app.register(worker.app)
+        pool._stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
+        pool._stopped = None
+        pool.prepare_notices()
+        prepare(children=pool.enforces_limits)
         signals.worker_shutting_down.connect(announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
         for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
-            if isinstance(store, MemoryStore) and enforces_limits:
+            if isinstance(store, MemoryStore) and pool.enforces_limits:
                 raise ConfigurationError(
                     "Expected a store that all processes share, got memory:// with a pool of processes, each of which "
                     'would remember its own tasks alone. Set app.conf.idempotency_store = "redis://host:6379/1".'
@@ -121,8 +101,330 @@ class IdempotencyStep(bootsteps.Step):
                 logger.error("%s Tasks will do as their on_store_error says until it can.", error)
 
 
-def idempotent_tasks(app: Any) -> list[Any]:
-    """Return the app's tasks that are guarded."""
-    from .task import IdempotentTask
+# Renewals by the worker's main process, for children that cannot: C code that holds the GIL stops a child's own.
+#
+# The main process has no lease itself. It asks the store whether a delivery that runs in a child holds its key, and if
+# so lets that lease last; the proof is the owner that it gave the delivery. What takes less than a third of a ttl is
+# never asked about.
 
-    return [task for name, task in app.tasks.items() if isinstance(task, IdempotentTask) and not name.startswith(PLAIN)]
+
+#: The setting that switches it on.
+OPTION = "idempotency_renew_from_main"
+
+
+@dataclass(slots=True)
+class _Watch:
+    """When a delivery that runs is due, and until when it is renewed at all."""
+
+    due: float
+    until: float
+
+
+class MainRenewal:
+    """Renew the leases of deliveries that run in children, in a thread of the main process for each store.
+
+    Arguments:
+        step: Seconds between two looks.
+        stores: The stores of the worker's tasks; one that hangs holds up the renewals in no other.
+    """
+
+    def __init__(self, step: float, stores: Iterable[Store]) -> None:
+        self._step = step
+        self._watched: dict[Store, WeakKeyDictionary[IdempotentRequest, _Watch]] = {
+            store: WeakKeyDictionary() for store in stores
+        }
+
+    def start(self) -> None:
+        """Start the threads, which end with the process: a worker that stops may wait for its last bodies."""
+        for store in self._watched:
+            threading.Thread(target=self._run, args=(store,), name="celery-idempotent-renewal", daemon=True).start()
+
+    def stop(self) -> None:
+        """Go on; see `start`."""
+
+    def _run(self, store: Store) -> None:
+        while True:
+            sleep(self._step)
+            try:
+                self.beat(store, monotonic())
+            except Exception:  # noqa: BLE001 - whatever it was, the children need this thread
+                logger.exception("The leases of children could not be renewed; the next look is in %s s", self._step)
+
+    def beat(self, store: Store, now: float) -> None:
+        """Renew what is due at ``now`` in one store."""
+        watched = self._watched[store]
+        for request in copied(worker_state.active_requests):
+            if not isinstance(request, IdempotentRequest) or request.task._binding.guard.store is not store:
+                continue
+            watch = watched.get(request)
+            if watch is None:
+                max_lease = request.max_lease()
+                end = float("inf") if max_lease is None else now - self._step + max_lease
+                watched[request] = _Watch(now + _pause(request), end)
+            elif watch.due <= now < watch.until:
+                watch.due = now + _pause(request)
+                _renew(request)
+
+
+def _pause(request: IdempotentRequest) -> float:
+    return float(request.task._binding.policy.lease_ttl) / RENEWALS_PER_TTL
+
+
+def _renew(request: IdempotentRequest) -> None:
+    try:
+        leases.renew(request.task._binding.guard.store, request.claim())
+    except (IdempotencyError, TypeError) as error:
+        logger.warning("%s[%s]: its lease was not renewed for it: %s", request.name, request.id, error)
+
+
+class RenewalStep(bootsteps.StartStopStep):
+    """Renew from the main process, where ``idempotency_renew_from_main`` asks for it and the pool has children."""
+
+    name = "celery_idempotent.renewal"
+    requires = ("celery.worker.components:Pool",)
+
+    def include_if(self, worker: Any) -> bool:
+        """Tell whether it is asked for, and of use."""
+        forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        return bool(forks and worker.app.conf.get(OPTION) and _leases(worker.app))
+
+    def create(self, worker: Any) -> MainRenewal:
+        """Return what the worker starts once its pool has its children."""
+        stores = {task._binding.guard.store for task in idempotent_tasks(worker.app)}
+        return MainRenewal(min(_leases(worker.app)) / RENEWALS_PER_TTL, stores)
+
+
+def _leases(app: Any) -> list[float]:
+    return [task._binding.policy.lease_ttl for task in idempotent_tasks(app)]
+
+
+#: The section of ``celery inspect stats``.
+SECTION = "idempotency"
+
+
+def prepare(*, children: bool) -> None:
+    """Make what the worker shares with its children, before they are forked.
+
+    Arguments:
+        children: Whether its pool forks them.
+    """
+    pool.prepare_counts()
+    pool.prepare_leases()
+    monitoring.prepare(children=children)
+
+
+class ObservingStep(bootsteps.StartStopStep):
+    """Let monitors see what a worker's deliveries have come to."""
+
+    name = "celery_idempotent.observing"
+    requires = ("celery.worker.consumer.events:Events",)
+
+    def start(self, c: Any) -> None:
+        """Begin with the event dispatcher of a new connection."""
+        monitoring.attach(c)
+
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        """Have the event loop send what children tell."""
+        reader = monitoring.reader()
+        if reader is not None:
+            hub.add_reader(reader, monitoring.drain)
+
+    def stop(self, c: Any) -> None:
+        """Go on: bodies that still run have something to tell."""
+
+    def info(self, c: Any) -> dict[str, dict[str, int]]:
+        """Return the section of the worker's statistics: live leases, then events by kind since it started."""
+        return {SECTION: {"leases": len(pool.leases()), **pool.counts()}}
+
+
+# The shutdown of a worker, however it comes: its slots wait no longer, and what it cuts off is no crash.
+#
+# Celery announces a warm shutdown when SIGTERM comes. A cold one it announces only when it has waited for the bodies
+# (``worker_soft_shutdown_timeout``) and cut them off, and ``celery control shutdown``, a broker that is lost for good,
+# or a worker that a test stops, not at all. They are seen where Celery begins with them.
+#
+# A body may run for longer than whoever stops the worker is patient. When the worker is killed, nobody is left to
+# release the lease. So the main process tells the stores as soon as it knows. Of a body that ends in time they hear
+# the end as ever. What a body itself holds, by calling guarded functions or ``apply()``, is known to its own process
+# alone: a child tells the stores of that.
+
+
+#: Seconds between two looks whether the worker stops, and while it does, at what runs. No thread is woken instead: a
+#: handler of signals must take no lock.
+LOOK_EVERY = 0.5
+
+
+class ShutdownMarks:
+    """What one store was told of the shutdown.
+
+    Arguments:
+        store: The store; one that hangs holds up no other, for each has a thread.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._marked: WeakSet[IdempotentRequest] = WeakSet()
+        #: the owners of the leases of this process that it was told of
+        self._held: set[str] = set()
+        self._failing = False
+
+    def mark_running(self) -> None:
+        """Tell the store of each delivery that runs and holds a lease; of each once."""
+        for request in copied(worker_state.active_requests):
+            if not isinstance(request, IdempotentRequest) or request in self._marked or not self._is_ours(request):
+                continue
+            if self._mark(request):  # one that waits for its lease is asked about again
+                self._marked.add(request)
+
+    def mark_held(self) -> None:
+        """Tell the store of each lease that this process renews, and that is no delivery's of it; of each once."""
+        deliveries = {request._owner for request in copied(worker_state.active_requests) if hasattr(request, "_owner")}
+        held = {holding.lease.owner: holding.lease for holding in heartbeat.holdings() if holding.store is self._store}
+        self._held &= held.keys()
+        for owner, lease in held.items():
+            if owner in deliveries or owner in self._held:
+                continue
+            with suppress(RecordUnreadable):
+                self._store.mark_shutdown(lease)
+            self._held.add(owner)
+
+    def mark_cut_off(self) -> None:
+        """Tell the store of each delivery that this worker has told to end, and that Celery has done with."""
+        for _ in range(len(cut_off)):
+            try:
+                request = cut_off.popleft()
+            except IndexError:  # another store's thread has taken it for a moment
+                return
+            if not self._is_ours(request):
+                cut_off.append(request)
+                continue
+            try:
+                self._mark(request)
+            except StoreError:
+                cut_off.append(request)
+                raise
+
+    def _is_ours(self, request: IdempotentRequest) -> bool:
+        return request.task._binding.guard.store is self._store
+
+    def _mark(self, request: IdempotentRequest) -> bool:
+        """Tell the store of one delivery, and whether there is nothing more to tell."""
+        try:
+            claim = request.claim()
+        except (IdempotencyError, TypeError):
+            return True  # it has no key, and so no lease
+        try:
+            return self._store.mark_shutdown(Lease(claim, 0))
+        except RecordUnreadable:
+            return True
+
+    def look(self) -> None:
+        """Tell the store what it is to know now; an error is logged once, and never raised."""
+        try:
+            self.mark_cut_off()
+            if pool.is_stopping():
+                self.mark_running()
+                self.mark_held()
+        except Exception as error:  # noqa: BLE001 - whatever it was, other deliveries need this thread
+            if not self._failing:
+                logger.warning("A shutdown could not be announced to the store, trying again: %r", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def keep_looking(self, ended: Callable[[], bool]) -> None:
+        """Look again and again, until the worker has ``ended``."""
+        while not ended():
+            self.look()
+            sleep(LOOK_EVERY)
+
+
+def keep_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
+    """Start a thread for each store, and later for each other one in which this process holds a lease.
+
+    Arguments:
+        stores: Those to begin with.
+        ended: Tells whether the worker has ended.
+    """
+    watched: set[Store] = set()
+    while not ended():
+        if pool.is_stopping():
+            stores = stores | {holding.store for holding in heartbeat.holdings()}
+        for store in stores - watched:
+            looking = ShutdownMarks(store).keep_looking
+            threading.Thread(target=looking, args=(ended,), name="celery-idempotent-shutdown", daemon=True).start()
+        watched |= stores
+        sleep(LOOK_EVERY)
+
+
+def _start_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
+    watch = threading.Thread(target=keep_watch, args=(stores, ended), name="celery-idempotent-shutdown", daemon=True)
+    watch.start()
+
+
+def watch_in_child(**_: Any) -> None:
+    """Watch the leases of a pool's child, which has the stores that its bodies use and no others."""
+    _start_watch(set())
+
+
+class ShutdownStep(bootsteps.StartStopStep):
+    """Let slots that wait know of the shutdown, and the stores whose leases may be cut off by it."""
+
+    name = "celery_idempotent.shutdown"
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        signals.worker_process_init.connect(watch_in_child, weak=False, dispatch_uid="celery_idempotent.shutdown")
+
+    def start(self, worker: Any) -> None:
+        """Start a thread for each store; they end with the process, or with a worker that the process outlives."""
+        stopped = worker.blueprint.shutdown_complete
+        outlived = threading.current_thread() is not threading.main_thread()
+        if outlived:
+            pool.outlive(stopped)
+        wait = getattr(worker, "wait_for_soft_shutdown", None)  # the first that a cold shutdown calls; since Celery 5.5
+        if wait is not None:
+
+            def announce_and_wait() -> None:
+                pool.announce_stop()
+                wait()
+
+            worker.wait_for_soft_shutdown = announce_and_wait
+        ended = stopped.is_set if outlived else never  # bodies in threads may outlast the parts of their worker
+        _start_watch({task._binding.guard.store for task in app.idempotent_tasks(worker.app)}, ended)
+
+    def close(self, worker: Any) -> None:
+        """Announce the end: Celery comes here first, before it waits for anything."""
+        pool.announce_stop()
+
+    def stop(self, worker: Any) -> None:
+        """Go on: bodies may still run."""
+
+    def terminate(self, worker: Any) -> None:
+        """Go on, as `stop` does."""
+
+
+def check_declaration(task: Any) -> None:
+    """Refuse a task that is declared wrongly.
+
+    Raises:
+        ConfigurationError: it is; the message says what to do.
+    """
+    cls, binding = type(task), TaskBinding(task)
+    policy = binding.policy
+    root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
+    declarations.check_options(task, root)
+    declarations.check_inner_guard(task, binding)
+    declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
+    if not cls.acks_late and not policy.allow_early_ack:
+        raise ConfigurationError(
+            f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "
+            "is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
+            'idempotency={"allow_early_ack": True}.'
+        )
+    if not issubclass(request_class(cls.Request), IdempotentRequest):
+        raise ConfigurationError(
+            f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
+            f"got {cls.Request!r}: without it a lost child's lease is not released."
+        )

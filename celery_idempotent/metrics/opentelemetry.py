@@ -11,13 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..events import Event
-from ..hooks import add_hook
-from ..names import NAMES
-from .catalogue import CATALOGUE, PREFIX, Kind, Metric
-from .measures import Measures
+from ..events import NAMES, Event, add_hook
+from .catalogue import CATALOGUE, PREFIX, Kind, Measures, Metric
 
 __all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans", "hashed", "install"]
+
 
 #: What may become of a delivery; what is told of a store is about none.
 _OUTCOMES: dict[type[Event], str] = {kind: name for kind, name in NAMES.items() if not name.startswith("store_")}

@@ -6,18 +6,19 @@ Install it with ``pip install "celery-idempotent[prometheus]"``. Workers with a 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..hooks import add_hook, logger
-from .catalogue import CATALOGUE, Kind, Metric
-from .measures import Measures
-from .slots import Slot, leave_dead
+from ..events import add_hook, logger
+from .catalogue import CATALOGUE, Kind, Measures, Metric
 
 __all__ = ["DIRECTORY", "PrometheusMetrics", "install", "registry"]
+
 
 #: Names the folder in which the processes of a worker leave their numbers; prometheus_client's own.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -62,8 +63,6 @@ def _follow_celery(port: int | None, address: str) -> None:
 
     signals.worker_process_shutdown.connect(_end_child, weak=False, dispatch_uid="celery_idempotent.metrics.child")
     if port is not None:
-        from .serving import Endpoint
-
         Endpoint(port, address).connect()
 
 
@@ -174,3 +173,120 @@ def _driver() -> Any:
             'Expected prometheus_client to be installed. Run: pip install "celery-idempotent[prometheus]"'
         ) from error
     return prometheus_client
+
+
+class Endpoint:
+    """A worker's ``/metrics``.
+
+    Arguments:
+        port: Where it listens.
+        address: On which interface.
+    """
+
+    def __init__(self, port: int, address: str) -> None:
+        self.port = port
+        self.address = address
+        self._server: Any = None
+
+    def connect(self) -> None:
+        """Open when a worker of this process is ready, and close when it ends."""
+        from celery import signals
+
+        names = {"worker_ready": self.open, "worker_shutdown": self.close, "worker_process_init": self.leave}
+        for name, receiver in names.items():
+            uid = f"celery_idempotent.metrics.{name}"
+            getattr(signals, name).connect(receiver, weak=False, dispatch_uid=uid)
+
+    def open(self, sender: Any = None, **_: Any) -> None:
+        """Listen; a worker whose port is taken works all the same, and says so."""
+        from prometheus_client import start_http_server
+
+        forks = type(getattr(sender, "pool", None)).__module__ == "celery.concurrency.prefork"
+        if forks and not os.environ.get(DIRECTORY):
+            logger.error(
+                "/metrics will not show what happens in this worker's children. "
+                "Set %s to an empty folder of this worker's own before it starts.",
+                DIRECTORY,
+            )
+        try:
+            self._server = start_http_server(self.port, addr=self.address, registry=registry())[0]
+        except OSError as error:
+            logger.error("/metrics cannot be served at %s:%s: %s", self.address, self.port, error)
+        else:
+            logger.info("/metrics is served at %s:%s", self.address, self.port)
+
+    def close(self, **_: Any) -> None:
+        """Listen no more."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def leave(self, **_: Any) -> None:
+        """Close the listening socket that a child inherits: an orphan must not keep the port."""
+        if self._server is not None:
+            self._server.socket.close()
+            self._server = None
+
+
+# Places for the numbers of processes that come and go: who ends leaves its own to the next.
+#
+# prometheus_client gives each process files of its own. Where a process lives for one job, as RQ's horses do, files
+# would be as many as jobs. A slot is the right to a set of files, held by a lock that the kernel gives back, however
+# its process ends; what is counted there goes on from where the one before has left it.
+
+
+_NAME = "slot{}"
+
+
+class Slot:
+    """The slot of whichever process asks; a child gets one of its own.
+
+    Arguments:
+        path: The folder that the processes share.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pid = self._lock = -1
+        self._name = ""
+
+    def __call__(self) -> str:
+        """Return its name, which is no other living process's."""
+        if self._pid != os.getpid():
+            self._take()
+        return self._name
+
+    def _take(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)  # the parent's, who holds it still
+        for name in map(_NAME.format, count()):
+            lock = _locked(self._path, name)
+            if lock is not None:
+                _forget_live(self._path, name)
+                self._name, self._lock, self._pid = name, lock, os.getpid()
+                return
+
+
+def leave_dead(path: Path) -> None:
+    """Forget what was of the moment with processes that are gone."""
+    for name in {file.stem.rsplit("_", 1)[1] for file in path.glob(f"gauge_live*_{_NAME.format('*')}.db")}:
+        lock = _locked(path, name)
+        if lock is not None:
+            _forget_live(path, name)
+            os.close(lock)
+
+
+def _locked(path: Path, name: str) -> int | None:
+    lock = os.open(path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _forget_live(path: Path, name: str) -> None:
+    for file in path.glob(f"gauge_live*_{name}.db"):
+        file.unlink(missing_ok=True)

@@ -9,13 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..current import current_lease
+    from ..core.lease import current_lease
     from .decorator import idempotent
     from .worker import IdempotentSpawnWorker, IdempotentWorker
 
 __all__ = ["IdempotentSpawnWorker", "IdempotentWorker", "current_lease", "idempotent"]
 
-_HOMES = {"idempotent": ".decorator", "current_lease": "..current"}
+
+_HOMES = {"idempotent": ".decorator", "current_lease": "..core.lease"}
 
 
 def __getattr__(name: str) -> Any:

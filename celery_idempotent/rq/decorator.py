@@ -13,20 +13,17 @@ from weakref import WeakKeyDictionary
 from redis.connection import ConnectionPool
 from rq.job import Job
 
-from ..functions import FunctionBinding, check_function, opened, policy_of
-from ..policy import Policy
-from ..stores import Store
-from ..stores.inherited import store_like
-from ..stores.used import NAMESPACE
-from . import jobs
+from ..core.policy import Policy
+from ..functions import FunctionBinding, check_function, policy_of
+from ..stores.base import Store
+from ..stores.maintenance import NAMESPACE
+from . import job as jobs
 from .delivery import JobDelivery
-
-__all__ = ["idempotent", "store_of"]
+from .job import store_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _answering: ContextVar[Job | None] = ContextVar("celery_idempotent_job", default=None)
-_inherited: WeakKeyDictionary[ConnectionPool, Store] = WeakKeyDictionary()
 
 
 def idempotent(
@@ -102,21 +99,6 @@ class JobBinding(FunctionBinding):
     """One function with its policy, as jobs run it."""
 
     scope_hint = "enqueue the job with that entry in its meta, or mend the scope function"
-
-
-def store_of(wanted: object, connection: Any) -> Store:
-    """Return the store of a policy, or by default one on the Redis that a queue uses; the same object every time.
-
-    Arguments:
-        wanted: A store or a URL that a policy names, or None.
-        connection: The queue's connection.
-    """
-    if wanted is not None:
-        return opened(wanted)
-    pool = connection.connection_pool
-    if pool not in _inherited:
-        _inherited[pool] = store_like(connection)
-    return _inherited[pool]
 
 
 def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,29 +11,18 @@ from rq.exceptions import ShutDownImminentException
 from rq.job import Job, Retry
 from rq.timeouts import BaseTimeoutException
 
-from .. import events, recording
-from ..answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
-from ..binding import current_holder, history
-from ..complaints import in_progress, not_kept
-from ..current import running
-from ..errors import (
-    ConfigurationError,
-    Conflict,
-    CrashLoop,
-    KeyReused,
-    MissingKey,
-    PreviouslyFailed,
-    ResultUnavailable,
-)
+from .. import events
+from ..core import guard as guards
+from ..core.backoff import sleep
+from ..core.binding import current_holder, history
+from ..core.guard import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed, in_progress, not_kept
+from ..core.lease import Holding, running
+from ..errors import ConfigurationError, Conflict, CrashLoop, KeyReused, MissingKey, PreviouslyFailed, ResultUnavailable
+from ..events import logger
 from ..functions import FunctionBinding, check_returned
-from ..holding import Holding
-from ..hooks import logger
-from ..pauses import sleep
-from ..records import Claim, Lease, Reason, Release, new_owner
-from . import deferral, jobs
-from .handover import Handover
-
-__all__ = ["JobDelivery"]
+from ..stores.records import Claim, Lease, Reason, Release, new_owner
+from . import job as jobs
+from .horse import Handover
 
 #: Part of a job's own time limit that may be spent waiting.
 PATIENCE = 0.8
@@ -88,7 +77,7 @@ class JobDelivery:
             if not self.ran:
                 self._refused(error)
             if self._is_permanent(error) and self.job.retries_left:
-                self.job.retries_left = deferral.Unspent(self.job.retries_left)  # type: ignore[assignment]
+                self.job.retries_left = jobs.Unspent(self.job.retries_left)  # type: ignore[assignment]
             raise
         finally:
             history.flush()  # a horse ends without any further ado
@@ -151,11 +140,11 @@ class JobDelivery:
 
     @cached_property
     def _can_be_scheduled(self) -> bool:
-        return deferral.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
+        return jobs.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
 
     def _turn(self) -> float:
         """Return the seconds for which the job waits where it is, lest it goes round in circles."""
-        return 0.0 if self._is_synchronous or self._can_be_scheduled else deferral.TURN
+        return 0.0 if self._is_synchronous or self._can_be_scheduled else jobs.TURN
 
     def _begins(self, holding: Holding) -> None:
         self.ran = True
@@ -188,7 +177,7 @@ class JobDelivery:
             case Ignored(_, record):
                 raise not_kept(record, "the run that did it left none")
             case Dropped():  # the lease was lost, and whoever has it now may settle
-                return self._stand_aside(delivery, Busy(deferral.FIRST_DELAY))
+                return self._stand_aside(delivery, Busy(jobs.FIRST_DELAY))
             case Busy() as busy:
                 return self._stand_aside(delivery, busy)
             case other:  # pragma: no cover
@@ -202,7 +191,7 @@ class JobDelivery:
             # It rings wherever the job happens to be: also between its grant and its body, where nobody would release.
             ending = self._ending(error)
             if isinstance(ending, Release):
-                recording.release(delivery, Holding(guard.store, Lease(delivery.claim, 0), monotonic()), ending)
+                guards.release_lease(delivery, Holding(guard.store, Lease(delivery.claim, 0), monotonic()), ending)
             raise
 
     def _stand_aside(self, delivery: Delivery, busy: Busy) -> Any:
@@ -210,18 +199,18 @@ class JobDelivery:
         key, job = delivery.claim.key, self.job
         if self._is_synchronous:
             raise busy.error or in_progress(key, busy.remaining)
-        number = deferral.deferrals(job)
+        number = jobs.deferrals(job)
         if self._can_be_scheduled:
-            delay = deferral.delay_before(number, busy.remaining, job.ttl)
+            delay = jobs.delay_before(number, busy.remaining, job.ttl)
         else:
-            delay, turn = 0, min(deferral.TURN, PATIENCE * jobs.seconds_allowed(job))
+            delay, turn = 0, min(jobs.TURN, PATIENCE * jobs.seconds_allowed(job))
             sleep(max(0.0, turn - delivery.waited))  # who waited for a holder has done so
         self._mark(outcome="deferred", key=key, deferrals=number + 1)
         told = events.Deferred(
             key, self.binding.name, job.id, holder=delivery.claim.holder, delay=delay, copy=number + 1
         )
         self.binding.tell(told)
-        return deferral.put_off(job, delay)
+        return jobs.put_off(job, delay)
 
     def _is_permanent(self, error: BaseException) -> bool:
         if isinstance(error, Conflict):
@@ -235,7 +224,7 @@ class JobDelivery:
 
     def _mark(self, **said: Any) -> None:
         """Write what becomes of the job where RQ's dashboards show it."""
-        number = deferral.deferrals(self.job)
+        number = jobs.deferrals(self.job)
         said = {"deferrals": number, **said} if number else said
         try:
             jobs.note(self.job, {name: value for name, value in said.items() if value != ""})

@@ -15,16 +15,13 @@ from typing import Any
 
 from rq.worker import SpawnWorker, Worker
 
-from .. import deputy
-from ..binding import current_holder, history
+from ..core import lease
+from ..core.binding import current_holder, history
 from ..errors import IdempotencyError
-from ..events import Released
-from ..hooks import emit, logger
-from ..records import Claim, Lease, Reason
-from .decorator import store_of
-from .handover import Held, Offer
-
-__all__ = ["IdempotentSpawnWorker", "IdempotentWorker"]
+from ..events import Released, emit, logger
+from ..stores.records import Claim, Lease, Reason
+from .horse import Held, Offer
+from .job import store_of
 
 #: Seconds between two looks whether the worker was asked to stop. No thread is woken instead: a handler of signals must
 #: take no lock.
@@ -119,11 +116,11 @@ class _Leases:
 
     def _renew(self, held: Held) -> None:
         if held.max_lease is None or monotonic() - self._began < held.max_lease:
-            deputy.renew(store_of(held.store or None, self.connection), self._claim(held))
+            lease.renew(store_of(held.store or None, self.connection), self._claim(held))
 
     def _release(self, held: Held) -> None:
         store, reason = store_of(held.store or None, self.connection), self._reason(held)
-        record = deputy.release(store, self._claim(held), reason)
+        record = lease.release(store, self._claim(held), reason)
         if record is not None:
             told = Released(
                 held.key, held.task, held.task_id, holder=current_holder(), reason=reason.value, fence=record.fence

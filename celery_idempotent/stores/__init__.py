@@ -9,8 +9,27 @@ from importlib import import_module
 
 from ..errors import ConfigurationError
 from .base import Store
+from .records import Claim, Lease, Note, Noted, Outcome, Reason, Record, Refusal, Release, State, Verdict
 
-__all__ = ["SCHEMES", "Store", "hide_password", "open_store", "unknown_parameter"]
+__all__ = [
+    "SCHEMES",
+    "Claim",
+    "Lease",
+    "Note",
+    "Noted",
+    "Outcome",
+    "Reason",
+    "Record",
+    "Refusal",
+    "Release",
+    "State",
+    "Store",
+    "Verdict",
+    "hide_password",
+    "open_store",
+    "unknown_parameter",
+]
+
 
 #: By scheme: the module and the class, whose `from_url` makes the store; and the extra that brings its driver, if it
 #: needs one.
@@ -21,10 +40,10 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "unix": ("redis", "RedisStore", ""),
     "valkey": ("redis", "RedisStore", ""),
     "valkeys": ("redis", "RedisStore", ""),
-    "redis+cluster": ("cluster", "ClusterStore", ""),
-    "rediss+cluster": ("cluster", "ClusterStore", ""),
-    "redis+sentinel": ("sentinel", "SentinelStore", ""),
-    "rediss+sentinel": ("sentinel", "SentinelStore", ""),
+    "redis+cluster": ("redis.cluster", "ClusterStore", ""),
+    "rediss+cluster": ("redis.cluster", "ClusterStore", ""),
+    "redis+sentinel": ("redis.sentinel", "SentinelStore", ""),
+    "rediss+sentinel": ("redis.sentinel", "SentinelStore", ""),
     "postgresql": ("postgres", "PostgresStore", "postgres"),
     "postgres": ("postgres", "PostgresStore", "postgres"),
     "sqlite": ("sqlite", "SqliteStore", ""),

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..notes import Note, Noted
-from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
+from .records import Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State
 
 __all__ = ["Store"]
 

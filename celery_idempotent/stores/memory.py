@@ -8,10 +8,10 @@ from time import monotonic
 from urllib.parse import parse_qsl
 
 from ..errors import LeaseLost
-from ..notes import MOST, Note, Noted
-from ..records import Claim, Lease, Outcome, Record, Refusal, Release, State
-from . import noting, rules, unknown_parameter
+from . import history as histories
+from . import rules, unknown_parameter
 from .base import Store
+from .records import MOST, Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State
 
 __all__ = ["MemoryStore"]
 
@@ -24,7 +24,7 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         self._rows: dict[str, rules.Row] = {}
         #: by key: until when its history is kept, and its lines
-        self._histories: dict[str, tuple[int, list[noting.Line]]] = {}
+        self._histories: dict[str, tuple[int, list[histories.Line]]] = {}
         self._lock = threading.RLock()
         self._last_fence = 0
         #: seconds by which this store's clock is ahead; tests age records by moving it
@@ -112,16 +112,16 @@ class MemoryStore(Store):
     def note(self, notes: Sequence[Note]) -> None:
         with self._lock:
             now = self._now()
-            for key, mine in noting.grouped(notes).items():
-                lines = [*self._lines(key, now), *noting.lines(mine, now)]
-                self._histories[key] = (noting.expiry(mine, now), lines[-MOST:])
+            for key, mine in histories.grouped(notes).items():
+                lines = [*self._lines(key, now), *histories.lines(mine, now)]
+                self._histories[key] = (histories.expiry(mine, now), lines[-MOST:])
 
     def history(self, key: str) -> list[Noted]:
         with self._lock:
             now = self._now()
-            return noting.told(self._lines(key, now), now)
+            return histories.told(self._lines(key, now), now)
 
-    def _lines(self, key: str, now: int) -> list[noting.Line]:
+    def _lines(self, key: str, now: int) -> list[histories.Line]:
         expires, lines = self._histories.get(key, (0, []))
         return lines if expires > now else []
 

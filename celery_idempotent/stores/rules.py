@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from .records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 
 __all__ = ["Row", "acquire", "announce", "mark_shutdown", "release", "renew", "settle", "view"]
+
 
 SECOND = 1_000_000
 #: A holder that has renewed this often is no crash loop; three renewals make one ttl.

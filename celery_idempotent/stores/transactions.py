@@ -10,8 +10,6 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-__all__ = ["driver_connection"]
-
 TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or the alias of a Django database"
 
 

@@ -26,21 +26,14 @@ from typing import Any
 import pytest
 
 # Before they are imported, so that a fact that does not hold says what it saw instead.
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("_acquiring", "_copies", "_crashes", "_holding")))
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("_asking", "_ending", "_keeping", "_noting", "_sharing", "_within"))
+    *(f"{__name__}.{name}" for name in ("_acquire", "_facts", "_hold", "_keep", "_transactions"))
 )
-
 from ..stores.base import Store  # noqa: E402
-from ._acquiring import AcquiringFacts  # noqa: E402
-from ._copies import CopyFacts  # noqa: E402
-from ._crashes import CrashFacts  # noqa: E402
-from ._ending import EndingFacts  # noqa: E402
-from ._holding import HoldingFacts  # noqa: E402
-from ._keeping import KeepingFacts  # noqa: E402
-from ._noting import NotingFacts  # noqa: E402
-from ._sharing import SharingFacts  # noqa: E402
-from ._within import WithinFacts  # noqa: E402
+from ._acquire import AcquiringFacts, CopyFacts, CrashFacts  # noqa: E402
+from ._hold import EndingFacts, HoldingFacts  # noqa: E402
+from ._keep import KeepingFacts, NotingFacts, SharingFacts  # noqa: E402
+from ._transactions import WithinFacts  # noqa: E402
 
 __all__ = ["StoreContract", "TransactionContract"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult, EagerResult
 
-from celery_idempotent.records import Record, State
+from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
 from tests.celery.journal import Journal

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery, Task, chain, chord, current_task, group, signals
 from kombu import Queue
 
-from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent import IdempotentTask, events
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
 from tests.celery.canvases import anonymous
@@ -198,7 +198,7 @@ def _watch(**_: Any) -> None:
     """Watch what happens in this worker, and hold it where a test closes a gate."""
     signals.before_task_publish.connect(_publishing, weak=False)
     signals.task_postrun.connect(_ended, weak=False)
-    hooks.add_hook(_happened)
+    events.add_hook(_happened)
     announce = RedisStore.announce
 
     def dispatched(self: RedisStore, *args: Any) -> bool:

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.celery import binding
+from celery_idempotent.celery import app as binding
 from tests.celery.apps import from_env
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal

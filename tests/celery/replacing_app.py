@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery, Task, chain, chord, group, signals
 
-from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent import IdempotentTask, events
 from tests.celery.apps import from_env
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -167,4 +167,4 @@ def _happened(event: events.Event) -> None:
 @signals.worker_init.connect(weak=False)
 def _watch(**_: Any) -> None:
     """Hear events in workers alone; tests import the app as well."""
-    hooks.add_hook(_happened)
+    events.add_hook(_happened)

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from celery_idempotent import ConfigurationError
-from celery_idempotent.celery.identity import KEY
+from celery_idempotent.celery.message import KEY
 from tests.servers import open_client
 
 

@@ -12,9 +12,16 @@ from freezegun import freeze_time
 from kombu.serialization import prepare_accept_content
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.celery.copies import FIRST_DELAY, LONGEST_DELAY, delay_before, is_expired, publish
-from celery_idempotent.celery.endings import seconds_until
-from celery_idempotent.celery.identity import MESSAGE, DeliveryState
+from celery_idempotent.celery.delivery import seconds_until
+from celery_idempotent.celery.message import (
+    FIRST_DELAY,
+    LONGEST_DELAY,
+    MESSAGE,
+    DeliveryState,
+    delay_before,
+    is_expired,
+    publish,
+)
 from celery_idempotent.celery.request import IdempotentRequest
 from tests.waiting import wait_until
 

@@ -12,8 +12,8 @@ import pytest
 from billiard.process import current_process
 from celery import Celery
 
-from celery_idempotent import hooks
-from celery_idempotent.celery import counts, rows
+from celery_idempotent import events
+from celery_idempotent.celery import pool as counts
 from celery_idempotent.events import Acquired, Event, Replayed
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -78,22 +78,22 @@ def test_children_that_replace_others_go_on_where_those_left_off(app: Celery, st
 class TestInOneProcess:
     @pytest.fixture(autouse=True)
     def prepared(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        for module, name in ((counts, "_cells"), (rows, "own"), (rows, "_pids")):
+        for module, name in ((counts, "_cells"), (counts, "own"), (counts, "_pids")):
             monkeypatch.setattr(module, name, getattr(module, name))
-        counts.prepare()
+        counts.prepare_counts()
         yield
-        hooks.remove_counter(counts.count)
+        events.remove_counter(counts.count)
 
     def test_an_event_is_counted_though_nobody_hears_it(self) -> None:
-        assert not hooks.is_heard(Acquired)
-        hooks.count(Acquired)
-        hooks.emit(Replayed("k"))
-        hooks.emit(Replayed("k"))
+        assert not events.is_heard(Acquired)
+        events.count(Acquired)
+        events.emit(Replayed("k"))
+        events.emit(Replayed("k"))
         assert counts.counts() == {"acquired": 1, "replayed": 2}
 
     def test_a_process_that_is_no_worker_counts_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counts, "_cells", None)
-        hooks.count(Acquired)
+        events.count(Acquired)
         assert counts.counts() == {}
 
     def test_threads_of_a_process_lose_no_count(self) -> None:
@@ -108,43 +108,43 @@ class TestInOneProcess:
         class Audited(Event):
             pass
 
-        hooks.emit(Audited("k"))
+        events.emit(Audited("k"))
         assert counts.counts() == {}
 
     def test_processes_that_a_task_forks_write_to_no_row_and_are_not_held_by_a_lock(self) -> None:
-        rows.prepare()
-        with rows.lock:  # as another thread may at that moment
+        counts.prepare_rows()
+        with counts.lock:  # as another thread may at that moment
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of forking while other threads run
                 child = os.fork()
             if not child:
                 counts.count(Acquired)
-                os._exit(0 if rows.own is None and not rows.lock.locked() else 1)
+                os._exit(0 if counts.own is None and not counts.lock.locked() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert counts.counts() == {}
 
     def test_children_of_the_pool_have_each_their_own_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
         taken = []
-        for index in (0, 1, rows.ROWS - 2, rows.ROWS - 1):  # there is no row for the last
-            monkeypatch.setattr(rows, "own", None)
+        for index in (0, 1, counts.ROWS - 2, counts.ROWS - 1):  # there is no row for the last
+            monkeypatch.setattr(counts, "own", None)
             monkeypatch.setattr(current_process(), "index", index, raising=False)
-            rows._take()
-            taken.append(rows.own)
+            counts._take()
+            taken.append(counts.own)
             counts.count(Acquired)
-        assert taken == [1, 2, rows.ROWS - 1, None]
+        assert taken == [1, 2, counts.ROWS - 1, None]
         assert counts.counts() == {"acquired": 3}
-        assert rows.children() == dict.fromkeys(taken[:3], os.getpid())
+        assert counts.children() == dict.fromkeys(taken[:3], os.getpid())
 
     def test_a_counter_that_raises_is_logged_and_hurts_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
         def broken(kind: type[Event]) -> None:
             raise RuntimeError("no such metric")
 
-        hooks.add_counter(broken)
-        hooks.add_counter(broken)  # the same as once
+        events.add_counter(broken)
+        events.add_counter(broken)  # the same as once
         try:
-            hooks.count(Acquired)
+            events.count(Acquired)
         finally:
-            hooks.remove_counter(broken)
+            events.remove_counter(broken)
         assert caplog.text.count("The counter") == 1
         with pytest.raises(ValueError, match="not in list"):
-            hooks.remove_counter(broken)
+            events.remove_counter(broken)

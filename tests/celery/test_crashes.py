@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker

@@ -6,7 +6,7 @@ import pytest
 from celery import Celery
 from kombu import Exchange, Queue
 
-from celery_idempotent.celery.brokers import destination, publisher
+from celery_idempotent.celery.message import destination, publisher
 
 pytest.importorskip("celery.utils.quorum_queues", reason="Celery before 5.5 has no native delayed delivery")
 

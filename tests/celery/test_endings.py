@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery, chain, chord
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

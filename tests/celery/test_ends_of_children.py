@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker

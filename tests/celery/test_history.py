@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 
-from celery_idempotent import binding, history
+from celery_idempotent.core import binding, history
 from celery_idempotent.events import Replayed
-from celery_idempotent.notes import facts_of
+from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker

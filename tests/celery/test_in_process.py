@@ -20,12 +20,15 @@ from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavailable, StoreUnreachable
-from celery_idempotent.answers import Busy
-from celery_idempotent.celery import copies, delivery, fanout, listening, notices, request
-from celery_idempotent.celery.delivery import MessageDelivery
-from celery_idempotent.celery.endings import Expired
-from celery_idempotent.records import Claim, Lease, Reason, Record, State, new_owner
+from celery_idempotent.celery import canvas as fanout
+from celery_idempotent.celery import delivery, pool, request
+from celery_idempotent.celery import message as copies
+from celery_idempotent.celery import task as listening
+from celery_idempotent.celery.delivery import Expired, MessageDelivery
+from celery_idempotent.core.guard import Busy
+from celery_idempotent.stores import Claim, Lease, Reason, Record, State
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import new_owner
 from tests.waiting import wait_until
 
 
@@ -130,11 +133,11 @@ def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Room for words, which is closed again."""
-    monkeypatch.setattr(notices, "_words", None)
-    monkeypatch.setattr(notices, "_unrun", None)
-    notices.prepare()
+    monkeypatch.setattr(pool, "_words", None)
+    monkeypatch.setattr(pool, "_unrun", None)
+    pool.prepare_notices()
     yield
-    for room in (notices._words, notices._unrun):
+    for room in (pool._words, pool._unrun):
         assert room is not None
         room.close()
 
@@ -142,37 +145,37 @@ def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
     for reason in Reason:
         owner = new_owner()
-        notices.announce(owner, reason)
-        assert notices.announced(owner) is reason
-        assert notices.announced(new_owner()) is None
+        pool.announce(owner, reason)
+        assert pool.announced(owner) is reason
+        assert pool.announced(new_owner()) is None
 
 
 def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
     words: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "PLACES", 1)
+    monkeypatch.setattr(pool, "NOTICES", 1)
     first, second = new_owner(), new_owner()
-    notices.announce(first, Reason.REVOKED)
-    notices.announce(second, Reason.SHUTDOWN)
-    assert (notices.announced(first), notices.announced(second)) == (None, Reason.SHUTDOWN)
+    pool.announce(first, Reason.REVOKED)
+    pool.announce(second, Reason.SHUTDOWN)
+    assert (pool.announced(first), pool.announced(second)) == (None, Reason.SHUTDOWN)
 
 
 def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(words: None) -> None:
     owner = new_owner()
-    assert not notices.was_unrun(owner)
-    notices.answer_unrun(owner)
-    assert notices.was_unrun(owner)
-    assert not notices.was_unrun(new_owner())
+    assert not pool.was_unrun(owner)
+    pool.answer_unrun(owner)
+    assert pool.was_unrun(owner)
+    assert not pool.was_unrun(new_owner())
 
 
 def test_where_there_is_no_worker_nobody_leaves_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_words", None)
-    monkeypatch.setattr(notices, "_unrun", None)
+    monkeypatch.setattr(pool, "_words", None)
+    monkeypatch.setattr(pool, "_unrun", None)
     owner = new_owner()
-    notices.answer_unrun(owner)
-    assert not notices.was_unrun(owner)
-    notices.announce(owner, Reason.REVOKED)
-    assert notices.announced(owner) is None
+    pool.answer_unrun(owner)
+    assert not pool.was_unrun(owner)
+    pool.announce(owner, Reason.REVOKED)
+    assert pool.announced(owner) is None
 
 
 def test_the_same_task_that_ignored_itself_ignores_itself_again(app: Celery) -> None:
@@ -1001,9 +1004,9 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
 ) -> None:
     """billiard says that it kills the child, and does it afterwards: until then its body goes on."""
     looks: list[bool] = []
-    lives = request.rows.lives
+    lives = request.shared.lives
     monkeypatch.setattr(request.worker, "enforces_limits", True)
-    monkeypatch.setattr(request.rows, "lives", lambda pid: looks.append(lives(pid)) or looks[-1])
+    monkeypatch.setattr(request.shared, "lives", lambda pid: looks.append(lives(pid)) or looks[-1])
     task = declare(app, raising(AssertionError("it ran")))
     task.delay("A")
     sent = received(task)

@@ -12,8 +12,9 @@ import redis
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.celery.binding import store_of
-from celery_idempotent.stores.redis import TIMEOUT, RedisStore
+from celery_idempotent.celery.app import store_of
+from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis.store import TIMEOUT
 from tests import processes
 from tests.servers import RedisServer, free_port, redis_binary
 from tests.waiting import wait_until

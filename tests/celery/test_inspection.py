@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.celery import inspection, leases, rows
-from celery_idempotent.celery.inspection import LiveLease, NoReply
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Lease
+from celery_idempotent.celery import inspect as inspection
+from celery_idempotent.celery import pool as leases
+from celery_idempotent.celery.inspect import LiveLease, NoReply
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.stores import Lease
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
@@ -180,11 +181,11 @@ class TestTheMemoryThatChildrenShare:
 
     @pytest.fixture(autouse=True)
     def as_child(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        for module, name in ((leases, "_table"), (rows, "own"), (rows, "_pids")):
+        for module, name in ((leases, "_table"), (leases, "own"), (leases, "_pids")):
             monkeypatch.setattr(module, name, getattr(module, name))
-        leases.prepare()
-        assert rows._pids is not None
-        rows.own, rows._pids[7] = 7, os.getpid()
+        leases.prepare_leases()
+        assert leases._pids is not None
+        leases.own, leases._pids[7] = 7, os.getpid()
         yield
         leases._shown.clear()
 
@@ -234,18 +235,18 @@ class TestTheMemoryThatChildrenShare:
         (lease,) = self.from_children()
         assert lease["task"] == "shop.größe"
         assert lease["key"].startswith("ü?\0kkk")
-        assert 800 < len(lease["key"]) < leases.SIZE
+        assert 800 < len(lease["key"]) < leases.LEASE_SIZE
 
     def test_what_a_child_that_is_gone_left_is_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert rows._pids is not None
+        assert leases._pids is not None
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-        monkeypatch.setattr(rows, "pid", child.pid)
-        rows._pids[7] = child.pid
+        monkeypatch.setattr(leases, "pid", child.pid)
+        leases._pids[7] = child.pid
         leases.begin(self.take(), "t", "i")
         assert len(self.from_children()) == 1
         child.communicate(b"\n")
         assert self.from_children() == []
-        rows._pids[7] = os.getpid()  # another child has its row
+        leases._pids[7] = os.getpid()  # another child has its row
         assert self.from_children() == []
 
     def reading(self, *meanwhile: Callable[[], object]) -> dict[str, Any] | None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import Record
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import Record, open_store
 from tests.celery.fixtures import StartWorker
 from tests.celery.journal import Journal
 

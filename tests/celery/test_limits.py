@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker

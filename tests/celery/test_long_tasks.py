@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import Record, State
+from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

@@ -14,8 +14,8 @@ from celery.contrib.testing.worker import start_worker as start_thread
 from kombu import Connection, Exchange, Queue
 
 from celery_idempotent import IdempotentTask, add_hook, remove_hook
-from celery_idempotent.celery import brokers, copies
-from celery_idempotent.celery.identity import MESSAGE, Identity
+from celery_idempotent.celery import message as brokers
+from celery_idempotent.celery.message import MESSAGE, Identity
 from celery_idempotent.events import Deferred
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -110,7 +110,7 @@ def test_a_copy_stays_in_its_message_group_and_is_no_duplicate_to_sqs(inside: Ce
                 "delivery_info": published.delivery_info,
             }
         )
-        copies.publish(charge, request, Identity("owner"), 1.0)
+        brokers.publish(charge, request, Identity("owner"), 1.0)
         copy = received(connection)
     assert copy.headers["id"] == published.headers["id"]
     assert copy.properties["MessageGroupId"] == "customer-7"

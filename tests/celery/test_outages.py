@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker

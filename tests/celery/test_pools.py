@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 from celery.exceptions import WorkerLostError
 
-from celery_idempotent.records import Claim, Lease, Outcome, State
-from celery_idempotent.results import Codec
+from celery_idempotent.core.results import Codec
+from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker

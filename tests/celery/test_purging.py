@@ -13,9 +13,9 @@ from celery import Celery
 from celery.schedules import crontab
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.celery import purging, schedule_purge
-from celery_idempotent.celery.binding import store_of
-from celery_idempotent.celery.used import used_stores
+from celery_idempotent.celery import app as purging
+from celery_idempotent.celery import schedule_purge
+from celery_idempotent.celery.app import store_of, used_stores
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import Record, State
+from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

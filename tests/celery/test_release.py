@@ -9,7 +9,7 @@ import sys
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

@@ -12,10 +12,10 @@ from celery import Celery
 from celery.worker import state as worker_state
 
 from celery_idempotent import StoreUnreachable
-from celery_idempotent.celery.renewal import MainRenewal
 from celery_idempotent.celery.request import IdempotentRequest
-from celery_idempotent.hooks import logger
-from celery_idempotent.records import Lease
+from celery_idempotent.celery.worker import MainRenewal
+from celery_idempotent.events import logger
+from celery_idempotent.stores import Lease
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.apps import messages

@@ -15,14 +15,15 @@ from celery import __version__ as celery_version
 from celery.contrib.testing.worker import start_worker as start_thread
 
 from celery_idempotent import IdempotentTask, StoreUnreachable
-from celery_idempotent.binding import heartbeat
-from celery_idempotent.celery import worker
+from celery_idempotent.celery import pool as celery_pool
 from celery_idempotent.celery.request import IdempotentRequest, cut_off
-from celery_idempotent.celery.shutdown import ShutdownMarks, keep_watch
+from celery_idempotent.celery.worker import ShutdownMarks, keep_watch
+from celery_idempotent.core.binding import heartbeat
+from celery_idempotent.core.lease import Holding
 from celery_idempotent.errors import RecordUnreadable
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Claim, Lease, Reason, Release, State, new_owner
+from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import new_owner
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -209,7 +210,7 @@ class TestWhatStoresAreTold:
 
     @pytest.fixture
     def marks(self, main_store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> ShutdownMarks:
-        monkeypatch.setattr(worker, "is_stopping", lambda: True)
+        monkeypatch.setattr(celery_pool, "is_stopping", lambda: True)
         return ShutdownMarks(main_store)
 
     @pytest.fixture
@@ -245,7 +246,7 @@ class TestWhatStoresAreTold:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         main_store.acquire(request_of().claim())
-        monkeypatch.setattr(worker, "is_stopping", lambda: False)
+        monkeypatch.setattr(celery_pool, "is_stopping", lambda: False)
         marks.look()
         assert asked == []
 
@@ -288,7 +289,7 @@ class TestWhatStoresAreTold:
     def test_a_store_that_no_task_has_is_told_once_a_body_holds_something_in_it(
         self, main_store: MemoryStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker, "is_stopping", lambda: True)
+        monkeypatch.setattr(celery_pool, "is_stopping", lambda: True)
         ended = threading.Event()
         lease = main_store.acquire(Claim("inner", new_owner(), 60, 60))
         watch = threading.Thread(target=keep_watch, args=(set(), ended.is_set))
@@ -360,12 +361,12 @@ def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_f
     @inside.task(base=IdempotentTask, shared=False, idempotency={"key": "order_id"})
     def charge(order_id: str) -> None:
         begun.set()
-        wait_until(worker.is_stopping, message="the body to know that its worker stops")
+        wait_until(celery_pool.is_stopping, message="the body to know that its worker stops")
 
     with start_thread(inside, pool="threads", concurrency=1, perform_ping_check=False) as running:
         result = charge.delay("ORD-1")
         assert begun.wait(30)
-        assert not worker.is_stopping()
+        assert not celery_pool.is_stopping()
         running.stop()
         result.get(timeout=30)
-    assert not worker.is_stopping()
+    assert not celery_pool.is_stopping()

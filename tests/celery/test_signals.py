@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import signals
-from celery_idempotent.events import Event
-from celery_idempotent.hooks import emit, is_heard
-from celery_idempotent.names import NAMES
+from celery_idempotent.events import NAMES, Event, emit, is_heard
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -84,8 +82,8 @@ def test_receivers_of_one_task_do_not_hear_of_another(app: Celery) -> None:
 
 def test_an_event_is_made_only_while_its_signal_has_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     # The log hears it too, at the level that a test before this one may have set.
-    monkeypatch.setattr(hooks, "_hooks", [each for each in hooks._hooks if each[0] is signals._send])
-    assert len(hooks._hooks) == 1
+    monkeypatch.setattr(events, "_hooks", [each for each in events._hooks if each[0] is signals._send])
+    assert len(events._hooks) == 1
 
     def receive(**_: Any) -> None: ...
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

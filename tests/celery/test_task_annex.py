@@ -10,11 +10,10 @@ from celery import Celery, states
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_idempotent import ConfigurationError, Conflict, IdempotentTask, ResultUnavailable, StoreUnreachable
-from celery_idempotent.celery.large import HANDOVER, TaskAnnex
-from celery_idempotent.payloads import Kind, Payload
-from celery_idempotent.records import new_owner
-from celery_idempotent.references import Origin, Unkept
+from celery_idempotent.celery.app import HANDOVER, TaskAnnex
+from celery_idempotent.core.results import Kind, Origin, Payload, Unkept
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import new_owner
 
 LARGE = "x" * 100
 

@@ -16,11 +16,10 @@ from celery.exceptions import Ignore
 from kombu.message import Message
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.celery import news
+from celery_idempotent.celery import monitoring
 from celery_idempotent.celery.request import IdempotentRequest
-from celery_idempotent.events import Replayed
-from celery_idempotent.hooks import remove_hook
-from celery_idempotent.records import Reason, Release
+from celery_idempotent.events import Replayed, remove_hook
+from celery_idempotent.stores import Reason, Release
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -223,13 +222,13 @@ class TestThePipe:
     @pytest.fixture(autouse=True)
     def prepared(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in ("_ends", "_main", "_consumer", "_unread"):
-            monkeypatch.setattr(news, name, getattr(news, name))
-        news._ends, news._main = None, 0
-        news.prepare()
+            monkeypatch.setattr(monitoring, name, getattr(monitoring, name))
+        monitoring._ends, monitoring._main = None, 0
+        monitoring.prepare()
         yield
-        remove_hook(news.tell)
-        assert news._ends is not None
-        for end in news._ends:
+        remove_hook(monitoring.tell)
+        assert monitoring._ends is not None
+        for end in monitoring._ends:
             os.close(end)
 
     @pytest.fixture
@@ -248,35 +247,35 @@ class TestThePipe:
                     sent.append((kind, fields))
 
         self.consumer = Consumer()
-        news.attach(self.consumer)
+        monitoring.attach(self.consumer)
         return sent
 
     def as_child(self, *told: Replayed) -> None:
-        main, news._main = news._main, -1  # another process's
+        main, monitoring._main = monitoring._main, -1  # another process's
         for event in told:
-            news.tell(event)
-        news._main = main
+            monitoring.tell(event)
+        monitoring._main = main
 
     def test_what_a_child_tells_is_sent_in_its_order_once(self, sent: list[tuple[str, dict[str, Any]]]) -> None:
         self.as_child(*(Replayed("k", "t", f"id-{number}") for number in range(3)))
         assert sent == []
-        news.drain()
-        news.drain()
+        monitoring.drain()
+        monitoring.drain()
         assert [(kind, fields["uuid"], fields["name"]) for kind, fields in sent] == [
             ("task-replayed", f"id-{number}", "t") for number in range(3)
         ]
 
     def test_where_there_are_no_children_nothing_is_read(self, sent: list[tuple[str, dict[str, Any]]]) -> None:
         """A read that finds nothing stops a worker of eventlet for good."""
-        ends, news._ends, news._main = news._ends, None, 0
+        ends, monitoring._ends, monitoring._main = monitoring._ends, None, 0
         try:
-            remove_hook(news.tell)
-            news.prepare(children=False)
-            assert news.reader() is None
-            news.tell(Replayed("k", "t", "id-1"))
-            news.drain()
+            remove_hook(monitoring.tell)
+            monitoring.prepare(children=False)
+            assert monitoring.reader() is None
+            monitoring.tell(Replayed("k", "t", "id-1"))
+            monitoring.drain()
         finally:
-            news._ends = ends
+            monitoring._ends = ends
         assert [fields["uuid"] for _, fields in sent] == ["id-1"]
 
     def test_it_is_sent_before_the_last_event_of_the_task_and_before_a_message_is_acked_without_any(
@@ -309,7 +308,7 @@ class TestThePipe:
 
     def test_a_pipe_that_nobody_reads_holds_nobody_up(self, sent: list[tuple[str, dict[str, Any]]]) -> None:
         self.as_child(*(Replayed("k" * 400, "t", f"id-{number}") for number in range(1000)))
-        news.drain()
+        monitoring.drain()
         numbers = [int(fields["uuid"].removeprefix("id-")) for _, fields in sent]
         assert 50 < len(numbers) < 1000
         assert numbers == list(range(len(numbers)))
@@ -318,15 +317,15 @@ class TestThePipe:
         self, sent: list[tuple[str, dict[str, Any]]]
     ) -> None:
         self.as_child(Replayed("k" * 5000, "t", "long"), Replayed("k", "t" * 5000, "too long"))
-        news.drain()
+        monitoring.drain()
         ((_, fields),) = sent
-        assert fields["idempotency"]["key"] == "k" * news.LONGEST_TEXT
+        assert fields["idempotency"]["key"] == "k" * monitoring.LONGEST_TEXT
 
     def test_an_event_that_cannot_be_sent_is_logged_and_hurts_no_task(
         self, sent: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
     ) -> None:
         self.as_child(Replayed("k", "t", "broken"), Replayed("k", "t", "next"))
-        news.drain()
+        monitoring.drain()
         assert "could not be told to monitors" in caplog.text
         assert [fields["uuid"] for _, fields in sent] == ["next"]
 
@@ -342,15 +341,15 @@ class TestThePipe:
             send(kind, **fields)
 
         dispatcher.send = staticmethod(interrupted)
-        before = signal.signal(signal.SIGUSR1, lambda *_: news.drain())
+        before = signal.signal(signal.SIGUSR1, lambda *_: monitoring.drain())
         try:
             self.as_child(*(Replayed("k", "t", f"id-{number}") for number in range(3)))
-            news.drain()
+            monitoring.drain()
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert [fields["uuid"] for _, fields in sent] == ["id-0", "id-1", "id-2"]
 
     def test_without_a_consumer_nothing_is_sent_and_nothing_raised(self) -> None:
-        news.tell(Replayed("k", "t", "i"))
+        monitoring.tell(Replayed("k", "t", "i"))
         self.as_child(Replayed("k", "t", "i"))
-        news.drain()
+        monitoring.drain()

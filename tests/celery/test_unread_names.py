@@ -20,7 +20,7 @@ from kombu.messaging import Producer
 
 from celery_idempotent import ConfigurationError, IdempotentTask, Policy
 from celery_idempotent.celery import declarations
-from celery_idempotent.celery.listening import check_when_started
+from celery_idempotent.celery.task import check_when_started
 from celery_idempotent.celery.worker import DeclarationStep, IdempotencyStep
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.fixtures import StartWorker

@@ -10,8 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.errors import SettleNotCommitted
-from celery_idempotent.records import State
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import State, open_store
 from tests.celery.business import Business
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

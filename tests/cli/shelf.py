@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Release, State
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Release, State, Store
 from celery_idempotent.stores.memory import MemoryStore
 
 

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import click
 
-from celery_idempotent.commands.wording import cells
+from celery_idempotent.cli.tables import cells
 
 COLUMNS, LINES = 80, 24
 #: Bytes that are read at a time: few, so that a test which looks at half a screen fails on a quiet machine, too.

@@ -13,10 +13,10 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from celery_idempotent.celery.binding import store_of
-from celery_idempotent.celery.commands import idempotency
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.records import Claim, Lease, Outcome, State
+from celery_idempotent.celery.app import store_of
+from celery_idempotent.cli import idempotency
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
 
 KEY = "idem:shop.charge::ORD-1"

@@ -18,10 +18,10 @@ import click
 import psutil
 import pytest
 
-from celery_idempotent.demo import report
-from celery_idempotent.demo import run as demo_run
-from celery_idempotent.demo.progress import Outcome, Progress
-from celery_idempotent.demo.scenario import ORDERS, Fault, Tally, count, draw_orders
+from celery_idempotent.cli.demo import report
+from celery_idempotent.cli.demo.report import Outcome, Progress
+from celery_idempotent.cli.demo.run import run as demo_run
+from celery_idempotent.cli.demo.scenario import ORDERS, Fault, Tally, count, draw_orders
 from tests.servers import redis_binary
 from tests.waiting import wait_until
 
@@ -264,7 +264,7 @@ def test_only_no_duplicate_and_no_loss_is_good(
     duplicates: int, lost: int, good: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcomes = {"plain": outcome(13), "idempotent": outcome(duplicates, lost)}
-    monkeypatch.setattr("celery_idempotent.demo._run_both", lambda signals, seed, fetch: outcomes)
+    monkeypatch.setattr("celery_idempotent.cli.demo.run._run_both", lambda signals, seed, fetch: outcomes)
     assert demo_run(seed=1, as_json=False, fetch_redis=False) == (0 if good else 1)
     assert ("no customer was charged twice" in capsys.readouterr().out) is good
     assert demo_run(seed=1, as_json=True, fetch_redis=False) == (0 if good else 1)

@@ -13,9 +13,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from celery_idempotent.demo import gateway as module
-from celery_idempotent.demo.gateway import Gateway
-from celery_idempotent.demo.scenario import Fault
+from celery_idempotent.cli.demo import gateway as module
+from celery_idempotent.cli.demo.gateway import Gateway
+from celery_idempotent.cli.demo.scenario import Fault
 from tests.waiting import wait_until
 
 #: Closes a connection with a reset, as the kernel does for a process that is killed with an answer unread.

@@ -19,12 +19,9 @@ import click
 import pytest
 
 from celery_idempotent import cli
-from celery_idempotent.demo.errors import DemoError, Interrupted
-from celery_idempotent.demo.processes import Processes
-from celery_idempotent.demo.progress import Progress
-from celery_idempotent.demo.scenario import ORDERS
-from celery_idempotent.demo.screen import Bars, Lines, open_screen
-from celery_idempotent.demo.servers import HOW_TO_GET_REDIS, fetch_redis
+from celery_idempotent.cli.demo.processes import HOW_TO_GET_REDIS, DemoError, Interrupted, Processes, fetch_redis
+from celery_idempotent.cli.demo.report import Bars, Lines, Progress, open_screen
+from celery_idempotent.cli.demo.scenario import ORDERS
 from tests.waiting import wait_until
 
 SLEEP = ["sleep", "60"]
@@ -59,7 +56,7 @@ def test_the_status_of_the_demo_is_that_of_the_command(status: int, monkeypatch:
         calls.append(options)
         return status
 
-    monkeypatch.setattr("celery_idempotent.demo.run", run)
+    monkeypatch.setattr("celery_idempotent.cli.demo.run.run", run)
     with pytest.raises(SystemExit) as end:
         cli.main(["demo", "--seed", "7", "--json"])
     assert end.value.code == status
@@ -73,7 +70,7 @@ def test_ctrl_c_outside_of_the_demos_own_care_exits_with_130(
     def run(**options: Any) -> int:
         raise error
 
-    monkeypatch.setattr("celery_idempotent.demo.run", run)
+    monkeypatch.setattr("celery_idempotent.cli.demo.run.run", run)
     with pytest.raises(SystemExit) as end:
         cli.main(["demo"])
     assert end.value.code == 130
@@ -123,7 +120,9 @@ def test_a_group_that_only_zombies_are_left_of_is_gone(processes: Processes, mon
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", killpg)
-        patch.setattr("celery_idempotent.demo.processes.sleep", lambda seconds: pytest.fail("It waits for a zombie."))
+        patch.setattr(
+            "celery_idempotent.cli.demo.processes.sleep", lambda seconds: pytest.fail("It waits for a zombie.")
+        )
         processes.end(process)
     assert process.returncode == 3
 

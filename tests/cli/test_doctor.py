@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 from celery import Celery
 
-from celery_idempotent.commands import diagnosis
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.doctor import Section, round_trips
-from celery_idempotent.doctor.finding import Finding, error, info, ok, warning
+from celery_idempotent.cli import doctor
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.cli.doctor import any_store
+from celery_idempotent.cli.doctor.findings import Finding, Section, error, info, ok, warning
 from tests.cli.conftest import Said, by_app
 from tests.doctor.apps import app_with as doctor_app
 from tests.servers import RedisServer
@@ -29,7 +29,7 @@ DOWN = "redis://:hunter2@127.0.0.1:1/0"
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a busy machine answers is not what is tested here."""
-    monkeypatch.setattr(round_trips, "SLOW", 5.0)
+    monkeypatch.setattr(any_store, "SLOW", 5.0)
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ class TestPage:
 
     def page(self, capsys: pytest.CaptureFixture[str], *findings: Finding, **options: bool) -> str:
         section = Section("redis://here", [*findings])
-        page = diagnosis.Diagnosis(**options)
+        page = doctor.Diagnosis(**options)
         page.show(section)
         page.sum_up([section])
         return capsys.readouterr().out
@@ -213,9 +213,9 @@ class TestPage:
     ) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
         monkeypatch.delenv("NO_COLOR", raising=False)
-        assert diagnosis.Diagnosis()._word(error("", "").severity).startswith("\x1b[31m")
+        assert doctor.Diagnosis()._word(error("", "").severity).startswith("\x1b[31m")
         monkeypatch.setenv("NO_COLOR", "1")
-        assert diagnosis.Diagnosis()._word(error("", "").severity) == "error    "
+        assert doctor.Diagnosis()._word(error("", "").severity) == "error    "
 
     def test_a_pipe_gets_no_colours(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "\x1b" not in self.page(capsys, error("bad", "mend it"))

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from celery_idempotent import IdempotentTask, events
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.commands.story import meaning, sentence, span, standing
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.cli.explain import meaning, sentence, span, standing
+from celery_idempotent.core.history import text_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.events import Event
-from celery_idempotent.notes import Note, Noted, facts_of, text_of
-from celery_idempotent.records import Reason, Record, State
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Note, Noted, Reason, Record, State, Store
+from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
 from tests.cli.shelf import Shelf, hold, release, settle

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_idempotent.commands.exits import Exit
+from celery_idempotent.cli.common import Exit
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.records import Claim, Lease, Refusal
+from celery_idempotent.stores import Claim, Lease, Refusal
 from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app

@@ -38,8 +38,7 @@ def test_help_loads_no_driver_and_no_framework(arguments: tuple[str, ...]) -> No
 
 def test_a_command_loads_no_other_and_the_demo_no_store() -> None:
     ours = {name for name in loaded("demo", "--help") if name.startswith("celery_idempotent.")}
-    assert "celery_idempotent.commands.demo" in ours
-    assert not {name for name in ours if "stores" in name}
-    assert not ours & {
-        f"celery_idempotent.commands.{name}" for name in ("forget", "purge", "schema", "show", "serving")
-    }
+    assert "celery_idempotent.cli.demo" in ours
+    nouns = {f"celery_idempotent.stores.{name}" for name in ("base", "history", "records", "rules")}
+    assert {name for name in ours if "stores." in name} <= nouns
+    assert not ours & {f"celery_idempotent.cli.{name}" for name in ("forget", "purge", "schema", "show")}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.commands.exits import Exit
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.core.keys import compose
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.keys import compose
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Release, State
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, app_with, by_app
 from tests.cli.shelf import Shelf, hold, release, settle

@@ -11,8 +11,7 @@ import sys
 
 import pytest
 
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.commands.tally import Tally
+from celery_idempotent.cli.common import Exit, Tally
 from celery_idempotent.errors import StoreUnreachable
 from tests.cli.conftest import Run, app_with, by_app
 from tests.cli.shelf import Shelf, keys, settle
@@ -101,7 +100,7 @@ def test_a_number_rises_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setattr("celery_idempotent.commands.tally.EVERY", 0.001)
+    monkeypatch.setattr("celery_idempotent.cli.common.EVERY", 0.001)
     with Tally("removed") as tally:
         wait_until(lambda: "\r0 removed, 0 s" in screen.getvalue(), message="a sign of life before anything is done")
         tally.add(1000)

@@ -11,10 +11,9 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.commands.exits import Exit
+from celery_idempotent.cli.common import Exit
 from celery_idempotent.errors import LeaseLost
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, State, Store, Verdict
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
 from tests.cli.shelf import Shelf, hold, keys, release, settle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from celery_idempotent.commands.exits import Exit
+from celery_idempotent.cli.common import Exit
 from tests.cli.conftest import Run, app_with, by_app
 from tests.cli.shelf import Shelf
 

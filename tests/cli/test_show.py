@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask, cli
-from celery_idempotent.commands.exits import Exit, status_of
+from celery_idempotent.cli.common import Exit, status_of
 from celery_idempotent.errors import ConfigurationError, IdempotencyError, MissingKey
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore

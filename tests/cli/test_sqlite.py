@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent import cli, open_store
-from celery_idempotent.commands.exits import Exit
+from celery_idempotent.cli.common import Exit
 from celery_idempotent.stores import Store
 from tests.cli.shelf import hold, keys, settle
 from tests.stores.kinds import kind_of

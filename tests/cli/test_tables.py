@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.commands.tables import NOTHING, Cell, Column, Table, dots_of
-from celery_idempotent.commands.wording import cells, clean, duration, shortened, size
+from celery_idempotent.cli.tables import NOTHING, Cell, Column, Table, cells, clean, dots_of, duration, shortened, size
 
 COLUMNS = (Column("KEY", least=8), Column("STATE"), Column("N", right=True, spare=1), Column("ID", least=4, spare=2))
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.records import Outcome, State
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.stores import Outcome, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run
 from tests.cli.shelf import Shelf, hold, settle

@@ -21,7 +21,7 @@ from celery import Celery
 from celery.app import defaults
 from rq import Queue
 
-from celery_idempotent import hooks
+from celery_idempotent import events
 from tests.docs.pages import PYTHON, SESSION, SHOWN, Block, blocks, pages
 from tests.docs.stage import stage
 
@@ -55,7 +55,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page hooks in, and where it counts, is gone after it."""
-    monkeypatch.setattr(hooks, "_hooks", list(hooks._hooks))
+    monkeypatch.setattr(events, "_hooks", list(events._hooks))
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
 
 

@@ -44,7 +44,7 @@ NOT_TYPED = {
     r"(\.venv/bin/|([A-Z_]+=\S+ )*)pytest|tox|sphinx-build|cosmic-ray|cr-filter|python \.ci/": "it runs these tests",
     r"python -m benchmarks|\.venv/bin/python -m tests\.": "it runs for minutes; its names are checked below",
     r"celery-idempotent demo": "tests/cli/test_demo.py runs it",
-    r"celery -A celery_idempotent\.demo\.shop|python -m celery_idempotent\.demo\.gateway": "the demo runs it",
+    r"celery -A celery_idempotent\.cli\.demo\.shop|python -m celery_idempotent\.cli\.demo\.gateway": "the demo runs it",
     r"redis-cli --cluster fix": "it mends a cluster that is broken",
     r"aws ": "it needs AWS",
     r"kill -9 (\d+|PID)$": "tests/docs/test_examples.py does it, to the process that the page names",

@@ -11,10 +11,10 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.celery.checkup import CHECKS
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.doctor import dynamodb, memory, postgres, redis, round_trips, sqlite
-from celery_idempotent.doctor.examination import OTHERS, code_of
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.cli.doctor import any_store, dynamodb, postgres, redis, sqlite, stores
+from celery_idempotent.cli.doctor.app import CHECKS
+from celery_idempotent.cli.doctor.findings import OTHERS, code_of
 from tests.cli.conftest import by_app
 from tests.docs.pages import PYTHON, ROOT, blocks
 from tests.doctor.apps import app_with, charge
@@ -30,7 +30,7 @@ TABLES: dict[str, tuple[Callable[[Any], Any], ...]] = {
     "PostgreSQL": postgres.CHECKS,
     "SQLite": sqlite.CHECKS,
     "DynamoDB": dynamodb.CHECKS,
-    "Memory": memory.CHECKS,
+    "Memory": stores.MEMORY_CHECKS,
 }
 
 
@@ -63,7 +63,7 @@ def test_the_severities_of_the_app_are_those_that_the_tests_have_seen() -> None:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a busy machine answers is not what is tested here."""
-    monkeypatch.setattr(round_trips, "SLOW", 5.0)
+    monkeypatch.setattr(any_store, "SLOW", 5.0)
 
 
 @pytest.fixture

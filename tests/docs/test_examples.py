@@ -17,7 +17,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests import processes
 from tests.celery.fixtures import StartWorker

@@ -11,8 +11,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.errors import RecordUnreadable, StoreUnreachable
-from celery_idempotent.records import State
-from celery_idempotent.stores import Store, rules
+from celery_idempotent.stores import State, Store, rules
 from celery_idempotent.testing import StoreContract
 from examples import folder_store
 from examples.folder_store import FolderStore

@@ -13,7 +13,7 @@ import pytest
 
 import celery_idempotent
 from celery_idempotent import Policy, errors, events
-from celery_idempotent.policy import parse_duration, parse_size
+from celery_idempotent.units import parse_duration, parse_size
 from tests.docs.pages import ROOT, pages
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]+)(#[^)]*)?\)")

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import pytest
 from celery import Celery
 
-from celery_idempotent.commands.exits import Exit
-from celery_idempotent.records import Claim, Lease, Reason, Release
-from celery_idempotent.stores import Store, open_store
+from celery_idempotent.cli.common import Exit
+from celery_idempotent.stores import Claim, Lease, Reason, Release, Store, open_store
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.cli.conftest import by_app

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.doctor import round_trips
+from celery_idempotent.cli.doctor import any_store
 
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast a busy machine answers is tested where a test sets the limit itself."""
-    monkeypatch.setattr(round_trips, "SLOW", 5.0)
+    monkeypatch.setattr(any_store, "SLOW", 5.0)

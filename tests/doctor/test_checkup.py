@@ -13,10 +13,9 @@ from celery.schedules import crontab, schedule, solar
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import schedule_purge
-from celery_idempotent.celery.checkup import CHECKS, checkup
-from celery_idempotent.celery.checkup.facts import shortest_interval
-from celery_idempotent.doctor.examination import code_of
-from celery_idempotent.doctor.finding import Finding, Severity
+from celery_idempotent.cli.doctor.app import CHECKS, checkup
+from celery_idempotent.cli.doctor.app_config import shortest_interval
+from celery_idempotent.cli.doctor.findings import Finding, Severity, code_of
 from celery_idempotent.errors import ConfigurationError
 from tests.doctor.apps import REDIS, SHORT, app_with, charge, resize
 from tests.doctor.wards import by_code, severities

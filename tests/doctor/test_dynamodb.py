@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.doctor import dynamodb as checks
-from celery_idempotent.doctor.examination import code_of
-from celery_idempotent.doctor.finding import Severity
+from celery_idempotent.cli.doctor import dynamodb as checks
+from celery_idempotent.cli.doctor.findings import Severity, code_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from tests.doctor.wards import found_of, severities

@@ -7,9 +7,8 @@ from time import sleep
 
 import pytest
 
-from celery_idempotent.doctor import Patient, round_trips
-from celery_idempotent.doctor.examination import examined
-from celery_idempotent.doctor.finding import Finding, Severity, Unasked, error, ok, warning
+from celery_idempotent.cli.doctor import any_store
+from celery_idempotent.cli.doctor.findings import Finding, Patient, Severity, Unasked, error, examined, ok, warning
 from celery_idempotent.errors import ConfigurationError, IdempotencyError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -103,8 +102,8 @@ def test_a_store_that_is_very_slow_is_not_asked_twenty_times(monkeypatch: pytest
             asked.append(0.06)
             sleep(asked[-1])  # what is measured
 
-    monkeypatch.setattr(round_trips, "SLOW", 0.05)
-    monkeypatch.setattr(round_trips, "PATIENCE", 0.1)
-    finding = round_trips.slow_store(Patient(Slow(), "slow"))
+    monkeypatch.setattr(any_store, "SLOW", 0.05)
+    monkeypatch.setattr(any_store, "PATIENCE", 0.1)
+    finding = any_store.slow_store(Patient(Slow(), "slow"))
     assert finding.severity is Severity.WARNING
-    assert len(asked) < round_trips.PINGS
+    assert len(asked) < any_store.PINGS

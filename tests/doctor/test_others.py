@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.doctor import KINDS, Patient, clocks, sections
-from celery_idempotent.doctor.finding import Severity
+from celery_idempotent.cli.doctor import any_store
+from celery_idempotent.cli.doctor.findings import Patient, Severity
+from celery_idempotent.cli.doctor.stores import KINDS, sections
 from celery_idempotent.stores import SCHEMES, open_store
 from celery_idempotent.stores.memory import MemoryStore
 from examples.folder_store import FolderStore
@@ -74,10 +75,10 @@ def test_a_store_that_derives_from_a_known_one_is_examined_as_that(tmp_path: Pat
 
 @pytest.mark.parametrize(("ahead", "words"), [(60.0, "ahead of"), (-60.0, "behind")])
 def test_clocks_that_differ_are_told_with_their_difference(ahead: float, words: str) -> None:
-    found = clocks.compared(lambda: time.time() + ahead)
+    found = any_store.compared(lambda: time.time() + ahead)
     assert found.severity is Severity.INFO
     assert f"60 s {words}" in found.found
 
 
 def test_clocks_that_agree_are_well() -> None:
-    assert clocks.compared(time.time).severity is Severity.OK
+    assert any_store.compared(time.time).severity is Severity.OK

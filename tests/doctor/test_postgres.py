@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from celery_idempotent.doctor import postgres as checks
-from celery_idempotent.doctor import round_trips, upkeep
-from celery_idempotent.doctor.examination import code_of
-from celery_idempotent.doctor.finding import Severity
+from celery_idempotent.cli.doctor import any_store
+from celery_idempotent.cli.doctor import postgres as checks
+from celery_idempotent.cli.doctor.findings import Severity, code_of
 from celery_idempotent.stores.postgres import PostgresStore
 from tests.conftest import missing
 from tests.doctor.wards import found_of, severities
@@ -184,7 +183,7 @@ def test_expired_rows_are_counted_and_somebody_is_to_remove_them(
     take(store)
     age_postgres(store, KEY, 10_000)
     assert str(found_of(store, purged=purged)["expired-rows"].severity) == few
-    monkeypatch.setattr(upkeep, "MANY", 1)
+    monkeypatch.setattr(any_store, "MANY", 1)
     found = found_of(store, purged=purged)["expired-rows"]
     assert (str(found.severity), found.found[:2]) == (many, "1 ")
     store.purge()
@@ -194,7 +193,7 @@ def test_expired_rows_are_counted_and_somebody_is_to_remove_them(
 
 @pytest.mark.parametrize(
     ("place", "limit", "value", "code"),
-    [(checks, "OLDEST", 10**9, "server-old"), (round_trips, "SLOW", 0.0, "slow-store")],
+    [(checks, "OLDEST", 10**9, "server-old"), (any_store, "SLOW", 0.0, "slow-store")],
 )
 def test_what_is_too_old_or_too_slow_is_said(
     durable: PostgresServer, monkeypatch: pytest.MonkeyPatch, place: object, limit: str, value: float, code: str

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from celery_idempotent.doctor import redis as checks
-from celery_idempotent.doctor import round_trips
-from celery_idempotent.doctor.examination import code_of
-from celery_idempotent.doctor.finding import Severity, Unasked
-from celery_idempotent.doctor.redis_server import servers_of
+from celery_idempotent.cli.doctor import any_store
+from celery_idempotent.cli.doctor import redis as checks
+from celery_idempotent.cli.doctor.findings import Severity, Unasked, code_of
+from celery_idempotent.cli.doctor.redis import servers_of
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.redis import RedisStore
 from tests.cluster import Cluster
@@ -162,7 +161,7 @@ def test_a_server_that_is_too_old_is_a_warning(server: RedisServer, monkeypatch:
 
 
 def test_a_slow_round_trip_is_a_warning(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trips, "SLOW", 0.0)
+    monkeypatch.setattr(any_store, "SLOW", 0.0)
     assert severities(found_of(server.url())) == {"slow-store": "warning"}
 
 

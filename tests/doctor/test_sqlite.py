@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.doctor import round_trips, sqlite, upkeep
-from celery_idempotent.doctor.examination import code_of
-from celery_idempotent.doctor.finding import Unasked
-from celery_idempotent.doctor.sqlite import REMOTE, file_system
+from celery_idempotent.cli.doctor import any_store, sqlite
+from celery_idempotent.cli.doctor.findings import Unasked, code_of
+from celery_idempotent.cli.doctor.sqlite import REMOTE, file_system
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.doctor.wards import found_of, severities
 from tests.stores.benches import KEY, age, take
@@ -108,7 +107,7 @@ def test_expired_rows_are_counted(on_disk: Path, monkeypatch: pytest.MonkeyPatch
     take(store)
     assert found_of(store)["expired-rows"].found.startswith("0 ")
     age(store, KEY, 10_000)
-    monkeypatch.setattr(upkeep, "MANY", 1)
+    monkeypatch.setattr(any_store, "MANY", 1)
     found = found_of(store)["expired-rows"]
     assert (str(found.severity), found.found) == ("warning", "1 expired rows wait to be removed.")
     assert "schedule_purge" in found.remedy
@@ -116,7 +115,7 @@ def test_expired_rows_are_counted(on_disk: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_slow_file_is_a_warning(on_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_trips, "SLOW", 0.0)
+    monkeypatch.setattr(any_store, "SLOW", 0.0)
     assert severities(found_of(f"sqlite:///{on_disk}")) == {"slow-store": "warning"}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from celery_idempotent.doctor import Patient, sections
-from celery_idempotent.doctor.finding import Finding, Section, Severity
+from celery_idempotent.cli.doctor.findings import Finding, Patient, Section, Severity
+from celery_idempotent.cli.doctor.stores import sections
 from celery_idempotent.stores import Store, hide_password, open_store
 
 __all__ = ["by_code", "found_of", "severities"]

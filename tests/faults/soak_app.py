@@ -14,9 +14,9 @@ from typing import Any
 
 from celery import Celery, signals, states
 
-from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import IdempotentRequest
-from celery_idempotent.records import Lease
+from celery_idempotent.stores import Lease
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
 from tests.celery.journal import Journal
@@ -150,7 +150,7 @@ def watch_the_store() -> None:
 
 if "SOAK" in os.environ:  # in workers, and never in the test's own process
     watch_the_store()
-    hooks.add_hook(tell)
-    hooks.add_hook(write_down, TOLD)
+    events.add_hook(tell)
+    events.add_hook(write_down, TOLD)
     signals.before_task_publish.connect(probe, weak=False)
     signals.task_postrun.connect(answered, weak=False)

@@ -11,8 +11,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Claim, Lease, State
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.stores import Claim, Lease, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
 from tests.celery.journal import Journal

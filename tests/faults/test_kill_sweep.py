@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.celery.fixtures import StartWorker
 from tests.celery.nodes import WorkerNode
 from tests.faults.failpoints import BETWEEN_DISPATCH_AND_MARK, BETWEEN_EFFECT_AND_SETTLE, POINTS

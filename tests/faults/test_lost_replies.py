@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
-from celery_idempotent.stores.scripts import script
+from celery_idempotent.stores.redis.store import script
 from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates

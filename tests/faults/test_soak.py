@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import StartWorker
 from tests.celery.journal import Journal

@@ -30,8 +30,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.errors import LeaseLost
 from celery_idempotent.events import Event
-from celery_idempotent.records import State
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import State, Store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.functions.calls import PROMPTLY, Held, counted, names, told_in_pairs
 from tests.servers import RedisServer

@@ -24,11 +24,10 @@ from celery_idempotent import (
     current_lease,
     idempotent,
 )
-from celery_idempotent.awaiting import THREADS
-from celery_idempotent.binding import heartbeat
+from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.events import Event, StoreFailed
-from celery_idempotent.records import State
-from celery_idempotent.stores import Store
+from celery_idempotent.functions import THREADS
+from celery_idempotent.stores import State, Store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.functions.calls import PROMPTLY, names, told_in_pairs
 from tests.servers import RedisServer
@@ -617,16 +616,16 @@ def test_those_who_wait_keep_nobody_from_beginning_or_ending(store: Store) -> No
     def conflicts() -> int:
         return names(heard).count("Conflicted")
 
-    from celery_idempotent import hooks
+    from celery_idempotent import events
 
     heard: list[Event] = []
-    hooks.add_hook(heard.append)
+    events.add_hook(heard.append)
     try:
         outer, runs = counted(store, body, name="outer", on_conflict="wait", wait_timeout=3600)
         inner, _ = counted(store, inner_body, name="inner")
         assert set(run(main())) == {"inner ORD-1"}
     finally:
-        hooks.remove_hook(heard.append)
+        events.remove_hook(heard.append)
     assert runs == ["ORD-1"]
 
 

@@ -13,11 +13,10 @@ import psycopg
 import pytest
 
 from celery_idempotent import SettleNotCommitted, current_lease, idempotent
-from celery_idempotent.binding import history
+from celery_idempotent.core.binding import history
 from celery_idempotent.errors import LeaseLost
 from celery_idempotent.events import Event
-from celery_idempotent.records import State
-from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores import State, Store, open_store
 from tests.functions.calls import names
 from tests.stores.benches import age, known
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_idempotent import hooks, idempotent
-from celery_idempotent.binding import heartbeat
+from celery_idempotent import events, idempotent
+from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
 from celery_idempotent.events import Event
 from tests.functions.calls import ENDINGS, STARTS, told_in_pairs
@@ -76,7 +76,7 @@ def test_every_run_that_began_is_told_to_have_ended_once(how: str, script: Any) 
 
     runs: list[int] = []
     hook = heard.append
-    hooks.add_hook(hook)
+    events.add_hook(hook)
     try:
         for faulty, overtaken, raised in script:
             store.calm()
@@ -89,7 +89,7 @@ def test_every_run_that_began_is_told_to_have_ended_once(how: str, script: Any) 
             assert len(told) == 2 * len(runs)
             assert heartbeat.holdings() == []
     finally:
-        hooks.remove_hook(hook)
+        events.remove_hook(hook)
 
 
 def test_an_unreachable_store_is_told_of_once_by_all_its_calls() -> None:
@@ -100,11 +100,11 @@ def test_an_unreachable_store_is_told_of_once_by_all_its_calls() -> None:
     def charge(order: str) -> None: ...
 
     hook = heard.append
-    hooks.add_hook(hook)
+    events.add_hook(hook)
     try:
         for _ in range(3):
             with suppress(StoreUnreachable):
                 charge("ORD-1")
     finally:
-        hooks.remove_hook(hook)
+        events.remove_hook(hook)
     assert [type(event).__name__ for event in heard] == ["StoreFailed"]

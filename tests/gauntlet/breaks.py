@@ -48,7 +48,7 @@ def broken(fault: int, name: str, *edits: tuple[str, str, str]) -> Break:
     return Break(fault, name, tuple(Edit(*edit) for edit in edits))
 
 
-ACQUIRE, SETTLE, RELEASE = (f"stores/lua/{verb}.lua" for verb in ("acquire", "settle", "release"))
+ACQUIRE, SETTLE, RELEASE = (f"stores/redis/lua/{verb}.lua" for verb in ("acquire", "settle", "release"))
 
 BREAKS = [
     broken(
@@ -59,7 +59,7 @@ BREAKS = [
     broken(
         2,
         "a duplicate is acked and no copy of it published",
-        ("celery/delivery.py", "publish = partial(copies.publish, ", "publish = partial(lambda *_, **__: 0, "),
+        ("celery/delivery.py", "publish = partial(message.publish, ", "publish = partial(lambda *_, **__: 0, "),
     ),
     broken(
         3,
@@ -80,7 +80,7 @@ BREAKS = [
         "the clients clock decides",
         (ACQUIRE, "redis.call('TIME')\n", "{ARGV[14], 0}\n"),
         (
-            "stores/hashes.py",
+            "stores/redis/records.py",
             'padded(attempt) if attempt else "",\n',
             'padded(attempt) if attempt else "", int(__import__("time").time()),\n',
         ),
@@ -88,35 +88,35 @@ BREAKS = [
     broken(
         7,
         "an error ends the thread",
-        ("heartbeat.py", "holding.due = monotonic() + min(", "raise  # min("),
-        ("heartbeat.py", "except Exception:  # whatever it was", "except LeaseLost:  # whatever it was"),
+        ("core/heartbeat.py", "holding.due = monotonic() + min(", "raise  # min("),
+        ("core/heartbeat.py", "except Exception:  # whatever it was", "except LeaseLost:  # whatever it was"),
     ),
     broken(
         7,
         "a renewal that failed is a lease that is lost",
-        ("heartbeat.py", "holding.due = monotonic() + min(", "holding.lost = True or min("),
+        ("core/heartbeat.py", "holding.due = monotonic() + min(", "holding.lost = True or min("),
     ),
     broken(
         8,
         "a child goes on with its parents connection",
-        ("stores/connections.py", "if self._pid != os.getpid():", "if False:"),
+        ("stores/redis/connections.py", "if self._pid != os.getpid():", "if False:"),
     ),
     broken(
         8,
         "a child counts on its parents thread",
-        ("heartbeat.py", "if self._pid != os.getpid():  # our thread", "if False:  # our thread"),
+        ("core/heartbeat.py", "if self._pid != os.getpid():  # our thread", "if False:  # our thread"),
     ),
     broken(
         9,
         "what is falsy is no value",
-        ("replaying.py", "if payload.kind is Kind.VALUE:", "if payload.kind is Kind.VALUE and payload.data:"),
-        ("replaying.py", "if delivery.wants_result:", "if False:"),
+        ("core/guard.py", "if payload.kind is Kind.VALUE:", "if payload.kind is Kind.VALUE and payload.data:"),
+        ("core/guard.py", "if delivery.wants_result:", "if False:"),
     ),
     broken(
         9,
         "values are kept as plain JSON",
         (
-            "results.py",
+            "core/results.py",
             "content = _dumps(value, serializer=self._serializer)[2]",
             'content = __import__("json").dumps(value, default=str)',
         ),
@@ -124,13 +124,17 @@ BREAKS = [
     broken(
         10,
         "an error of the serializer is the tasks",
-        ("results.py", "except Exception as exc:  # noqa: BLE001 - whatever", "except MemoryError as exc:  # whatever"),
+        (
+            "core/results.py",
+            "except Exception as exc:  # noqa: BLE001 - whatever",
+            "except MemoryError as exc:  # whatever",
+        ),
     ),
     broken(
         11,
         "a result lasts as long as a lease",
         (
-            "guard.py",
+            "core/guard.py",
             "holding, outcome, ttl=self.policy.result_ttl",
             "holding, outcome, ttl=self.policy.lease_ttl",
         ),
@@ -144,14 +148,14 @@ BREAKS = [
         12,
         "the guard remembers the call it is in",
         (
-            "beginning.py",
+            "core/guard.py",
             "holding = self.guard.holding(delivery, lease, since)",
             "self.guard.held = holding = self.guard.holding(delivery, lease, since)",
         ),
         (
-            "guard.py",
-            "recording.settle(delivery, holding, outcome, ",
-            "recording.settle(delivery, self.held, outcome, ",
+            "core/guard.py",
+            "settle(delivery, holding, outcome, ",
+            "settle(delivery, self.held, outcome, ",
         ),
     ),
     broken(
@@ -170,9 +174,9 @@ BREAKS = [
             "local died = lapsed and",
         ),
     ),
-    broken(14, "defaults are left out", ("keys.py", "bound.apply_defaults()", "pass")),
-    broken(14, "numbers are text", ("keys.py", "return int.__repr__(value) if", "return _quote(str(value)) if")),
-    broken(15, "an empty key is a key", ("keys.py", "if encoded in _EMPTY:", "if False:")),
+    broken(14, "defaults are left out", ("core/keys.py", "bound.apply_defaults()", "pass")),
+    broken(14, "numbers are text", ("core/keys.py", "return int.__repr__(value) if", "return _quote(str(value)) if")),
+    broken(15, "an empty key is a key", ("core/keys.py", "if encoded in _EMPTY:", "if False:")),
     broken(
         15,
         "without a key the task runs unprotected",
@@ -197,23 +201,23 @@ BREAKS = [
     broken(
         17,
         "a replay is None",
-        ("replaying.py", "return Replayed(payload.data, record)", "return Replayed(None, record)"),
+        ("core/guard.py", "return Replayed(payload.data, record)", "return Replayed(None, record)"),
     ),
     broken(
         17,
         "a duplicate is dropped",
         (
-            "replaying.py",
+            "core/guard.py",
             "(Verdict.COMPLETED, Verdict.FAILED):\n        return _replay(delivery, record, policy, codec)",
             "(Verdict.COMPLETED, Verdict.FAILED):\n        return Dropped()",
         ),
     ),
-    broken(17, "None is made up where no value was kept", ("replaying.py", "if delivery.wants_result:", "if False:")),
+    broken(17, "None is made up where no value was kept", ("core/guard.py", "if delivery.wants_result:", "if False:")),
     broken(
         18,
         "an error while releasing is raised",
         (
-            "recording.py",
+            "core/guard.py",
             "except Exception as failure:  # noqa: BLE001 - the user",
             "except MemoryError as failure:  # the user",
         ),
@@ -238,7 +242,7 @@ BREAKS = [
         21,
         "a waiter that gives up tidies up",
         (
-            "beginning.py",
+            "core/guard.py",
             "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
             "        if pause is None:\n"
             "            self.guard.store.delete(record.key)\n"
@@ -249,7 +253,7 @@ BREAKS = [
         22,
         "look first and then claim",
         (
-            "beginning.py",
+            "core/guard.py",
             "        found = self._acquire()\n",
             "        looked = self.guard.store.get(self.delivery.claim.key)\n"
             "        if looked is not None and looked.state.value == 'completed':\n"
@@ -280,7 +284,7 @@ BREAKS = [
     broken(
         24,
         "what a zombie raises is stored",
-        ("guard.py", "if ours and not isinstance(error, LeaseLost):", "if True:"),
+        ("core/guard.py", "if ours and not isinstance(error, LeaseLost):", "if True:"),
     ),
     broken(
         25,
@@ -299,7 +303,7 @@ BREAKS = [
     broken(
         26,
         "what is ours stays in the request",
-        ("celery/identity.py", "headers.pop(name, own[name])", "headers.get(name, own[name])"),
+        ("celery/message.py", "headers.pop(name, own[name])", "headers.get(name, own[name])"),
     ),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from freezegun import freeze_time
 
 from celery_idempotent.errors import LeaseLost
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.stores.redis import RedisStore
 from tests.gauntlet.conftest import key_of
 from tests.gauntlet.consumer import Consumer

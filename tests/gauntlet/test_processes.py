@@ -15,7 +15,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.gauntlet.conftest import key_of
 from tests.proxy import Proxy

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from celery import Celery, chord
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.values import VALUES
 from tests.gauntlet.conftest import key_of

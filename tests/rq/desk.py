@@ -13,8 +13,9 @@ from rq.job import Job
 from rq.registry import ScheduledJobRegistry, StartedJobRegistry
 from rq.scheduler import RQScheduler
 
-from celery_idempotent import events, hooks
-from celery_idempotent.records import Claim, Lease, Reason, Record, Release, State, new_owner
+from celery_idempotent import events
+from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State
+from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -151,8 +152,8 @@ def hearing(
         heard.append(event)
         then(event)
 
-    hooks.add_hook(hear, kinds or None)
+    events.add_hook(hear, kinds or None)
     try:
         yield heard
     finally:
-        hooks.remove_hook(hear)
+        events.remove_hook(hear)

@@ -14,8 +14,7 @@ from typing import Any
 from rq import Queue, Retry, get_current_job
 from rq.worker import HerokuWorker
 
-from celery_idempotent.events import Conflicted
-from celery_idempotent.hooks import add_hook
+from celery_idempotent.events import Conflicted, add_hook
 from celery_idempotent.rq import IdempotentWorker, current_lease, idempotent
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal

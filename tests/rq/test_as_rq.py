@@ -13,7 +13,7 @@ from rq.job import Dependency
 from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 
 from celery_idempotent import events
-from celery_idempotent.rq.jobs import id_of
+from celery_idempotent.rq.job import id_of
 from tests import processes
 from tests.rq import shop
 from tests.rq.desk import Desk, hearing

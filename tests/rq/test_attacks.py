@@ -12,8 +12,8 @@ from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.scheduler import RQScheduler
 
-from celery_idempotent.records import Claim, Lease, Reason, Release
-from celery_idempotent.rq import deferral
+from celery_idempotent.rq import job as jobs
+from celery_idempotent.stores import Claim, Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
 from tests.rq import attacked
 
@@ -80,12 +80,12 @@ def test_a_job_id_that_is_used_again_for_the_same_is_answered_and_tells_whose_re
 def test_a_job_is_never_put_off_for_longer_than_rq_keeps_it(queue: Queue, run: Callable[..., Job]) -> None:
     hold(queue, "ORD-1")
     queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler", ex=61)
-    job = run(attacked.charge, "ORD-1", 5, ttl=deferral.LEAST_TTL)
+    job = run(attacked.charge, "ORD-1", 5, ttl=jobs.LEAST_TTL)
     for _ in range(4):  # each time for twice as long
         due = queue.scheduled_job_registry.get_expiration_time(job)
-        assert (due - job.ended_at).total_seconds() <= deferral.LEAST_TTL / 2
+        assert (due - job.ended_at).total_seconds() <= jobs.LEAST_TTL / 2
         kept = queue.connection.ttl(job.key)
-        assert kept == FOR_EVER or kept > deferral.LEAST_TTL / 2
+        assert kept == FOR_EVER or kept > jobs.LEAST_TTL / 2
         queue.scheduled_job_registry.remove(job)
         queue.enqueue_job(job)
         SimpleWorker([queue], connection=queue.connection).work(burst=True)

@@ -15,7 +15,7 @@ from rq.scheduler import RQScheduler
 from rq.utils import now
 
 from celery_idempotent import Policy, events
-from celery_idempotent.rq import jobs
+from celery_idempotent.rq import job as jobs
 from celery_idempotent.rq.decorator import JobBinding
 from celery_idempotent.rq.delivery import JobDelivery
 from celery_idempotent.stores.memory import MemoryStore

@@ -8,7 +8,7 @@ import pytest
 from rq import Callback, Retry
 
 from celery_idempotent import events
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.faults.conservation import ENDINGS, STARTS, Account
 from tests.rq import shop
 from tests.rq.conftest import StartRq

@@ -6,7 +6,7 @@ import pytest
 from rq import Callback, Retry
 from rq.command import send_stop_job_command
 
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from tests.rq import shop
 from tests.rq.conftest import StartRq
 from tests.rq.desk import Desk

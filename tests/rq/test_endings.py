@@ -13,10 +13,10 @@ from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
 from celery_idempotent import events
-from celery_idempotent.beginning import Beginning
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.records import State
-from celery_idempotent.rq.jobs import occurrence
+from celery_idempotent.core.guard import Beginning
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.rq.job import occurrence
+from celery_idempotent.stores import State
 from tests.proxy import Proxy
 from tests.rq import shop
 from tests.rq.desk import Desk, hearing

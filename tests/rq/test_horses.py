@@ -17,10 +17,10 @@ from rq import Queue, Retry
 from rq.command import send_stop_job_command
 from rq.job import Job, JobStatus
 
-from celery_idempotent.notes import facts_of
-from celery_idempotent.records import Reason, State
 from celery_idempotent.rq import IdempotentWorker
-from celery_idempotent.rq.handover import Held
+from celery_idempotent.rq.horse import Held
+from celery_idempotent.stores import Reason, State
+from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.fixtures import JOURNAL, NODES
 from tests.proxy import Proxy

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from celery_idempotent.rq.handover import Held
+from celery_idempotent.rq.horse import Held
 from celery_idempotent.rq.worker import _Leases
 from tests.servers import free_port
 

@@ -17,9 +17,9 @@ from rq.decorators import job as rq_job
 from rq.serializers import JSONSerializer
 
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.records import State
 from celery_idempotent.rq import idempotent
-from celery_idempotent.rq.jobs import id_of
+from celery_idempotent.rq.job import id_of
+from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.rq import shop
 from tests.rq.conftest import StartRq

@@ -16,7 +16,7 @@ import psutil
 from rq import Queue
 from rq.job import Job, JobStatus
 
-from celery_idempotent.records import Record
+from celery_idempotent.stores import Record
 from celery_idempotent.stores.redis import RedisStore
 from tests import processes
 from tests.celery.gates import Gates

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Release, State, new_owner
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State, Store
+from celery_idempotent.stores.records import new_owner
 from tests.stores.kinds import kind_of
 
 KEY = "idem:shop.charge:ORD-1"

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.stores import Store, open_store
-from celery_idempotent.stores.cluster import ClusterStore
-from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from tests.stores.kinds import BEHIND_CACHE, KINDS, Kind
 
 

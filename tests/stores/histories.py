@@ -16,8 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from celery_idempotent.errors import LeaseLost, StoreError
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Release, State
-from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Release, State, Store, open_store
 from tests.proxy import Proxy
 from tests.stores import benches
 from tests.stores.kinds import Kind, port_of

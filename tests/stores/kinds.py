@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from celery_idempotent.stores import Store
-from celery_idempotent.stores.cached import CachedStore
-from celery_idempotent.stores.cluster import ClusterStore
+from celery_idempotent.stores.cached import PREFIX, CachedStore
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.outcomes import PREFIX
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.rules import SECOND
 from celery_idempotent.stores.sqlite import SqliteStore
 from celery_idempotent.testing import StoreContract

@@ -17,8 +17,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from celery_idempotent.records import Claim, Lease, Outcome, Record, Refusal, State
-from celery_idempotent.stores import rules
+from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, State, rules
 
 __all__ = ["LOST", "NEVER", "UNKNOWN", "Machine", "Operation", "Undecided", "explanation", "linearization"]
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres_rows import stored
+from celery_idempotent.stores.postgres.records import stored
 from celery_idempotent.stores.rules import SECOND
 from tests.conftest import missing
 from tests.postgres import ExternalPostgres, PostgresServer, fresh_schema, start_postgres

@@ -15,8 +15,7 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
-from celery_idempotent.records import Lease
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import Lease, open_store
 from tests.stores.benches import claim
 
 

@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreUnreachable
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, State, Verdict, open_store
 from celery_idempotent.stores import cached as cached_module
-from celery_idempotent.stores import open_store
-from celery_idempotent.stores.cached import TIMEOUT, CachedStore
-from celery_idempotent.stores.cached_url import CachedUrl
-from celery_idempotent.stores.hashes import by_name
+from celery_idempotent.stores.cached import TIMEOUT, CachedStore, CachedUrl, fields_of, outcome_of
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.outcomes import fields_of, outcome_of
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis.records import by_name
 from tests.servers import RedisServer, free_port
 from tests.stores.benches import DONE, KEY, claim, known
 from tests.waiting import wait_until

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.records import Claim, Lease, Refusal
-from celery_idempotent.stores import cached, open_store
-from celery_idempotent.stores.cached import CachedStore
-from celery_idempotent.stores.outcomes import PREFIX
+from celery_idempotent.stores import Claim, Lease, Refusal, cached, open_store
+from celery_idempotent.stores.cached import PREFIX, CachedStore
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.stores import benches

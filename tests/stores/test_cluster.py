@@ -11,11 +11,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.stores import open_store
-from celery_idempotent.stores.cluster import ClusterStore
-from celery_idempotent.stores.connections import Connections
-from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, open_store
+from celery_idempotent.stores.redis import ClusterStore, RedisStore
+from celery_idempotent.stores.redis.connections import Connections
 from tests.cluster import Cluster
 from tests.conftest import missing
 from tests.forks import served_after_fork

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.lease import Holding
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.heartbeat import Heartbeat, Holding
-from celery_idempotent.records import Lease, Reason, Release, State
-from celery_idempotent.stores.cluster import ClusterStore
+from celery_idempotent.stores import Lease, Reason, Release, State
+from celery_idempotent.stores.redis import ClusterStore
 from tests.cluster import Cluster, Node
 from tests.conftest import missing
 from tests.proxy import Proxy
@@ -116,7 +117,7 @@ class TestANodeThatIsDown:
         leases[dead] = [Lease(claim(key), 1) for key in crippled.keys_of(dead, 3)]
         holdings = {node: [Holding(store, lease, monotonic() - 25) for lease in held] for node, held in leases.items()}
         # By `beat` alone: a thread that is asleep looks at a new lease after a third of its ttl, and these are older.
-        monkeypatch.setattr("celery_idempotent.heartbeat._Server.run", lambda self: None)
+        monkeypatch.setattr("celery_idempotent.core.heartbeat._Server.run", lambda self: None)
         heart = Heartbeat()
         for each in [each for node in crippled.primaries for each in holdings[node]]:
             heart.watch(each)

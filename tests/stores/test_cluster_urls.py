@@ -9,8 +9,8 @@ import redis
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.cluster import ClusterStore
-from celery_idempotent.stores.redis import TIMEOUT
+from celery_idempotent.stores.redis import ClusterStore
+from celery_idempotent.stores.redis.store import TIMEOUT
 
 SECRET = "hunter2"
 

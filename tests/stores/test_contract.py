@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent.records import Claim, Lease
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Claim, Lease, Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
 from tests.stores import benches

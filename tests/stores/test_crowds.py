@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.records import Lease, Reason, Refusal, Release, Verdict
-from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores import Lease, Reason, Refusal, Release, Store, Verdict, open_store
 from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.postgres import PostgresStore

@@ -11,7 +11,7 @@ import pytest
 from celery_idempotent import stores
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.sqlite_errors import translated
+from celery_idempotent.stores.sqlite.connections import translated
 
 
 def test_a_driver_that_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

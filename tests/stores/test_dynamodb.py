@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from celery_idempotent.core.results import Codec, Kind
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.results import Codec, Kind
-from celery_idempotent.stores import dynamodb_schema, rules
-from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
-from celery_idempotent.stores.dynamodb_refusals import translated
+from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, rules
+from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
+from celery_idempotent.stores.dynamodb.connections import translated
+from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
 from celery_idempotent.stores.rules import SECOND
 from tests.dynamodb import DynamoServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
@@ -404,19 +403,19 @@ class TestTheTable:
         self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.apply_schema()
-        described = dynamodb_schema._described
+        described = schema._described
         seen: list[Any] = [None, {"TableStatus": "CREATING"}]  # as it was when we looked, and a little later
-        monkeypatch.setattr(dynamodb_schema, "_described", lambda table: seen.pop(0) if seen else described(table))
-        monkeypatch.setattr(dynamodb_schema, "PAUSE", 0.0)
+        monkeypatch.setattr(schema, "_described", lambda table: seen.pop(0) if seen else described(table))
+        monkeypatch.setattr(schema, "PAUSE", 0.0)
         store.apply_schema()
         assert not seen
 
     def test_one_that_is_never_ready_is_not_waited_for_for_ever(
         self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dynamodb_schema, "_described", lambda table: {"TableStatus": "CREATING"})
-        monkeypatch.setattr(dynamodb_schema, "PAUSE", 0.0)
-        monkeypatch.setattr(dynamodb_schema, "PATIENCE", 0.0)
+        monkeypatch.setattr(schema, "_described", lambda table: {"TableStatus": "CREATING"})
+        monkeypatch.setattr(schema, "PAUSE", 0.0)
+        monkeypatch.setattr(schema, "PATIENCE", 0.0)
         with pytest.raises(StoreUnreachable, match="not ready"):
             store.apply_schema()
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.records import Lease, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.stores import dynamodb_clock
-from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb_clock import Clock
+from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores.dynamodb import DynamoDBStore, records
+from celery_idempotent.stores.dynamodb.records import Clock
 from celery_idempotent.stores.rules import SECOND
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
@@ -233,15 +232,15 @@ class TestTheClock:
     def test_a_machine_that_has_no_boot_id_shares_its_clock_with_nobody(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(dynamodb_clock, "_BOOT_ID", tmp_path / "none")
+        monkeypatch.setattr(records, "_BOOT_ID", tmp_path / "none")
         assert Clock().machine != Clock().machine
 
     def test_containers_another_boot_and_another_time_namespace_are_other_clocks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         boot, space = tmp_path / "boot_id", tmp_path / "time"
-        monkeypatch.setattr(dynamodb_clock, "_BOOT_ID", boot)
-        monkeypatch.setattr(dynamodb_clock, "_TIME_NAMESPACE", space)
+        monkeypatch.setattr(records, "_BOOT_ID", boot)
+        monkeypatch.setattr(records, "_TIME_NAMESPACE", space)
         boot.write_text("one\n")
         seen = {Clock().machine}
         space.symlink_to("time:[1]")

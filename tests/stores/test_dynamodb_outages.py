@@ -14,9 +14,9 @@ import pytest
 from botocore.awsrequest import AWSResponse
 
 from celery_idempotent.errors import LeaseLost, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, Reason, Release, State
+from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb_client import Overtaken
+from celery_idempotent.stores.dynamodb.connections import Overtaken
 from celery_idempotent.stores.rules import SECOND
 from tests import servers
 from tests.dynamodb import SECRET_KEY, DynamoServer

@@ -11,9 +11,9 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, SettleNotCommitted
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.records import Outcome, Reason, Release, State
+from celery_idempotent.stores import Outcome, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb_items import LARGEST_PAYLOAD
+from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
 from tests.stores.benches import DONE, KEY, age, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow

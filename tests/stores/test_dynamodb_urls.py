@@ -7,7 +7,7 @@ import pytest
 from celery_idempotent.errors import ConfigurationError, StoreRefused
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb_urls import TIMEOUT, Place
+from celery_idempotent.stores.dynamodb.connections import TIMEOUT, Place
 from tests.dynamodb import SECRET_KEY
 from tests.stores.benches import take
 

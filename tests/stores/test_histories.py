@@ -8,14 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreUnreachable
-from celery_idempotent.notes import MOST, Note
-from celery_idempotent.stores import open_store
-from celery_idempotent.stores.cluster import ClusterStore
+from celery_idempotent.stores import Note, open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb_history import SLACK, history_key
+from celery_idempotent.stores.dynamodb.store import SLACK, history_key
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.records import MOST
+from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.stores.benches import KEY
 from tests.stores.postgres import run

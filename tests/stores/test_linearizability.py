@@ -18,18 +18,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.records import (
-    Claim,
-    Lease,
-    Outcome,
-    Reason,
-    Record,
-    Refusal,
-    Release,
-    State,
-    Verdict,
-)
-from celery_idempotent.stores import rules
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict, rules
 from celery_idempotent.stores.memory import MemoryStore
 from tests.stores import benches, linearizability
 from tests.stores.benches import DONE, KEY

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from celery_idempotent.errors import LeaseLost
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, new_owner
-from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Store, open_store
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import new_owner
 from tests.stores import benches
 from tests.stores.kinds import KINDS, Kind
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.records import State
+from celery_idempotent.stores import State
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.testing import StoreContract
 from tests.conftest import missing

@@ -15,11 +15,9 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.notes import Note
-from celery_idempotent.records import Lease, Refusal, State
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import Lease, Note, Refusal, State, open_store
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres_connections import _INHERITED
+from celery_idempotent.stores.postgres.connections import _INHERITED
 from tests.postgres import PostgresServer
 from tests.proxy import Proxy
 from tests.servers import free_port
@@ -81,7 +79,7 @@ def test_who_finds_all_connections_taken_for_long_opens_one_more(
     postgres_url: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lease must not run out for want of a connection."""
-    monkeypatch.setattr("celery_idempotent.stores.postgres_connections.PATIENCE", 0.05)
+    monkeypatch.setattr("celery_idempotent.stores.postgres.connections.PATIENCE", 0.05)
     store = opens(f"{postgres_url}&connections=1")
     taken = store._connections._take()
     take(store)
@@ -149,7 +147,7 @@ GREENLETS = """
 from gevent import monkey; monkey.patch_all()
 import sys, gevent
 from celery_idempotent.stores import open_store
-from celery_idempotent.records import Claim, Lease
+from celery_idempotent.stores import Claim, Lease
 store = open_store(sys.argv[1])
 beats = []
 def beat():

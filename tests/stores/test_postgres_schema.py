@@ -12,11 +12,16 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.notes import Note
-from celery_idempotent.records import Lease, Reason, Refusal, Release, State
-from celery_idempotent.stores import postgres_schema
-from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres_rows import claim_args, lease_args, outcome_args, release_args, stored, unstored
+from celery_idempotent.stores import Lease, Note, Reason, Refusal, Release, State
+from celery_idempotent.stores.postgres import PostgresStore, schema
+from celery_idempotent.stores.postgres.records import (
+    claim_args,
+    lease_args,
+    outcome_args,
+    release_args,
+    stored,
+    unstored,
+)
 from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
 from tests.stores.postgres import run
 
@@ -88,7 +93,7 @@ def test_many_may_apply_the_schema_at_once(opens: Opens) -> None:
     stores = [opens() for _ in range(8)]
     with ThreadPoolExecutor(len(stores)) as crowd:
         list(crowd.map(PostgresStore.apply_schema, stores))
-    assert run(stores[0], "select version from {meta}") == [(postgres_schema.VERSION,)]
+    assert run(stores[0], "select version from {meta}") == [(schema.VERSION,)]
     take(stores[0])
 
 
@@ -105,9 +110,9 @@ def test_workers_of_the_old_version_go_on_while_and_after_the_schema_is_upgraded
     opens: Opens, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = take(store)
-    monkeypatch.setattr(postgres_schema, "VERSION", 99)
-    monkeypatch.setattr(postgres_schema, "FUNCTIONS", dict.fromkeys(postgres_schema.FUNCTIONS, 99))
-    monkeypatch.setattr("celery_idempotent.stores.postgres.VERSION", 99)
+    monkeypatch.setattr(schema, "VERSION", 99)
+    monkeypatch.setattr(schema, "FUNCTIONS", dict.fromkeys(schema.FUNCTIONS, 99))
+    monkeypatch.setattr("celery_idempotent.stores.postgres.store.VERSION", 99)
     newer = opens()
     with pytest.raises(StoreRefused, match="schema --apply"):
         newer.acquire(claim())

@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres_rows import stored
+from celery_idempotent.stores.postgres.records import stored
 from tests.postgres import PostgresServer
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 from tests.stores.postgres import run, with_schema

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from celery_idempotent.errors import LeaseLost, StoreUnreachable
-from celery_idempotent.records import Lease, Outcome, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Store, Verdict
 from tests import processes
 from tests.stores.benches import age, claim, known, take
 from tests.stores.kinds import Kind

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreUnreachable
-from celery_idempotent.records import Lease, Reason, Release
+from celery_idempotent.stores import Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
 from tests import servers
 from tests.proxy import Proxy

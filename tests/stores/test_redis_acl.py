@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
-from celery_idempotent.notes import Note
-from celery_idempotent.records import Lease, Reason, Refusal, Release, State
-from celery_idempotent.stores import Store
-from celery_idempotent.stores.cluster import ClusterStore
-from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.sentinel import SentinelStore
+from celery_idempotent.stores import Lease, Note, Reason, Refusal, Release, State, Store
+from celery_idempotent.stores.redis import ClusterStore, RedisStore, SentinelStore
 from tests.cluster import Cluster
 from tests.sentinel import NAME, Watch
 from tests.servers import RedisServer

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_idempotent.stores.connections import _after_fork
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis.connections import _after_fork
 from tests.forks import served_after_fork
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -134,7 +134,7 @@ def test_who_waits_while_another_opens_a_connection_takes_one_that_was_given_bac
 def test_who_opens_a_connection_does_not_keep_others_from_their_leases(
     store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_idempotent.stores.connections.PATIENCE", 0.01)
+    monkeypatch.setattr("celery_idempotent.stores.redis.connections.PATIENCE", 0.01)
     with store._connections._opening:
         assert store.get("key") is None
     assert connected(redis_client) == 1

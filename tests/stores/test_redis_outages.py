@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, Reason, Refusal, Release, State
-from celery_idempotent.stores import redis as redis_module
+from celery_idempotent.stores import Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis import store as redis_module
 from tests import servers
 from tests.proxy import Proxy
 from tests.servers import RedisServer

@@ -10,7 +10,8 @@ import redis
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import SCHEMES, open_store
-from celery_idempotent.stores.redis import TIMEOUT, RedisStore
+from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis.store import TIMEOUT
 from tests.servers import RedisServer, open_client
 from tests.stores.benches import DONE, KEY, known, take
 

@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from celery_idempotent import ConfigurationError, StoreUnreachable
-from celery_idempotent.records import Claim, Lease, Outcome, Refusal, State, Verdict, new_owner
-from celery_idempotent.stores import open_store
+from celery_idempotent.stores import Claim, Lease, Outcome, Refusal, State, Verdict, open_store
+from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.replicas import Replicas
+from celery_idempotent.stores.redis.store import Replicas
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.waiting import wait_until

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_idempotent.records import Reason, Refusal, Release
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Reason, Refusal, Release, Store
 from celery_idempotent.stores.redis import RedisStore
 from tests.servers import RedisServer
 from tests.stores.benches import DONE, KEY, claim, known, take

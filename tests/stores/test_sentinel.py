@@ -12,10 +12,9 @@ import redis
 import redis.sentinel
 
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.records import Lease, Reason, Release, State
-from celery_idempotent.stores import Store
-from celery_idempotent.stores.inherited import store_like
-from celery_idempotent.stores.sentinel import SentinelStore
+from celery_idempotent.stores import Lease, Reason, Release, State, Store
+from celery_idempotent.stores.redis import SentinelStore
+from celery_idempotent.stores.redis.store import store_like
 from celery_idempotent.testing import StoreContract
 from tests.conftest import missing
 from tests.proxy import Proxy

@@ -8,8 +8,8 @@ import pytest
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.redis import TIMEOUT
-from celery_idempotent.stores.sentinel import SentinelStore
+from celery_idempotent.stores.redis import SentinelStore
+from celery_idempotent.stores.redis.store import TIMEOUT
 
 SECRET, THEIRS = "hunter2", "correct-horse"
 

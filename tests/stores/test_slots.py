@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 
-from celery_idempotent.stores.slots import Redirect, is_down, owners, redirect, slot_of
+from celery_idempotent.stores.redis.cluster import Redirect, is_down, owners, redirect, slot_of
 
 ASKED = ("10.0.0.9", 7009)
 

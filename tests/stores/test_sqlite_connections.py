@@ -18,10 +18,9 @@ import psutil
 import pytest
 
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.records import Lease, Refusal, Verdict
-from celery_idempotent.stores import sqlite_connections
-from celery_idempotent.stores.sqlite import SqliteStore
-from celery_idempotent.stores.sqlite_connections import KEPT
+from celery_idempotent.stores import Lease, Refusal, Verdict
+from celery_idempotent.stores.sqlite import SqliteStore, connections
+from celery_idempotent.stores.sqlite.connections import KEPT
 from tests.stores.benches import DONE, KEY, claim, known, take, verb
 from tests.stores.sqlite_children import Child
 from tests.waiting import wait_until
@@ -198,7 +197,7 @@ def test_threads_wait_for_a_fork(sqlite_store: SqliteStore, forked: Fork) -> Non
 def test_a_child_that_was_forked_beside_a_thread_that_hangs_does_not_touch_the_file(
     open_sqlite: OpenSqlite, forked: Fork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_connections, "GRACE", 0.05)
+    monkeypatch.setattr(connections, "GRACE", 0.05)
     store = open_sqlite(timeout=0)
     started, end = threading.Event(), threading.Event()
 
@@ -221,7 +220,7 @@ def test_a_fork_that_nobody_told_of_leaves_the_parents_connection_alone(
     sqlite_store: SqliteStore, sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a server written in C may fork."""
-    monkeypatch.setattr(sqlite_connections, "_INHERITED", inherited := [])
+    monkeypatch.setattr(connections, "_INHERITED", inherited := [])
     lease = take(sqlite_store)
     sqlite_store._connections._pid[0] = 1
     sqlite_store.close()  # as at the end of a child that never used the store
@@ -236,7 +235,7 @@ def test_a_fork_that_nobody_told_of_leaves_the_parents_connection_alone(
 
 ENDING = """
 import os, sys, threading
-from celery_idempotent.records import Claim
+from celery_idempotent.stores import Claim
 from celery_idempotent.stores import open_store
 
 store = open_store(sys.argv[1])
@@ -311,7 +310,7 @@ def test_who_waits_for_another_writer_gets_its_turn(open_sqlite: OpenSqlite, sql
 GREENLETS = """
 from gevent import monkey; monkey.patch_all()
 import sqlite3, sys, gevent
-from celery_idempotent.records import Claim
+from celery_idempotent.stores import Claim
 from celery_idempotent.stores import open_store
 
 store = open_store(sys.argv[1])

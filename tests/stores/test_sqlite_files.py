@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.notes import Note
-from celery_idempotent.records import Lease
-from celery_idempotent.stores import sqlite_schema
-from celery_idempotent.stores.sqlite import PAGE, SqliteStore
-from celery_idempotent.stores.sqlite_schema import Schema
-from celery_idempotent.stores.sqlite_urls import Place
+from celery_idempotent.stores import Lease, Note
+from celery_idempotent.stores.sqlite import SqliteStore, schema
+from celery_idempotent.stores.sqlite.connections import Place
+from celery_idempotent.stores.sqlite.schema import Schema
+from celery_idempotent.stores.sqlite.store import PAGE
 from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
 from tests.stores.sqlite_children import Child
 
@@ -155,10 +154,10 @@ def test_older_tables_are_upgraded_and_keep_their_records(
 ) -> None:
     lease = take(sqlite_store)
     sqlite_store.close()
-    monkeypatch.setattr(sqlite_schema, "VERSION", 3)
+    monkeypatch.setattr(schema, "VERSION", 3)
     steps = {1: 'ALTER TABLE "{table}" ADD COLUMN a TEXT;\nALTER TABLE "{table}" ADD COLUMN b TEXT;\n'}
     steps[2] = 'ALTER TABLE "{table}" ADD COLUMN c TEXT'
-    monkeypatch.setattr(sqlite_schema, "UPGRADES", steps)
+    monkeypatch.setattr(schema, "UPGRADES", steps)
     store = open_sqlite()
     due = store.pending_schema()
     assert due.count(";\n") == 5
@@ -174,8 +173,8 @@ def test_an_upgrade_that_fails_changes_nothing(
 ) -> None:
     sqlite_store.ping()
     sqlite_store.close()
-    monkeypatch.setattr(sqlite_schema, "VERSION", 2)
-    monkeypatch.setattr(sqlite_schema, "UPGRADES", {1: 'ALTER TABLE "{table}" ADD COLUMN a TEXT;\nNONSENSE;\n'})
+    monkeypatch.setattr(schema, "VERSION", 2)
+    monkeypatch.setattr(schema, "UPGRADES", {1: 'ALTER TABLE "{table}" ADD COLUMN a TEXT;\nNONSENSE;\n'})
     with pytest.raises(StoreUnreachable, match="NONSENSE"):
         open_sqlite().ping()
     monkeypatch.undo()

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from celery_idempotent.records import Lease, State
-from celery_idempotent.stores import sqlite
+from celery_idempotent.stores import Lease, State
 from celery_idempotent.stores.rules import Row
-from celery_idempotent.stores.sqlite import PURGED, SqliteStore
+from celery_idempotent.stores.sqlite import SqliteStore
+from celery_idempotent.stores.sqlite import store as sqlite
+from celery_idempotent.stores.sqlite.store import PURGED
 from tests.stores.benches import DONE, KEY, age, claim, known, take
 
 OpenSqlite = Callable[..., SqliteStore]

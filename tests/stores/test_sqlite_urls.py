@@ -12,7 +12,7 @@ import pytest
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sqlite import SqliteStore
-from celery_idempotent.stores.sqlite_urls import TABLE, Place
+from celery_idempotent.stores.sqlite.connections import TABLE, Place
 from tests.stores.benches import DONE, known, take
 
 

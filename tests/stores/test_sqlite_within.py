@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreUnreachable
-from celery_idempotent.records import Lease, State
-from celery_idempotent.stores import Store
+from celery_idempotent.stores import Lease, State, Store
 from celery_idempotent.stores.sqlite import SqliteStore
 from celery_idempotent.testing import TransactionContract
 from tests.stores import benches

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_idempotent.stores import Store, open_store
-from celery_idempotent.stores.cluster import ClusterStore
-from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.testing import StoreContract
 from tests.cluster import Cluster
 from tests.conftest import missing

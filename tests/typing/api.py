@@ -23,13 +23,12 @@ from celery_idempotent import (
     remove_hook,
 )
 from celery_idempotent.celery.signals import EventSignal, store_failed, task_deferred, task_replayed
-from celery_idempotent.events import Deferred, Replayed
-from celery_idempotent.holding import Holding
-from celery_idempotent.hooks import Hook
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.events import Deferred, Hook, Replayed
 from celery_idempotent.metrics import opentelemetry, prometheus
 from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans, hashed
 from celery_idempotent.metrics.prometheus import PrometheusMetrics
-from celery_idempotent.records import Record
+from celery_idempotent.stores import Record
 
 
 def by_order(order_id: str) -> str:

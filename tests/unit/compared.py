@@ -26,7 +26,7 @@ from zoneinfo import ZoneInfo
 import attr
 import pydantic
 
-from celery_idempotent.keys import fingerprint
+from celery_idempotent.core.keys import fingerprint
 
 
 @dataclass

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import answers, beginning, heartbeat, holding, hooks, pauses, recording
+from celery_idempotent import events
+from celery_idempotent.core import backoff, breaker, guard, heartbeat
+from celery_idempotent.core import lease as holding
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.events import Event
-from celery_idempotent.records import Claim, Lease, Outcome, Record, Refusal, Release, State
-from celery_idempotent.stores import breaker, memory
+from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, Release, State, memory
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
 
-CLOCKED: tuple[ModuleType, ...] = (answers, beginning, heartbeat, holding, recording, pauses, breaker, memory)
+CLOCKED: tuple[ModuleType, ...] = (guard, guard, heartbeat, holding, guard, backoff, breaker, memory)
 #: How long a test waits for another thread before it fails, in seconds.
 PROMPTLY = 10.0
 
@@ -41,9 +42,9 @@ class Clock:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         for module in CLOCKED:
             monkeypatch.setattr(module, "monotonic", self)
-        monkeypatch.setattr(pauses, "time", SimpleNamespace(sleep=self.sleep))
+        monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=self.sleep))
         # Pauses are shortened by chance; here they are not.
-        monkeypatch.setattr(pauses, "random", SimpleNamespace(uniform=lambda low, high: high))
+        monkeypatch.setattr(backoff, "random", SimpleNamespace(uniform=lambda low, high: high))
         return self
 
     def at(self, seconds: float, action: Callable[[], object]) -> None:
@@ -196,7 +197,7 @@ def _raise(error: BaseException) -> None:
 def listening() -> Iterator[list[Event]]:
     """Yield a list to which every event is added; the body of a fixture."""
     heard: list[Event] = []
-    hooks.add_hook(heard.append)
+    events.add_hook(heard.append)
     yield heard
     with suppress(ValueError):
-        hooks.remove_hook(heard.append)
+        events.remove_hook(heard.append)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_idempotent import hooks as library_hooks
+from celery_idempotent import events as library_hooks
 from celery_idempotent.stores import open_store
 from tests.conftest import missing
 from tests.servers import RedisServer, ServerMissing, redis_binary

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.events import Event, StoreFailed, StoreRecovered
-from celery_idempotent.stores.breaker import Breaker
 from tests.unit.scripted import Clock, ScriptedStore, listening
 
 heard = pytest.fixture(listening)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kombu import compression as registry
 
-from celery_idempotent import compression
+from celery_idempotent.core import compression
 
 NAMES = ["zlib", "bzip2", "lzma", "zstd", "gzip", "xz", "zstandard", "application/x-gzip"]
 NOISE = random.Random(5).randbytes(100_000)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_idempotent import events
-from celery_idempotent.answers import Ran
+from celery_idempotent.core.guard import Ran
+from celery_idempotent.core.lease import Holding
 from celery_idempotent.errors import LeaseLost, SettleNotCommitted, StoreRefused, StoreUnreachable
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Reason, Release, State
+from celery_idempotent.stores import Reason, Release, State
 from tests.faults.conservation import ENDINGS, STARTS
 from tests.unit.scripted import Clock, listening
 from tests.unit.test_guard import KEY, Bench, Declined, LostInTask, SoftTimeLimit, Stopped, bench, clock, heard
@@ -33,7 +33,7 @@ def worker() -> Iterator[Bench]:
     """A bench of its own for one example."""
     with pytest.MonkeyPatch.context() as patch:
         clock, told = Clock().install(patch), listening()
-        patch.setattr("celery_idempotent.heartbeat._Server.run", lambda self: None)
+        patch.setattr("celery_idempotent.core.heartbeat._Server.run", lambda self: None)
         made = Bench(clock, next(told))
         made.store = Shop(Database())
         yield made

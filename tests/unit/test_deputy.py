@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_idempotent import deputy
-from celery_idempotent.records import Claim, Lease, Reason, Release, State, new_owner
+from celery_idempotent.core import lease as deputy
+from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import new_owner
 from tests.unit.scripted import ScriptedStore
 
 KEY = "idem:shop.charge::ORD-1"

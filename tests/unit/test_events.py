@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events, hooks
+from celery_idempotent import events
 from celery_idempotent.events import (
     Acquired,
     Completed,
@@ -29,8 +29,12 @@ from celery_idempotent.events import (
     StoreRecovered,
     Superseding,
     TakenOver,
+    add_hook,
+    emit,
+    is_heard,
+    log,
+    remove_hook,
 )
-from celery_idempotent.hooks import add_hook, emit, is_heard, log, remove_hook
 from tests.unit.scripted import listening
 
 LEVELS = {
@@ -145,7 +149,7 @@ def test_a_hook_may_hear_some_kinds_alone_and_be_asked_each_time() -> None:
 
 
 def test_the_log_hears_what_its_logger_writes(caplog: pytest.LogCaptureFixture) -> None:
-    [kinds] = [kinds for hook, kinds in hooks._hooks if hook is log]
+    [kinds] = [kinds for hook, kinds in events._hooks if hook is log]
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         with caplog.at_level(level, logger="celery_idempotent"):
             assert {kind for kind in LEVELS if kind in kinds} == {kind for kind in LEVELS if LEVELS[kind] >= level}

@@ -16,11 +16,10 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
-from celery_idempotent import files
+from celery_idempotent.core import file_results
+from celery_idempotent.core.file_results import NAME, FileAnnex, FileReference, check_prefix, sweep
+from celery_idempotent.core.results import Kind, Origin, Payload
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.files import FileAnnex, check_prefix, sweep
-from celery_idempotent.payloads import Kind, Payload
-from celery_idempotent.references import NAME, FileReference, Origin
 
 ORIGIN = Origin("idem:shop.report:A/../B", 7)
 
@@ -170,7 +169,7 @@ def test_a_place_that_fails_is_asked_again_later(
     failing: type[Failing], error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failing, "error", error)
-    reference = str(FileReference.to("failing://x", files.name_of(ORIGIN), b"x"))
+    reference = str(FileReference.to("failing://x", file_results.name_of(ORIGIN), b"x"))
     with pytest.raises(raised) as caught:
         FileAnnex("failing://user:secret@host/x").read(reference, decode, 0.0)
     assert "secret" not in str(caught.value)
@@ -180,13 +179,13 @@ def test_a_place_that_fails_is_asked_again_later(
 
 
 def test_a_password_is_not_written_into_records(failing: type[Failing]) -> None:
-    written = str(FileReference.to("failing://user:secret@host/x", files.name_of(ORIGIN), b"x"))
+    written = str(FileReference.to("failing://user:secret@host/x", file_results.name_of(ORIGIN), b"x"))
     assert written.startswith("failing://***@host/x/")
 
 
 def test_a_place_across_the_network_has_a_time_limit() -> None:
-    assert files._limits(AsyncFileSystem(skip_instance_cache=True)) == {"timeout": files.PATIENCE}
-    assert files._limits(LocalFileSystem()) == {}
+    assert file_results._limits(AsyncFileSystem(skip_instance_cache=True)) == {"timeout": file_results.PATIENCE}
+    assert file_results._limits(LocalFileSystem()) == {}
 
 
 # -- declaring ---------------------------------------------------------------------------------------------------------
@@ -215,7 +214,7 @@ def test_a_url_that_fsspec_does_not_know_is_refused(url: str, said: str) -> None
 
 
 def test_what_is_not_installed_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    monkeypatch.setattr(file_results, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"what fsspec needs for s3:// to be installed: pip install s3fs"):
         check_prefix("s3://bucket")
     monkeypatch.setitem(__import__("sys").modules, "fsspec.registry", None)
@@ -238,8 +237,8 @@ def age(reference: str, seconds: float) -> None:
 def test_a_sweep_removes_what_no_record_refers_to_any_more(annex: FileAnnex, prefix: str) -> None:
     week = 7 * 86400.0
     old, young = annex.keep(b"old", ORIGIN), annex.keep(b"young", ORIGIN)
-    age(old, week + files.MARGIN + 60)
-    age(young, week + files.MARGIN - 60)
+    age(old, week + file_results.MARGIN + 60)
+    age(young, week + file_results.MARGIN - 60)
     assert sweep(prefix, week) == 1
     assert read(annex, young) == b"young"
     assert read(annex, old).endswith("is gone")
@@ -280,5 +279,5 @@ def test_times_without_a_zone_are_utc(annex: FileAnnex, prefix: str, monkeypatch
     for place, modified in real.items():
         monkeypatch.setattr(place, "modified", lambda *args, modified=modified: modified(*args).replace(tzinfo=None))
     assert sweep(prefix, 0.0) == 0
-    monkeypatch.setattr(files, "MARGIN", -60.0)
+    monkeypatch.setattr(file_results, "MARGIN", -60.0)
     assert sweep(prefix, 0.0) == 1

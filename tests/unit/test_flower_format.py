@@ -9,8 +9,8 @@ import pytest
 from celery.events.state import State, Task
 
 from celery_idempotent.celery.flower import format_task
-from celery_idempotent.celery.news import KINDS
-from celery_idempotent.names import NAMES
+from celery_idempotent.celery.monitoring import KINDS
+from celery_idempotent.events import NAMES
 
 KEY = "idem:shop.charge::ORD-1"
 

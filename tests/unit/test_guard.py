@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events, hooks
-from celery_idempotent.answers import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from celery_idempotent import events
+from celery_idempotent.core.breaker import Breaker
+from celery_idempotent.core.guard import Answer, Busy, Delivery, Dropped, Ending, Guard, Ignored, Ran, Replayed
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.policy import Policy
+from celery_idempotent.core.results import Codec
 from celery_idempotent.errors import (
     Conflict,
     CrashLoop,
@@ -26,14 +31,8 @@ from celery_idempotent.errors import (
     StoreUnreachable,
 )
 from celery_idempotent.events import Event
-from celery_idempotent.guard import Guard
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.holding import Holding
-from celery_idempotent.policy import Policy
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
-from celery_idempotent.results import Codec
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from celery_idempotent.stores.base import Store
-from celery_idempotent.stores.breaker import Breaker
 from tests.unit.scripted import Clock, ScriptedStore, listening
 
 KEY = "idem:shop.charge:ORD-1"
@@ -157,7 +156,7 @@ heard = pytest.fixture(listening)
 @pytest.fixture
 def bench(clock: Clock, heard: list[Event], monkeypatch: pytest.MonkeyPatch) -> Bench:
     # Renewals are made by calling `beat`.
-    monkeypatch.setattr("celery_idempotent.heartbeat._Server.run", lambda self: None)
+    monkeypatch.setattr("celery_idempotent.core.heartbeat._Server.run", lambda self: None)
     return Bench(clock, heard)
 
 
@@ -242,11 +241,11 @@ def test_a_lease_is_renewed_before_any_hook_gets_its_first_event(bench: Bench, t
     def hook(event: Event) -> None:
         renewed.append([holding.key for holding in bench.heartbeat.holdings()])
 
-    hooks.add_hook(hook, {events.TakenOver if taken_over else events.Acquired})
+    events.add_hook(hook, {events.TakenOver if taken_over else events.Acquired})
     try:
         bench.deliver()
     finally:
-        hooks.remove_hook(hook)
+        events.remove_hook(hook)
     assert renewed == [[KEY]]
 
 
@@ -1032,12 +1031,12 @@ def test_events_say_how_long_things_took_and_who_tells_it(bench: Bench) -> None:
 
 def test_an_event_that_nobody_would_hear_is_not_made_unless_it_is_noted(bench: Bench) -> None:
     told: list[events.Event] = []
-    hooks.remove_hook(bench.heard.append)
+    events.remove_hook(bench.heard.append)
     try:
         for noted in ((), (events.Completed,)):
             bench.deliver("x", bench.claim(key=f"k{len(noted)}"), tell=told.append, noted=noted)
     finally:
-        hooks.add_hook(bench.heard.append)
+        events.add_hook(bench.heard.append)
     assert [type(event) for event in told] == [events.Completed]
 
 
@@ -1262,7 +1261,7 @@ def test_a_refusal_with_nothing_kept_of_its_record_is_answered_too(bench: Bench)
 
 
 def test_the_guard_logs_where_its_events_are_logged() -> None:
-    assert hooks.logger is logging.getLogger("celery_idempotent")
+    assert events.logger is logging.getLogger("celery_idempotent")
 
 
 def test_a_store_that_cannot_note_a_shutdown_says_that_it_did_not(bench: Bench) -> None:

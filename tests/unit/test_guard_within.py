@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.answers import Busy, Ran, Replayed
+from celery_idempotent.core.guard import Busy, Ran, Replayed
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import ConfigurationError, LeaseLost, SettleNotCommitted, StoreUnreachable
-from celery_idempotent.holding import Holding
-from celery_idempotent.policy import Policy
-from celery_idempotent.records import Lease, Outcome, Reason, Release, State
+from celery_idempotent.stores import Lease, Outcome, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.unit.scripted import ScriptedStore
 from tests.unit.test_guard import KEY, Bench, LostInTask, bench, clock, heard

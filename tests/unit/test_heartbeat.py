@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import heartbeat as module
+from celery_idempotent.core import heartbeat as module
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.lease import Holding
 from celery_idempotent.errors import LeaseLost, StoreRefused, StoreUnreachable
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Claim, Lease, Outcome, Reason, Record, Release, State
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from tests.unit.scripted import PROMPTLY, Clock, ScriptedStore
 
 RUN = module._Server.run
@@ -749,9 +749,9 @@ FORK = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore")  # newer Pythons dislike a fork with threads: that is what is tried here
 from time import monotonic
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Claim
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.stores import Claim
 from tests.unit.scripted import PROMPTLY, ScriptedStore
 
 store, heart = ScriptedStore(), Heartbeat()

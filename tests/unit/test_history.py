@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import history as module
-from celery_idempotent.binding import Binding
+from celery_idempotent.core import history as module
+from celery_idempotent.core.binding import Binding
+from celery_idempotent.core.history import LONGEST, PENDING, TRIES, History, Story, text_of
+from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
 from celery_idempotent.events import (
     Acquired,
@@ -28,11 +30,10 @@ from celery_idempotent.events import (
     SettleFailed,
     TakenOver,
 )
-from celery_idempotent.history import PENDING, TRIES, History, Story
-from celery_idempotent.notes import LONGEST, MOST, Note, facts_of, text_of
-from celery_idempotent.policy import Policy
-from celery_idempotent.records import Claim
+from celery_idempotent.stores import Claim, Note
+from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import MOST
 from tests.stores.sqlite_children import fork
 from tests.unit.scripted import PROMPTLY, listening
 from tests.waiting import wait_until
@@ -334,8 +335,8 @@ def test_the_end_of_a_process_gives_up_on_a_store_that_is_down(monkeypatch: pyte
 
 ENDING = """
 from celery_idempotent.events import Replayed
-from celery_idempotent.history import History
-from celery_idempotent.records import Claim
+from celery_idempotent.core.history import History
+from celery_idempotent.stores import Claim
 from celery_idempotent.stores.memory import MemoryStore
 class Printing(MemoryStore):
     def note(self, notes):

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 
-from celery_idempotent.flags import Flag
-from celery_idempotent.heartbeat import Heartbeat
-from celery_idempotent.holding import Holding
-from celery_idempotent.records import Claim, Lease
+from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.history import Flag
+from celery_idempotent.core.lease import Holding
+from celery_idempotent.stores import Claim, Lease
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sqlite import SqliteStore
 

@@ -30,9 +30,8 @@ from celery import Celery, signature
 from kombu.utils import json as kombu_json
 from pydantic import v1 as pydantic_1
 
-from celery_idempotent import keys
-from celery_idempotent.errors import MissingKey
-from celery_idempotent.keys import (
+from celery_idempotent.core import keys
+from celery_idempotent.core.keys import (
     bind,
     canonical,
     compose,
@@ -44,6 +43,7 @@ from celery_idempotent.keys import (
     placed,
     resolve,
 )
+from celery_idempotent.errors import MissingKey
 from tests.unit import compared
 
 DATA = Path(__file__).parent / "data"

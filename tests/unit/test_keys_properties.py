@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kombu import serialization
 from kombu.utils import json as kombu_json
 
-from celery_idempotent.keys import canonical, compose, compose_default, fingerprint
+from celery_idempotent.core.keys import canonical, compose, compose_default, fingerprint
 from tests.unit import compared
 
 # The same examples in every run: a test that fails once in a thousand runs tells nobody what broke it.

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events, hooks
+from celery_idempotent import events
 from celery_idempotent.events import Event
 from celery_idempotent.metrics import catalogue
-from celery_idempotent.metrics.catalogue import CATALOGUE, ENDINGS, Kind, Metric
-from celery_idempotent.metrics.measures import Measures
-from celery_idempotent.records import State
+from celery_idempotent.metrics.catalogue import CATALOGUE, ENDINGS, Kind, Measures, Metric
+from celery_idempotent.stores import State
 from tests.unit.scripted import listening
 from tests.unit.test_guard import Bench, Declined, bench, clock, heard
 
@@ -43,9 +42,9 @@ class Written(Measures):
 @pytest.fixture
 def written(bench: Bench) -> Any:
     written = Written()
-    hooks.add_hook(written)
+    events.add_hook(written)
     yield written
-    hooks.remove_hook(written)
+    events.remove_hook(written)
 
 
 def kinds() -> list[type[Event]]:
@@ -153,6 +152,6 @@ def test_a_store_is_down_once_however_often_it_fails() -> None:
 def test_the_listener_of_these_tests_hears_everything() -> None:
     told = listening()
     heard_here = next(told)
-    hooks.emit(events.Acquired("k"))
+    events.emit(events.Acquired("k"))
     assert heard_here == [events.Acquired("k")]
     next(told, None)

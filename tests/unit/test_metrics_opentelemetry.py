@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_idempotent import IdempotentTask, events, hooks
+from celery_idempotent import IdempotentTask, events
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.metrics.catalogue import CATALOGUE
 
@@ -101,11 +101,11 @@ def hooked() -> Iterator[Callable[..., None]]:
 
     def add(**options: Any) -> None:
         added.append(OpenTelemetrySpans(**options))
-        hooks.add_hook(added[-1])
+        events.add_hook(added[-1])
 
     yield add
     for hook in added:
-        hooks.remove_hook(hook)
+        events.remove_hook(hook)
 
 
 @pytest.fixture

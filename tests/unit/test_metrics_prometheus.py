@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import events, hooks
+from celery_idempotent import events
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.metrics import prometheus
 from celery_idempotent.metrics.catalogue import CATALOGUE, Kind
-from celery_idempotent.metrics.prometheus import PrometheusMetrics
-from celery_idempotent.metrics.serving import Endpoint
+from celery_idempotent.metrics.prometheus import Endpoint, PrometheusMetrics
 from tests.exposition import samples, scrape
 from tests.servers import free_port
 
@@ -87,12 +86,12 @@ def test_one_process_exposes_its_own_registry(monkeypatch: pytest.MonkeyPatch) -
 def test_installing_adds_the_hook_and_makes_the_folder_that_processes_share(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hooks, "_hooks", list(hooks._hooks))
+    monkeypatch.setattr(events, "_hooks", list(events._hooks))
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
     monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path / "run" / "worker"))
     metrics = prometheus.install()
     assert (tmp_path / "run" / "worker").is_dir()
-    hooks.remove_hook(metrics)
+    events.remove_hook(metrics)
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         prometheus.install(port=9540)
 
@@ -102,7 +101,7 @@ def test_a_worker_serves_its_metrics_on_loopback_unless_it_is_given_another_addr
     options: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
-    monkeypatch.setattr(hooks, "_hooks", list(hooks._hooks))
+    monkeypatch.setattr(events, "_hooks", list(events._hooks))
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
     made: list[Endpoint] = []
     monkeypatch.setattr(Endpoint, "connect", lambda endpoint: made.append(endpoint))

@@ -20,7 +20,7 @@ SETUP = """
 import os, signal, sys
 import prometheus_client
 from celery_idempotent import events
-from celery_idempotent.hooks import emit
+from celery_idempotent.events import emit
 from celery_idempotent.metrics import prometheus
 
 prometheus.install(short_lived=True)

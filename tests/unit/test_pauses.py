@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_idempotent import pauses
+from celery_idempotent.core import backoff
+from celery_idempotent.core.backoff import Pauses, never, uninterrupted
 from celery_idempotent.errors import LeaseLost
-from celery_idempotent.pauses import Pauses, never, uninterrupted
 from tests.unit.scripted import Clock
 
 
@@ -30,7 +30,7 @@ def test_a_pause_is_twice_the_one_before_up_to_the_longest(clock: Clock) -> None
 
 def test_a_pause_is_shortened_by_up_to_a_half_at_random(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     bounds: list[tuple[float, float]] = []
-    monkeypatch.setattr(pauses.random, "uniform", lambda low, high: bounds.append((low, high)) or 0.75)
+    monkeypatch.setattr(backoff.random, "uniform", lambda low, high: bounds.append((low, high)) or 0.75)
     Pauses((2.0, 8.0), 100.0, never).wait()
     assert bounds == [(0.5, 1.0)]
     assert clock.slept == [1.5]
@@ -87,7 +87,7 @@ def test_a_process_that_stops_in_a_long_pause_is_seen_within_a_second(clock: Clo
 
 def test_the_real_pause_is_slept(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(pauses.time, "sleep", slept.append)
+    monkeypatch.setattr(backoff.time, "sleep", slept.append)
     assert Pauses((1.0, 1.0), 10.0, never).wait()
     assert 0.5 <= slept[0] <= 1.0
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent import compression
+from celery_idempotent.core import compression
+from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.policy import Policy, parse_duration, parse_size
+from celery_idempotent.units import parse_duration, parse_size
 
 
 class Store:

@@ -23,18 +23,18 @@ HOMES = {
     "KeyReused": "errors",
     "LeaseLost": "errors",
     "MissingKey": "errors",
-    "Policy": "policy",
+    "Policy": "core.policy",
     "PreviouslyFailed": "errors",
     "ResultUnavailable": "errors",
     "SettleNotCommitted": "errors",
     "Store": "stores.base",
     "StoreError": "errors",
     "StoreUnreachable": "errors",
-    "add_hook": "hooks",
-    "current_lease": "current",
-    "idempotent": "calling",
+    "add_hook": "events",
+    "current_lease": "core.lease",
+    "idempotent": "functions",
     "open_store": "stores",
-    "remove_hook": "hooks",
+    "remove_hook": "events",
 }
 
 

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable
-from celery_idempotent.records import Claim, Lease, Outcome, Record, State
-from celery_idempotent.stores import purging
-from celery_idempotent.stores.forgetting import BATCH, Matches, count, forget, is_held
+from celery_idempotent.stores import Claim, Lease, Outcome, Record, State, maintenance
+from celery_idempotent.stores.maintenance import DELETE_BATCH as BATCH
+from celery_idempotent.stores.maintenance import Matches, UsedStore, count, forget, is_held, purge, purge_in_batches
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.purging import purge, purge_in_batches
-from celery_idempotent.stores.used import UsedStore
 
 
 class Expiring(MemoryStore):
@@ -32,7 +30,7 @@ class Expiring(MemoryStore):
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made; none takes time."""
     made: list[float] = []
-    monkeypatch.setattr(purging.time, "sleep", made.append)
+    monkeypatch.setattr(maintenance.time, "sleep", made.append)
     return made
 
 
@@ -40,7 +38,7 @@ def test_full_batches_go_on_with_a_pause_between_them(pauses: list[float]) -> No
     store = Expiring(1000, 1000, 3)
     assert purge(store) == 2003
     assert store.asked == [1000] * 3
-    assert pauses == [purging.PAUSE] * 2
+    assert pauses == [maintenance.PAUSE] * 2
 
 
 def test_a_batch_of_which_others_hold_some_rows_is_not_taken_for_the_end() -> None:

@@ -12,19 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.records import (
-    Claim,
-    Lease,
-    Outcome,
-    Reason,
-    Record,
-    Refusal,
-    Release,
-    State,
-    Verdict,
-    attempt_number,
-    new_owner,
-)
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from celery_idempotent.stores.records import attempt_number, new_owner
 
 CLAIM = Claim("idem:t:k", "owner-1", 60.0, 3600.0)
 NOUNS = [

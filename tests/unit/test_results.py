@@ -12,8 +12,8 @@ import pytest
 from kombu import compression, serialization
 from kombu.utils import json as kombu_json
 
+from celery_idempotent.core.results import Codec, Kind, Payload
 from celery_idempotent.errors import ConfigurationError, PreviouslyFailed, RecordUnreadable
-from celery_idempotent.results import Codec, Kind, Payload
 
 
 def codec(**options: Any) -> Codec:

@@ -12,14 +12,13 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu import serialization
 
-from celery_idempotent import compression
-from celery_idempotent.answers import Busy, Ran, Replayed
+from celery_idempotent.core import compression
+from celery_idempotent.core.guard import Busy, Ran, Replayed
+from celery_idempotent.core.policy import Policy
+from celery_idempotent.core.results import Annex, Codec, Kind, Origin, Payload, Unkept
 from celery_idempotent.errors import RecordUnreadable, ResultUnavailable, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.payloads import Kind, Payload
-from celery_idempotent.policy import Policy
-from celery_idempotent.records import Outcome, State
-from celery_idempotent.references import Annex, Origin, Unkept, masked
-from celery_idempotent.results import Codec
+from celery_idempotent.stores import Outcome, State
+from celery_idempotent.units import masked
 from tests.unit.test_guard import KEY, Bench, bench, clock, heard, sure
 from tests.unit.test_guard_within import Database, Shop, settles
 

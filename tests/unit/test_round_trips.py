@@ -25,10 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kombu import serialization
 
-from celery_idempotent.celery.large import TaskAnnex
-from celery_idempotent.payloads import Kind
-from celery_idempotent.references import Origin
-from celery_idempotent.results import Codec
+from celery_idempotent.celery.app import TaskAnnex
+from celery_idempotent.core.results import Codec, Kind, Origin
 
 SERIALIZERS = ["json", "pickle", "yaml", "msgpack"]
 #: With how many values each is tried in the soak: 10,000 and more.

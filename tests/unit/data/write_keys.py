@@ -14,8 +14,8 @@ from decimal import Decimal  # noqa: F401
 from pathlib import Path
 from uuid import UUID  # noqa: F401
 
+from celery_idempotent.core.keys import canonical, compose, fingerprint
 from celery_idempotent.errors import MissingKey
-from celery_idempotent.keys import canonical, compose, fingerprint
 
 VECTORS = Path(__file__).with_name("key_vectors.txt")
 

@@ -1,0 +1,506 @@
+"""What an app has: stores, bindings, idempotent tasks, a place for large results, and the purge task."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from celery import states
+from celery.app.task import Task
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
+from celery.schedules import BaseSchedule
+from kombu.exceptions import ContentDisallowed, DecodeError
+
+from ..core import keys
+from ..core.binding import BACKEND, Binding, heartbeat
+from ..core.file_results import TASK, FileAnnex
+from ..core.policy import Policy
+from ..core.results import Annex, Codec, Kind, Origin, Payload, Unkept
+from ..errors import ConfigurationError, MissingKey, StoreError, StoreUnreachable
+from ..events import logger
+from ..stores import hide_password, maintenance, open_store
+from ..stores.base import Store
+from ..stores.maintenance import NAMESPACE, UsedStore
+from . import message, pool
+from .message import PLAIN, Identity
+
+#: Seconds after the hard time limit at which even a stuck process loses its lease.
+GRACE = 60.0
+
+heartbeat.renewed = pool.refresh
+_stores: WeakKeyDictionary[Any, dict[str, Store]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def store_of(app: Any, wanted: object = None) -> Store:
+    """Return the store an app uses, the same object every time.
+
+    Arguments:
+        app: A Celery app.
+        wanted: A store or a URL that a task's policy names; default is ``app.conf.idempotency_store``, else the app's
+            Redis result
+            backend, else its Redis broker.
+
+    Raises:
+        ConfigurationError: none of these is there, or the URL is wrong.
+    """
+    wanted = wanted or app.conf.get("idempotency_store")
+    if isinstance(wanted, Store):
+        return wanted
+    if wanted is not None and not isinstance(wanted, str):
+        raise ConfigurationError(f"Expected idempotency_store to be a URL or a Store, got {wanted!r}.")
+    with _lock:
+        known = _stores.setdefault(app, {})
+        name = wanted or ""
+        if name not in known:
+            known[name] = open_store(wanted) if wanted else _default_store(app)
+        return known[name]
+
+
+def _default_store(app: Any) -> Store:
+    store = store_of_backend(app) or store_of_broker(app)
+    if store is None:
+        raise ConfigurationError(
+            "Expected somewhere to remember what is done: app.conf.idempotency_store is not set, and neither the "
+            "result backend nor "
+            'the broker of this app is Redis. Set app.conf.idempotency_store = "redis://host:6379/1".'
+        )
+    return store
+
+
+def default_namespace(app: Any, store: object) -> str:
+    """Return how keys begin: apps that share a Redis and tell themselves apart by a key prefix do so in it too."""
+    named = app.conf.get("idempotency_namespace")
+    if named or store or app.conf.get("idempotency_store"):
+        return named or NAMESPACE
+    options = (app.conf.result_backend_transport_options or {}, app.conf.broker_transport_options or {})
+    prefix = next((found for found in (each.get("global_keyprefix") for each in options) if found), "")
+    return f"{prefix}{NAMESPACE}"
+
+
+class Named(NamedTuple):
+    """How a delivery names its operation.
+
+    Arguments:
+        key: What its arguments or its producer name.
+        operation: The store's key of the operation, the same unless it is a part of another one.
+        arguments: By name, where they are to be compared with those of others; else None.
+    """
+
+    key: str
+    operation: str
+    arguments: dict[str, object] | None
+
+
+class TaskBinding(Binding):
+    """One task with its policy, as an app runs it.
+
+    Arguments:
+        task: The task; its app's configuration is read now.
+
+    Raises:
+        ConfigurationError: an option is wrong, or does not fit the task.
+    """
+
+    scope_hint = "publish the task with that header, or mend the scope function"
+
+    def __init__(self, task: Any) -> None:
+        app = task._get_app()
+        policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
+        body, namespace = _body_of(task), default_namespace(app, policy.store)
+        hidden = keys.hides_arguments(body)
+        super().__init__(task.name, keys.own_signature(body), policy, namespace, hidden=hidden)
+        self.task = task
+
+    def _store(self) -> Store:
+        return store_of(self.task._get_app(), self.policy.store)
+
+    def _codec(self) -> Codec:
+        conf, policy = self.task._get_app().conf, self.policy
+        return Codec(
+            serializer=conf.result_serializer,
+            accept=conf.result_accept_content or conf.accept_content,
+            compress_above=int(policy.compress_above),
+            result_max_bytes=int(policy.result_max_bytes),
+            compression=policy.compression,
+            annex=TaskAnnex(self.task, policy.large_results),
+            # A backend is its thread's own, and so is asked for each time.
+            prepare=lambda value: self.task.backend.prepare_value(value),
+        )
+
+    def named(self, identity: Identity, task_id: str, args: Any, kwargs: Any, headers: Any) -> Named:
+        """Return how a delivery names its operation.
+
+        Arguments:
+            identity: Who the delivery is.
+            task_id: Of the message.
+            args: Of the message.
+            kwargs: Of the message.
+            headers: What the producer said beside the arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the task.
+            MissingKey: the key cannot be told.
+        """
+        explicit = self.explicit(identity.key)
+        arguments = self.arguments(identity.key, args, kwargs)
+        key = self.key(identity.key, task_id, arguments, headers)
+        if key in identity.within:
+            # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
+            return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)
+        return Named(key, keys.placed(key, identity.place), arguments if explicit else None)
+
+    def default_key(self, task_id: str) -> str:
+        """Return the store's key of an operation that is known by its task id."""
+        return keys.compose_default(self.namespace, self.name, task_id)
+
+    def max_lease(self, limit: float | None) -> float | None:
+        """Return for how long a delivery with this hard time limit renews its lease.
+
+        A pool that cannot end a body at its limit, as threads, has bodies that live on and must not be overtaken.
+        """
+        enforced = limit if pool.enforces_limits else None
+        return self.policy.max_lease or (enforced + GRACE if enforced else None)
+
+
+def _body_of(task: Any) -> Callable[..., Any]:
+    """Return the body of a task as it was declared.
+
+    ``task.run`` may have been replaced: for ``autoretry_for`` by Celery, in a worker by what watches its tasks. Those
+    take anything and hand it through.
+    """
+    run = inspect.getattr_static(type(task), "run")
+    bound = run.__get__(task, type(task)) if hasattr(run, "__get__") else run
+    return cast(Callable[..., Any], bound)
+
+
+def store_of_backend(app: Any) -> Store | None:
+    """Return a store on the result backend's Redis, or None if the backend is something else."""
+    try:
+        from celery.backends.redis import RedisBackend, SentinelBackend
+    except ImportError:  # pragma: no cover - redis is a dependency of ours
+        return None
+    backend = app.backend
+    if not isinstance(backend, RedisBackend):
+        return None
+    from ..stores.redis.store import direct, merged
+
+    params = merged(backend.connparams)
+    if isinstance(backend, SentinelBackend):
+        hosts = [(host["host"], host["port"]) for host in params.pop("hosts")]
+        return _sentinel(hosts, backend._transport_options, params, backend.as_uri())
+    return direct(params, backend.as_uri())
+
+
+def store_of_broker(app: Any) -> Store | None:
+    """Return a store on the broker's Redis, or None if the broker is something else."""
+    connection = app.connection_for_write()
+    if connection.transport.driver_type != "redis":
+        return None
+    from ..stores.redis.store import direct, merged
+
+    channel = object.__new__(connection.transport.Channel)  # only asked for its parameters; a real one would connect
+    channel.connection = connection.transport
+    for name, value in (connection.transport_options or {}).items():
+        if name in channel.from_transport_options:
+            setattr(channel, name, value)
+    params = merged(channel._connparams())
+    if params["connection_class"].__name__.startswith("Sentinel"):
+        hosts = [_host_of(uri) for uri in connection.alt or [connection.as_uri(include_password=True)]]
+        for name in ("host", "port"):
+            params.pop(name, None)
+        return _sentinel(hosts, connection.transport_options, params, connection.as_uri())
+    return direct(params, connection.as_uri())
+
+
+def _sentinel(hosts: list[tuple[str, int]], options: dict[str, Any], params: dict[str, Any], url: str) -> Store:
+    import redis
+    from redis.sentinel import Sentinel
+
+    from ..stores.redis.store import RedisStore
+
+    secure = issubclass(params.pop("connection_class", redis.Connection), redis.SSLConnection)
+    make: Callable[..., Any] = Sentinel
+    sentinel = make(
+        hosts,
+        min_other_sentinels=options.get("min_other_sentinels", 0),
+        sentinel_kwargs={**RedisStore.connection_options(), **(options.get("sentinel_kwargs") or {})},
+        **params,
+        **({"ssl": True} if secure else {}),
+    )
+    return RedisStore(sentinel.master_for(options["master_name"]), url=url)
+
+
+def _host_of(uri: str) -> tuple[str, int]:
+    from kombu.utils.url import url_to_parts
+
+    parts = url_to_parts(uri)
+    return parts.hostname or "127.0.0.1", parts.port or 26379
+
+
+def used_stores(app: Any) -> list[UsedStore]:
+    """Return the stores that an app and its tasks use, the app's own first.
+
+    The app's own is one of them if the app names it, if a task uses it, or if there is no other.
+
+    Arguments:
+        app: A Celery app whose tasks are loaded.
+
+    Raises:
+        ConfigurationError: a task is declared wrongly, or there is no store.
+    """
+    own = app.conf.get("idempotency_store")
+    wanted: dict[object, _Use] = {own: _Use(own)} if own else {}
+    for task in sorted(idempotent_tasks(app), key=lambda task: task.name):
+        binding = task._binding
+        use = wanted.setdefault(binding.policy.store or own, _Use(binding.policy.store or own))
+        use.namespaces.add(binding.namespace)
+        use.lease_ttls[task.name] = float(binding.policy.lease_ttl)
+        use.keep_ttls[task.name] = float(max(binding.policy.result_ttl, binding.policy.failure_ttl))
+    if not wanted:
+        wanted[own] = _Use(own)
+    found: dict[Store, _Use] = {}
+    for name, use in wanted.items():
+        known = found.setdefault(store_of(app, name), _Use(name))
+        known.namespaces |= use.namespaces or {default_namespace(app, None)}
+        known.lease_ttls.update(use.lease_ttls)
+        known.keep_ttls.update(use.keep_ttls)
+    return _named(found)
+
+
+class TaskKeys:
+    """The keys of an app's tasks, from what a person knows of an operation.
+
+    Arguments:
+        app: A Celery app whose tasks are loaded.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._tasks = {task.name: task for task in idempotent_tasks(app)}
+
+    def of_call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+        """Return the key of a call.
+
+        Raises:
+            ConfigurationError: there is no such task, its key is the task id, or the arguments do not fit.
+        """
+        try:
+            key: str = self._task(name).key_for(*args, idempotency_headers=headers, **kwargs)
+        except (MissingKey, TypeError) as error:
+            raise ConfigurationError(str(error)) from error
+        return key
+
+    def of_text(self, typed: str, headers: Mapping[str, str], name: str | None = None) -> list[str]:
+        """Return the keys that a person may mean by a text, under one task or under each.
+
+        Raises:
+            ConfigurationError: there is no such task.
+        """
+        tasks = [self._task(name)] if name else self._tasks.values()
+        return list(dict.fromkeys(key for task in tasks for key in _keys_under(task, typed, headers)))
+
+    def _task(self, name: str) -> Any:
+        if name not in self._tasks:
+            near = difflib.get_close_matches(name, self._tasks, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"There is {', '.join(sorted(self._tasks)) or 'none'}."
+            raise ConfigurationError(f"Expected the name of an idempotent task of the app, got {name!r}. {hint}")
+        return self._tasks[name]
+
+
+def _keys_under(task: Any, typed: str, headers: Mapping[str, str]) -> Iterator[str]:
+    """Yield the keys of a task that a text may stand for: as text, as the JSON that it is, as a UUID, as a task id."""
+    binding = task._binding
+    scope = binding.policy.scope
+    for value in _values(typed):
+        with suppress(MissingKey):
+            tenant = headers.get(scope) if isinstance(scope, str) else None
+            yield keys.compose(binding.namespace, task.name, key=value, scope=tenant)
+    with suppress(MissingKey):
+        yield keys.compose_default(binding.namespace, task.name, typed)
+
+
+def _values(typed: str) -> Iterator[object]:
+    yield typed
+    with suppress(ValueError):
+        yield json.loads(typed)
+    with suppress(ValueError):
+        yield UUID(typed)
+
+
+@dataclass(slots=True)
+class _Use:
+    """What the tasks of an app want of one store, and how they name it."""
+
+    wanted: object
+    namespaces: set[str] = field(default_factory=set)
+    lease_ttls: dict[str, float] = field(default_factory=dict)
+    keep_ttls: dict[str, float] = field(default_factory=dict)
+
+
+def _name_of(store: Store, wanted: object) -> str:
+    """Return what to call a store: its URL without a password, or its class where the app gives the object."""
+    url = wanted if isinstance(wanted, str) else getattr(store, "url", "") if wanted is None else ""
+    return ";".join(hide_password(part).rstrip("/") for part in url.split(";")) if url else type(store).__name__
+
+
+def _named(found: dict[Store, _Use]) -> list[UsedStore]:
+    """Give each store a name of its own."""
+    stores: list[UsedStore] = []
+    for store, use in found.items():
+        name = _name_of(store, use.wanted)
+        same = sum(used.name.partition(" (")[0] == name for used in stores)
+        name = f"{name} ({same + 1})" if same else name
+        stores.append(UsedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls, use.keep_ttls))
+    return stores
+
+
+#: Seconds in which a run that has settled surely hands its result to the backend, if it lives.
+HANDOVER = 60.0
+
+
+class TaskAnnex(Annex):
+    """Keeps the large results of one task where its policy says, and reads them wherever they were left.
+
+    Arguments:
+        task: The task.
+        wanted: Its option ``large_results``.
+    """
+
+    def __init__(self, task: Any, wanted: str | None) -> None:
+        self._task = task
+        self._wanted = wanted
+        self._files = None if wanted in (None, BACKEND) else FileAnnex(str(wanted))
+
+    def keep(self, content: bytes, origin: Origin) -> str:
+        """Keep a payload where the policy says; Celery itself will give the backend what the backend keeps."""
+        if self._files is not None:
+            return self._files.keep(content, origin)
+        if self._wanted is None:
+            raise Unkept
+        if not origin.published:
+            raise Unkept(
+                "the result backend does not keep it (no backend, rpc://, ignore_result, or a call of apply())"
+            )
+        return f"{TASK}{origin.task_id}"
+
+    def read(self, reference: str, decode: Callable[[bytes], Payload], age: float) -> Payload:
+        """Read a result from the backend or from its file."""
+        if reference.startswith(TASK):
+            return self._left_in_backend(reference[len(TASK) :], age)
+        if self._files is not None:
+            return self._files.read(reference, decode, age)
+        return Payload(Kind.UNAVAILABLE, reason=f"it is at {reference}, and large_results names no place of files")
+
+    def _left_in_backend(self, task_id: str, age: float) -> Payload:
+        if not is_shared(self._task.backend):
+            return Payload(Kind.UNAVAILABLE, reason=f"it was left to a result backend as task {task_id}; here is none")
+        try:
+            meta = self._task.backend.get_task_meta(task_id, cache=False)  # it is large, and nobody asks twice
+        except (ContentDisallowed, DecodeError) as error:
+            return Payload(Kind.UNAVAILABLE, reason=f"the result backend has it and cannot read it: {error}")
+        except Exception as error:
+            raise StoreUnreachable(
+                f"Expected the result of task {task_id} from the result backend, got {type(error).__name__}: the "
+                "operation is done, and its result will be read once the backend answers"
+            ) from error
+        if meta["status"] == states.SUCCESS:
+            return Payload(Kind.VALUE, meta["result"])
+        if meta["status"] in states.UNREADY_STATES and age < HANDOVER:
+            raise StoreUnreachable(
+                f"Expected the result of task {task_id} in the result backend, got {meta['status']}: it was settled "
+                f"{age:.0f} s ago and is on its way there"
+            )
+        return Payload(
+            Kind.UNAVAILABLE,
+            reason=f"the result backend was to have it as task {task_id}, and says {meta['status']}: it has expired or "
+            "was removed there, or its worker died before it got there",
+        )
+
+
+def is_published(task: Any, request: Any) -> bool:
+    """Tell whether Celery will keep the result of a delivery in a backend where others can read it."""
+    # Releases of Celery differ in whether a message may overrule a task that ignores its results.
+    if (
+        task.ignore_result
+        or message.ignores_result(task, request)
+        or (request.is_eager and not task.store_eager_result)
+    ):
+        return False
+    return is_shared(task.backend)
+
+
+def is_shared(backend: Any) -> bool:
+    """Tell whether a result in this backend is there for everybody; that of rpc:// is a message to one caller."""
+    return not isinstance(backend, (DisabledBackend, RPCBackend))
+
+
+#: The name of the task.
+PURGE = "celery_idempotent.purge"
+#: Records that one run removes from each store at most; the next run goes on.
+LIMIT = 100_000
+
+
+def schedule_purge(
+    app: Any,
+    every: float | timedelta | BaseSchedule = 3600.0,
+    *,
+    limit: int = LIMIT,
+    **options: Any,
+) -> None:
+    """Have beat remove what has expired from every store that the app's tasks use.
+
+    Arguments:
+        app: A Celery app.
+        every: Seconds between two runs, a ``timedelta``, or a schedule of Celery's such as ``crontab(minute=17)``.
+        limit: Remove about so many records from each store in one run.
+        options: How the task is published, as ``apply_async`` takes them, such as ``queue="maintenance"``.
+    """
+    register(app)
+    seconds = every.total_seconds() if isinstance(every, timedelta) else every
+    if isinstance(seconds, (int, float)):
+        # While no worker takes them, runs must not pile up.
+        options.setdefault("expires", float(seconds))
+    # What beat runs it by; under the name, a second call replaces the first.
+    app.add_periodic_task(every, app.signature(PURGE, kwargs={"limit": limit}), name=PURGE, **options)
+
+
+def register(app: Any) -> None:
+    """Let the app know the task; twice is the same as once. Workers with idempotent tasks do it by themselves."""
+    # A plain task, also where the app's task class is ours: to purge twice does no harm.
+    app.task(purge, name=PURGE, base=Task, bind=True, shared=False)
+
+
+def purge(self: Any, limit: int = LIMIT) -> dict[str, int | None]:
+    """Remove expired records from every store that the app's tasks use; return how many by store, None where it failed.
+
+    A store that cannot serve is logged, and asked again by the next run.
+    """
+    removed: dict[str, int | None] = {}
+    for used in used_stores(self.app):
+        try:
+            removed[used.name] = maintenance.purge(used.store, limit)
+        except StoreError as error:
+            removed[used.name] = None
+            logger.warning("What has expired in %s is not removed: %s The next run tries again.", used.name, error)
+    logger.info("Expired records removed: %s", removed)
+    return removed
+
+
+def idempotent_tasks(app: Any) -> list[Any]:
+    """Return the app's tasks that are guarded."""
+    return [task for name, task in app.tasks.items() if is_idempotent(task) and not name.startswith(PLAIN)]
+
+
+def is_idempotent(task: Any) -> bool:
+    """Return whether a task, or a class of tasks, is an `IdempotentTask`: nothing else has a binding."""
+    return hasattr(task if isinstance(task, type) else type(task), "_binding")

@@ -1,0 +1,275 @@
+"""Canvas: the ids of callbacks and errbacks, the parts of chords, and keys, which no group may have.
+
+A task that is answered twice must not set them off twice. They get ids that follow from the parent's id, the run and
+their place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they
+are dispatched, the record says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_signature
+
+from ..errors import ConfigurationError
+from ..events import logger
+from ..stores.records import Record
+from .app import is_idempotent
+from .declarations import refuse_mistakes
+from .message import KEY, PLAIN, STATE, DeliveryState
+
+#: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
+#: those for which Celery waits for the results of the other members.
+RETURNING = 2.0
+#: What a signature is that is made of others; what a plain task calls tasks, header or body are its own arguments.
+CANVASES = ("group", "chain", "chord")
+#: Beside a chord's counter, how the key begins under which the result backend notes that a member's part was counted.
+COUNTED = ".part."
+NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
+
+
+def clear(task: Any, request: Any) -> None:
+    """Remove the continuations that were dispatched before, and a chord's part where a second one is counted."""
+    request.callbacks = request.errbacks = request.chain = None
+    if counts_parts(task, request):
+        request.chord = None
+
+
+def counts_parts(task: Any, request: Any) -> bool:
+    """Return whether the result backend only counts the parts of the request's chord, and counts one twice.
+
+    Celery's memcached, DynamoDB and GCS backends do. On others a second part of a member makes no difference: Redis
+    knows the members by their ids, and databases are asked which members are done.
+    """
+    return bool(request.chord and request.group and getattr(task.backend, "implements_incr", False))
+
+
+def count_parts_once(backend: Any) -> None:
+    """Have backends of this kind count one part of each guarded member of a chord; to call twice is the same as once.
+
+    The backend itself notes whose parts it has counted. Celery returns parts from many places, in the main process too:
+    for a member that was revoked, that hit its hard limit, or whose chain has failed before it. A failure frees the
+    key, so that the record of the operation cannot say what an earlier run of it has returned.
+    """
+    kind = type(backend)
+    if getattr(backend, "implements_incr", False) and not hasattr(kind.on_chord_part_return, "counts_once"):
+        kind.on_chord_part_return = _counting_once(kind.on_chord_part_return)
+
+
+def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def counting_once(self: Any, request: Any, state: str, result: Any, **options: Any) -> Any:
+        guarded = request.group and _is_guarded(self.app, request)
+        if guarded and _part_is_counted(self, request):
+            logger.info("%s[%s] has returned its part of chord %s before", request.task, request.id, request.group)
+            return None
+        answer = method(self, request, state, result, **options)
+        if guarded:
+            try:
+                self.set(_counted_key(self, request), b"1")
+            except Exception as error:  # noqa: BLE001 - the backend's own; the part itself was counted
+                logger.warning("%s[%s]: cannot note that its part was counted: %r", request.task, request.id, error)
+        return answer
+
+    counting_once.counts_once = True  # type: ignore[attr-defined]
+    return counting_once
+
+
+def _is_guarded(app: Any, request: Any) -> bool:
+    name = request.task or ""
+    return is_idempotent(app.tasks.get(name)) and not name.startswith(PLAIN)
+
+
+def _part_is_counted(backend: Any, request: Any) -> bool:
+    try:
+        return backend.get(_counted_key(backend, request)) is not None
+    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
+        logger.warning("%s[%s]: cannot read whether its part was counted: %r", request.task, request.id, error)
+        return False
+
+
+def _counted_key(backend: Any, request: Any) -> Any:
+    return backend.get_key_for_chord(request.group, f"{COUNTED}{request.id}")
+
+
+def chord_is_over(task: Any, request: Any) -> bool:
+    """Return whether the parts of the request's chord were all counted; the last one removes the group's result."""
+    try:
+        return task.app.GroupResult.restore(request.group, backend=task.backend) is None
+    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
+        logger.warning("%s[%s]: cannot read the group of its chord: %r", task.name, request.id, error)
+        return False
+
+
+def chord_claim(task: Any, request: Any, record: Record) -> float:
+    """Return for how many seconds another process may be returning the part of this replayed task; 0 if none is.
+
+    A Redis backend of Celery >= 5.7 has the process that completes a chord claim its body. If that one dies, nobody
+    looks again once the claim has expired, unless a member's part is returned anew.
+
+    A backend that only counts the parts must not get one twice. Just after the task has settled, its process may not
+    have returned the part yet, or the backend not have noted that it did.
+    """
+    backend = task.backend
+    if not (request.chord and request.group) or request.is_eager:
+        return 0.0
+    if counts_parts(task, request):
+        if request.id in record.announced or record.task_id not in ("", request.id):
+            return 0.0
+        if _part_is_counted(backend, request):
+            return 0.0
+        return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)
+    if not hasattr(type(backend), "_chord_claim_extend_script"):
+        return 0.0
+    try:
+        claim = backend.get_key_for_group(request.group, ".c")
+        if backend.client.get(claim) in (None, b"done", "done"):
+            return 0.0
+        return float(max(backend.client.pttl(claim), 1)) / 1000
+    except Exception:  # noqa: BLE001 - the backend's own; Celery meets the same outage next, and says so
+        return 0.0
+
+
+def give_ids(request: Any, app: Any, fence: int) -> None:
+    """Give every callback that will be dispatched an id that follows from the request's id, the run and its place.
+
+    The steps of a chain have had their ids since it was published, the groups of its chords among them.
+
+    Arguments:
+        request: The request of this delivery.
+        app: Its app.
+        fence: The fence of the run whose value is returned: a task id may be used again, and its callbacks run again.
+            0 for an unprotected run, which is never replayed: its callbacks get ids of their own.
+    """
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    if state is not None:
+        state.fans_out = bool(request.callbacks or request.chain)
+    if request.callbacks and fence:
+        request.callbacks = _placed(request.callbacks, f"{_run(request)}/{fence}/callbacks", app)
+
+
+def forget_errbacks(request: Any, record: Record) -> None:
+    """Take away the errbacks of a remembered failure, if this message has set them off before."""
+    if request.id in record.announced:
+        request.errbacks = None
+
+
+def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
+    """Give the errbacks of a task that fails ids that follow from this sending of its message, and their places.
+
+    Unlike a success, a failure is not the end, unless it is remembered: who sends the message again under its id has
+    the task run again, and is told again if it fails.
+    """
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    if state is not None:
+        state.fans_out_failed = remembered and bool(request.errbacks)
+    sending = state.identity.sending if state else ""
+    if request.errbacks and sending:
+        request.errbacks = _placed(request.errbacks, f"{_run(request)}/{sending}/errbacks", app)
+
+
+def _run(request: Any) -> str:
+    """Return what names a run of a task: its id, and the worker where all of them run it."""
+    state: DeliveryState | None = request.__dict__.get(STATE)
+    return f"{request.id}@{state.identity.place}" if state is not None and state.identity.place else str(request.id)
+
+
+def parts_of(signature: Any) -> list[Any]:
+    """Return the tasks that a signature is made of, as signatures that may be changed in place."""
+    if signature.get("subtask_type") not in CANVASES:
+        return [signature]
+    found = []
+    for name in ("tasks", "header"):
+        members = signature.kwargs.get(name)
+        if members is not None:
+            if isinstance(members, dict):  # the header of a chord that was frozen before
+                members = signature.kwargs[name] = maybe_signature(members, app=signature.app)
+                found += parts_of(members)
+                continue
+            members = signature.kwargs[name] = [maybe_signature(each, app=signature.app) for each in members]
+            for member in members:
+                found += parts_of(member)
+    body = signature.kwargs.get("body")
+    if body is not None:
+        body = signature.kwargs["body"] = maybe_signature(body, app=signature.app)
+        found += parts_of(body)
+    return found
+
+
+def last_of(signature: Any) -> Any:
+    """Return the task whose result is that of the signature, after `parts_of`; None if Celery adds one that has it."""
+    kind = signature.get("subtask_type")
+    if kind == "chain" and signature.kwargs.get("tasks"):
+        return last_of(signature.kwargs["tasks"][-1])
+    if kind == "chord" and signature.kwargs.get("body") is not None:
+        return last_of(signature.kwargs["body"])
+    return None if kind in CANVASES else signature
+
+
+def _placed(signatures: Any, place: str, app: Any) -> list[Any]:
+    return [_with_ids(maybe_signature(sig, app=app), f"{place}/{i}") for i, sig in enumerate(signatures)]
+
+
+def _derived(place: str) -> str:
+    return str(uuid.uuid5(NAMESPACE, place))
+
+
+def _with_ids(signature: Any, place: str) -> Any:
+    signature = signature.clone()
+    signature.options.setdefault("task_id", _derived(place))
+    if signature.get("subtask_type") not in CANVASES:
+        return signature
+    for name in ("tasks", "header"):
+        members = signature.kwargs.get(name)
+        if isinstance(members, (list, tuple)):
+            signature.kwargs[name] = [
+                _with_ids(maybe_signature(m, app=signature.app), f"{place}/{name}/{i}") for i, m in enumerate(members)
+            ]
+    body = signature.kwargs.get("body")
+    if body is not None:
+        signature.kwargs["body"] = _with_ids(maybe_signature(body, app=signature.app), f"{place}/body")
+    return signature
+
+
+def refuse_keys() -> None:
+    """Have Celery's canvas refuse a key for several tasks, and a slip for a key; to call twice is the same as once.
+
+    Celery hands the options of a group to each of its members, and those of a chord to its body too. A receiver of
+    ``before_task_publish`` can neither tell that from a key of each member's own, nor refuse: Celery logs what a
+    receiver raises, and publishes.
+    """
+    if not hasattr(Signature.set, "refuses_mistakes"):
+        setattr(Signature, "set", _checking(Signature.set))  # noqa: B010 - mypy knows no other way
+    for kind in (group, _chord, _basemap, chunks):
+        for name in ("set", "apply_async", "apply"):
+            method = getattr(kind, name)
+            if not hasattr(method, "refuses_keys"):
+                setattr(kind, name, _refusing(method))
+
+
+def _checking(method: Any) -> Any:
+    @functools.wraps(method)
+    def checking(self: Any, immutable: Any = None, **options: Any) -> Any:
+        refuse_mistakes(f"a signature of {self.task}", options, guarded=False)  # any task's
+        return method(self, immutable, **options)
+
+    checking.refuses_mistakes = True  # type: ignore[attr-defined]
+    return checking
+
+
+def _refusing(method: Any) -> Any:
+    @functools.wraps(method)
+    def refusing(self: Any, *args: Any, **options: Any) -> Any:
+        if options.get(KEY, self.options.get(KEY)) is not None:
+            what = self.task.removeprefix("celery.")
+            raise ConfigurationError(
+                f"Expected {KEY} to name one operation, got one for a {what}, which is several. Give each task a key "
+                f"of its own, as in group(charge.s(order).set({KEY}=order) for order in orders)."
+            )
+        return method(self, *args, **options)
+
+    refusing.refuses_keys = True  # type: ignore[attr-defined]
+    return refusing

@@ -1,0 +1,440 @@
+"""Messages: the headers of a delivery, publishing a deferred copy, and the differences between brokers.
+
+Unknown keys of a Celery request become attributes of the request and entries of its ``headers``, and those are copied
+into every retry. What is ours is therefore taken out before the body runs, and put back on purpose where a message
+continues this operation.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.app.task import Task
+from celery.exceptions import Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu import entity
+from kombu.serialization import registry
+
+from ..core.lease import Holding
+from ..stores.records import new_owner
+
+#: Header with the key that the producer gave; part of the public interface.
+KEY = "idempotency_key"
+#: Header with what this library writes about a message for itself: the fields of `Identity` but for the key.
+MESSAGE = "idempotency"
+#: Entry of the request, set by the worker's main process for one delivery and never published.
+DELIVERY = "idempotency_delivery"
+#: Attribute of the request under which the read identity is kept.
+STATE = "_idempotency"
+#: How the names of tasks begin that are never guarded, whatever an app's task class is: Celery's own, and ours.
+PLAIN = ("celery.", "celery_idempotent.")
+
+
+def new_token() -> str:
+    """Return a random id for one copy of a message."""
+    return secrets.token_urlsafe(9)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells this delivery from every other.
+
+    Arguments:
+        owner: Random id of this delivery.
+        key: The key that the producer gave, or None.
+        copy, token: Which copy of the message this is; 0 and empty as its producer sent it.
+        sender: Owner of the delivery that published this message under its lease.
+        sending: Random id of one sending of the message, the same in its redeliveries, copies and retries; empty where
+            it has no errbacks, or was published by its task's name alone.
+        fingerprint: The digest of the arguments of the first attempt. A retry may have other ones, and duplicates are
+            compared with the first.
+        fingerprint_of: The store key to which that digest belongs: a retry's arguments may name another one.
+        nesting: How often the message's task had been replaced when it was published to continue; Celery says so too,
+            but not to the body of a chord.
+        operation: Store key of the operation that the message was published to continue, or empty.
+        within: Store keys of the operations that were replaced by signatures of which the message is a part.
+        part: Which part it is, where Celery gives every part the same task id: in a call of ``apply()``.
+        place: Which of the workers that all get the message this is, see `place_of`; empty where one gets it.
+        meant_for: Of which of them it continues the delivery, or empty.
+        content_type, compression: How the message was encoded, so that a copy can be encoded alike.
+    """
+
+    owner: str
+    key: object = None
+    copy: int = 0
+    token: str = ""
+    sender: str = ""
+    sending: str = ""
+    fingerprint: str = ""
+    fingerprint_of: str = ""
+    nesting: int = 0
+    operation: str = ""
+    within: tuple[str, ...] = ()
+    part: str = ""
+    place: str = ""
+    meant_for: str = ""
+    content_type: str | None = None
+    compression: str | None = None
+
+    @classmethod
+    def take(cls, request: Any) -> Identity:
+        """Read the identity from a request and remove every trace of it there."""
+        headers = dict(request.headers or {})
+        own: dict[str, Any] = {}
+        for name in (KEY, MESSAGE, DELIVERY):
+            own[name] = request.__dict__.pop(name, None)
+            own[name] = headers.pop(name, own[name])
+        request.headers = headers or None
+        message = own[MESSAGE] if isinstance(own[MESSAGE], dict) else {}
+        if message.get(
+            "expires"
+        ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
+            request.expires = message["expires"]
+        delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
+        meant_for = str(message.get("place") or "")
+        return cls(
+            owner=delivery.get("owner") or new_owner(),
+            key=own[KEY],
+            copy=message["copy"] if isinstance(message.get("copy"), int) else 0,
+            token=str(message.get("token") or ""),
+            sender=str(message.get("from") or ""),
+            sending=str(message.get("sending") or ""),
+            fingerprint=str(message.get("fingerprint") or ""),
+            fingerprint_of=str(message.get("fingerprint_of") or ""),
+            nesting=message["nesting"] if isinstance(message.get("nesting"), int) else 0,
+            operation=str(message.get("operation") or ""),
+            within=tuple(map(str, message["within"])) if isinstance(message.get("within"), (list, tuple)) else (),
+            part=str(message.get("part") or ""),
+            place=delivery.get("place") or meant_for,
+            meant_for=meant_for,
+            content_type=delivery.get("content_type"),
+            compression=delivery.get("compression"),
+        )
+
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another worker's delivery goes on with this message, which all of them get."""
+        return bool(self.meant_for) and self.meant_for != self.place and SEVERAL not in self.place
+
+    def headers(self, **message: Any) -> dict[str, Any]:
+        """Return the headers of a message that continues this operation."""
+        kept = {
+            "sending": self.sending,
+            "fingerprint": self.fingerprint,
+            "fingerprint_of": self.fingerprint_of,
+            "nesting": self.nesting,
+            "operation": self.operation,
+            "part": self.part,
+            "place": "" if SEVERAL in self.place else self.place,
+        }
+        message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
+        headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
+        if self.key is not None:
+            headers[KEY] = self.key
+        return headers
+
+    def parts(self, *keys: str) -> dict[str, list[str]]:
+        """Return what a message says of the operations that it is a part of: those of this one, and ``keys``."""
+        within = list(dict.fromkeys([*self.within, *keys]))
+        return {"within": within} if within else {}
+
+
+class DeliveryState:
+    """The one mutable thing about a delivery, kept on its request.
+
+    Arguments:
+        identity: Who it is.
+    """
+
+    __slots__ = (
+        "begun",
+        "continued",
+        "entered",
+        "failed",
+        "fans_out",
+        "fans_out_failed",
+        "give_up",
+        "holding",
+        "identity",
+        "key",
+        "named",
+        "nesting",
+        "replaced",
+    )
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        #: what the body holds while it runs
+        self.holding: Holding | None = None
+        #: gives the lease up for the retry that it is called with, while the body runs
+        self.give_up: Callable[[Retry], None] | None = None
+        #: whether the body was run
+        self.begun = False
+        #: whether the body has begun, so that further calls are plain calls
+        self.entered = False
+        #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away
+        self.fans_out = False
+        #: whether it failed for good, and Celery has errbacks to dispatch
+        self.fans_out_failed = False
+        #: the store key, once known
+        self.key = ""
+        #: the store key that its own arguments name; the operation has another one where it is a part of that one
+        self.named = ""
+        #: how often its task has been replaced, as Celery counts or we do
+        self.nesting = identity.nesting
+        #: what the continuation raised that ran in the body's place, in a call of ``apply()``
+        self.failed: Exception | None = None
+        #: whether the body was replaced
+        self.replaced = False
+        #: whether what replaces it ends in its own task, as which the operation goes on
+        self.continued = False
+
+    @classmethod
+    def is_known(cls, request: Any) -> bool:
+        """Tell whether the request is one of a delivery: read before, or made by the worker's main process."""
+        return STATE in request.__dict__ or DELIVERY in request.__dict__
+
+    @classmethod
+    def of(cls, request: Any) -> DeliveryState:
+        """Return the state of a request, reading its identity the first time."""
+        state: DeliveryState | None = request.__dict__.get(STATE)
+        if state is None:
+            state = cls(Identity.take(request))
+            state.nesting = max(state.nesting, request.get("replaced_task_nesting") or 0)
+            setattr(request, STATE, state)
+        return state
+
+
+# Defer: publish the same message again with a delay, so that this delivery of it can be acked.
+#
+# A copy keeps everything its consumers can see of a message (id, canvas, priority, limits, stamps, encoding, the
+# shortened argument texts that may hide secrets). It is counted and carries a random token, so that the store can tell
+# it from other copies of the same message, which would otherwise multiply.
+
+
+FIRST_DELAY = 0.5
+LONGEST_DELAY = 60.0
+DEFAULT_VISIBILITY = {"redis": 3600.0, "sqs": 1800.0}
+
+
+def delay_before(app: Any, copy: int, remaining: float) -> float:
+    """Return how long the next copy of a message shall wait, in seconds.
+
+    Arguments:
+        app: The Celery app; its broker bounds what an ETA may be.
+        copy: How often the message has been deferred.
+        remaining: Seconds until the lease in its way runs out, unless it is renewed.
+    """
+    delay: float = FIRST_DELAY * 2 ** min(copy, 10) * random.uniform(0.75, 1.25)
+    delay = min(delay, max(remaining, 0.1), LONGEST_DELAY)
+    # An ETA sits unacked in a worker: longer than the visibility timeout, and the broker hands out another copy.
+    transport = app.connection_for_write().transport.driver_type
+    visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY.get(
+        transport
+    )
+    if visibility:
+        delay = min(delay, 0.45 * float(visibility))
+    if delays_natively(app):
+        delay = max(1, math.ceil(delay))
+    return delay
+
+
+def publish(task: Any, request: Any, identity: Identity, delay: float) -> int:
+    """Publish the next copy of the message that ``request`` came from, and return its number.
+
+    It carries its expiry in a header of ours: a broker that drops what expired in a queue would drop the operation with
+    it, if its holder died meanwhile, and nobody would be told.
+
+    Arguments:
+        task: The task.
+        request: The request of this delivery.
+        identity: Who this delivery is.
+        delay: Seconds until the copy may be tried.
+
+    Raises:
+        kombu.exceptions.OperationalError: the broker cannot be reached.
+        kombu.exceptions.EncodeError: the arguments cannot be encoded.
+    """
+    signature = Task.signature_from_request(task, request, ignore_result=ignores_result(task, request))
+    options = dict(signature.options)
+    expires = _text(options.pop("expires", None))
+    headers = {**(options.pop("headers", None) or {})}
+    copy = identity.copy + 1
+    headers.update(
+        identity.headers(
+            copy=copy, token=new_token(), expires=expires, **({"from": identity.sender} if identity.sender else {})
+        )
+    )
+    options.update(
+        countdown=delay,
+        headers=headers,
+        add_to_parent=False,
+        shadow=request.shadow,
+        argsrepr=request.get("argsrepr"),
+        kwargsrepr=request.get("kwargsrepr"),
+        serializer=registry.type_to_name.get(identity.content_type) or options.get("serializer"),
+        compression=identity.compression or options.get("compression"),
+    )
+    for name in ("redelivered", "is_eager"):  # parts of how it came, not of where it goes
+        options.pop(name, None)
+    app = task._get_app()
+    options.update(destination(app, request.delivery_info), **kept_properties(request))
+    with publisher(app) as certain:
+        options.update(certain)
+        app.send_task(
+            task.name,
+            signature.args,
+            signature.kwargs,
+            task_type=task,
+            **{n: v for n, v in options.items() if v is not None},
+        )
+    return copy
+
+
+def is_expired(app: Any, expires: str | datetime | None) -> bool:
+    """Tell whether the expiry of a message has passed, as the worker's main process would."""
+    if not expires:
+        return False
+    when: datetime = maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
+    return datetime.now(timezone.utc) > when
+
+
+def _text(when: Any) -> str | None:
+    return when.isoformat() if isinstance(when, datetime) else when
+
+
+#: Longest time in seconds that RabbitMQ may take to answer, or to confirm a copy.
+ANSWER_TIMEOUT = 30.0
+#: Where Celery's native delayed delivery hands messages out, under routing keys that begin with 28 bits of delay.
+DELAYED = "celery_delayed_delivery"
+#: Between the queues of a worker that has several of one fanout exchange, so that it cannot tell which it was.
+SEVERAL = ","
+DELAY_BITS = re.compile(r"^(?:[01]\.){28}")
+
+
+def delays_natively(app: Any) -> bool:
+    """Tell whether Celery lets the broker delay messages, which it does where an app has quorum queues."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues
+    except ImportError:  # pragma: no cover - Celery < 5.5 has no native delayed delivery; `tox -e oldest` comes here
+        return False
+    return bool(detect_quorum_queues(app, app.connection_for_write().transport.driver_type)[0])
+
+
+def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options that send a message back to where it came from, beside its exchange and routing key.
+
+    With its native delayed delivery, Celery delays it on its way to the default queue without them. What came by a
+    fanout exchange, as of a broadcast queue, would be lost on Redis.
+    """
+    exchange, key = ((delivery_info or {}).get(name) for name in ("exchange", "routing_key"))
+    make: Any = entity  # whose constructors have no types
+    if found := _fanout(app.amqp.queues, exchange):
+        # Declared anew, or kombu's transports for Redis and the like take it for an exchange of one queue.
+        queue = make.Queue(exchange, make.Exchange(exchange, type="direct"), routing_key=key)
+        return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": [found[0].exchange]}
+    if not exchange or not key or not delays_natively(app):
+        return {}
+    key = DELAY_BITS.sub("", key)
+    kinds = {queue.exchange.name: queue.exchange.type for queue in app.amqp.queues.values()}
+    kinds[DELAYED] = "topic"
+    # What is not a topic exchange cannot be reached by way of the delaying ones; a worker holds such a message instead.
+    kind = "topic" if kinds.get(exchange) == "topic" else "direct"
+    queue = make.Queue(key, make.Exchange(exchange, type=kind), routing_key=key)
+    return {"queue": queue, "exchange": exchange, "routing_key": key, "declare": []}  # it names a way; it is no queue
+
+
+def place_of(app: Any, delivery_info: Mapping[str, Any] | None, hostname: str) -> str:
+    """Return which of the consumers of a fanout exchange this worker is; "" for a message that one worker gets.
+
+    That is the queue, which a `kombu.common.Broadcast` makes for each worker. A Redis broker keeps no such queues: each
+    worker listens.
+    """
+    found = _fanout(app.amqp.queues.consume_from, (delivery_info or {}).get("exchange"))
+    if not found:
+        return ""
+    if app.connection_for_read().transport.driver_type == "redis":
+        return hostname
+    return SEVERAL.join(sorted(queue.name for queue in found))
+
+
+def _fanout(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
+    """Return the queues that get all that is published to an exchange."""
+    if not exchange:
+        return []
+    of_it = [queue for queue in queues.values() if queue.exchange is not None and queue.exchange.name == exchange]
+    return [queue for queue in of_it if queue.exchange.type == "fanout"]
+
+
+def kept_properties(request: Any) -> dict[str, Any]:
+    """Return the properties of a message that its copy must have too.
+
+    A copy of an SQS message stays in its group. It has no MessageDeduplicationId, or SQS would take it for the message
+    it is to replace, and drop it.
+    """
+    group = (request.properties or {}).get("MessageGroupId")
+    return {} if group is None else {"MessageGroupId": group}
+
+
+@contextmanager
+def publisher(app: Any) -> Iterator[dict[str, Any]]:
+    """Yield the options of a publish that returns only once the broker has the message.
+
+    What RabbitMQ has not confirmed may still sit in a socket, or was refused by a full queue: a message whose copy is
+    lost like that must not be acked.
+
+    Raises:
+        OSError: the connection broke; whether the broker has the message is not known.
+        amqp.exceptions.MessageNacked: the broker refused the message.
+    """
+    if app.connection_for_write().transport.driver_name != "py-amqp":
+        yield {}
+        return
+    with app.producer_or_acquire() as pooled:
+        connection = pooled.connection
+        channel = _channel(connection)
+        channel.basic_publish = channel.basic_publish_confirm
+        with _within(connection.connection):
+            # Celery's own second try would go through a channel that confirms nothing.
+            yield {"producer": app.amqp.Producer(channel, auto_declare=False), "retry": False}
+            channel.close()
+
+
+def _channel(connection: Any) -> Any:
+    """Return a channel of our own: in one that confirms, whoever does not wait for the answers piles them up."""
+    try:
+        with _within(connection.connection):
+            return connection.channel()
+    except connection.connection_errors:  # it was lost while nobody used it
+        with _within(connection.connection):
+            return connection.channel()
+
+
+@contextmanager
+def _within(connection: Any) -> Iterator[None]:
+    """Limit how long each answer may take, and give the connection up if one does not come."""
+    try:
+        with connection.transport.having_timeout(ANSWER_TIMEOUT):
+            yield
+    except BaseException:
+        connection.collect()  # what comes later would be taken for the answer to something else
+        raise
+
+
+def ignores_result(task: Any, request: Any) -> bool:
+    """Tell whether the value is stored nowhere: as the caller said, else as the task says."""
+    said = request.__dict__.get("ignore_result")
+    return bool(task.ignore_result if said is None else said)
+
+
+def has_reader(task: Any, request: Any) -> bool:
+    """Tell whether somebody gets the value: a caller, a callback, the rest of a chain, a chord."""
+    return bool(not ignores_result(task, request) or request.callbacks or request.chain or request.chord)

@@ -1,0 +1,433 @@
+"""Common parts of the commands: their group, exit statuses, stores, confirmation and progress."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from importlib import import_module
+from threading import Event, Thread
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
+from ..stores.history import text_of_operator
+from ..stores.records import Note
+from .search import task_of
+
+if TYPE_CHECKING:
+    from ..errors import StoreError
+    from ..stores.maintenance import Trace, UsedStore
+    from ..stores.records import Record
+
+
+#: Where a command line keeps the URL of the store that it names, in the meta of click's context.
+URL = "celery_idempotent.url"
+
+
+class CommandFailed(click.ClickException):
+    """An error as one line on standard error, and as the exit status that goes with it."""
+
+    def __init__(self, error: IdempotencyError) -> None:
+        super().__init__(" ".join(str(error).split()))
+        setattr(self, "exit_code", status_of(error))  # noqa: B010 - click says that it is the class's
+
+
+class Commands(click.Group):
+    """Commands by name, each the ``command`` of the module of that name here.
+
+    Arguments:
+        modules: The names.
+        attributes: What click's groups take.
+    """
+
+    def __init__(self, *args: Any, modules: Sequence[str] = (), **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._modules = tuple(modules)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, sorted."""
+        return sorted(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name, or None if there is none."""
+        if cmd_name not in self._modules:
+            return None
+        command: click.Command = import_module(f"{__package__}.{cmd_name}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name, and suggest the one that was meant."""
+        name = args[0] if args else ""
+        if not name.startswith("-") and name not in self._modules:
+            known = self.list_commands(ctx)
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, known))}."
+            ctx.fail(f"No such command {name!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that the arguments name; what is wrong with a store is an error in words."""
+        try:
+            return super().invoke(ctx)
+        except IdempotencyError as error:
+            raise CommandFailed(error) from error
+        except (click.Abort, KeyboardInterrupt):
+            ctx.exit(Exit.INTERRUPTED)
+
+
+class Exit(IntEnum):
+    """The exit status of a command, the same in every command."""
+
+    #: Done.
+    OK = 0
+    #: The answer is no: nothing is known of the key, something is pending or was left alone, a person said no.
+    NO = 1
+    #: The command was typed wrongly, or an option of the app or of a task is wrong.
+    USAGE = 2
+    #: The store cannot serve now; try again later.
+    UNREACHABLE = 3
+    #: The store will not serve us: a wrong password, a missing right.
+    REFUSED = 4
+    #: What the store holds under the key is no record, or one of a newer version.
+    UNREADABLE = 5
+    #: Interrupted, as shells say it: 128 and the number of the signal.
+    INTERRUPTED = 130
+
+
+_STATUS: dict[type[IdempotencyError], Exit] = {
+    ConfigurationError: Exit.USAGE,
+    StoreUnreachable: Exit.UNREACHABLE,
+    StoreRefused: Exit.REFUSED,
+    RecordUnreadable: Exit.UNREADABLE,
+}
+
+
+def status_of(error: IdempotencyError) -> Exit:
+    """Return the exit status that says what an error says."""
+    return next((status for cls, status in _STATUS.items() if isinstance(error, cls)), Exit.NO)
+
+
+#: Where a command line says what its stores are, in the meta of click's context: a function without arguments.
+STORES = "celery_idempotent.stores"
+#: Where it says what looks at its app, if it has one: a function without arguments.
+CHECKUP = "celery_idempotent.checkup"
+#: Where it says which keys its tasks have, if it has an app: a function without arguments.
+KEYS = "celery_idempotent.keys"
+_CALL = "celery_idempotent.call"
+VARIABLE = "CELERY_IDEMPOTENT_STORE"
+
+
+class StoreCommand(click.Command):
+    """A command that works on stores; it asks for a URL where the command line has no app that knows them."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with ``--store`` where it is needed."""
+        params = super().get_params(ctx)
+        return params if STORES in ctx.meta else [*params, _store_option()]
+
+
+def _store_option() -> click.Option:
+    def remember(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+        # An option before the command is more specific than the environment, and less than one after the command.
+        if URL not in ctx.meta or ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE:
+            ctx.meta[URL] = value
+
+    return click.Option(
+        ["--store"],
+        metavar="URL",
+        envvar=VARIABLE,
+        show_envvar=True,
+        expose_value=False,
+        callback=remember,
+        help="The store to look into, as the app's idempotency_store says it.",
+    )
+
+
+class KeyCommand(StoreCommand):
+    """A command on keys; where there is an app, they may be named by a task and its arguments."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with those that name a call where an app knows its tasks."""
+        params = super().get_params(ctx)
+        return [*params, *_call_options()] if KEYS in ctx.meta else params
+
+
+def _call_options() -> list[click.Option]:
+    def remember(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+        if value not in (None, ()):
+            ctx.meta.setdefault(_CALL, {})[option.name] = value
+
+    options: dict[str, dict[str, Any]] = {
+        "--task": {"metavar": "NAME", "help": "The task whose key it is; KEY is then the key without its prefix."},
+        "--args": {"metavar": "JSON", "type": _Json(list), "help": "With --task: the key of a call, by its arguments."},
+        "--kwargs": {"metavar": "JSON", "type": _Json(dict), "help": "With --task: its keyword arguments."},
+        "--header": {
+            "metavar": "NAME=VALUE",
+            "multiple": True,
+            "help": "A header of the message, where the scope of the key is one.",
+        },
+    }
+    return [click.Option([name], expose_value=False, callback=remember, **more) for name, more in options.items()]
+
+
+class _Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """JSON of one type."""
+
+    name = "json"
+
+    def __init__(self, wanted: type) -> None:
+        self.wanted = wanted
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return what the text stands for."""
+        try:
+            read = json.loads(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"expected JSON, got {value!r} ({error}).", param, ctx)
+        if not isinstance(read, self.wanted):
+            example = """'["ORD-1"]'""" if self.wanted is list else """'{"order_id": "ORD-1"}'"""
+            self.fail(f"expected JSON like {example}, got {value!r}.", param, ctx)
+        return read
+
+
+class Stores:
+    """The stores of one command, one after the other; what one of them cannot do does not keep the others from it.
+
+    Arguments:
+        used: The stores.
+        guesses: Returns the keys of the app's tasks that a text may stand for (default: none).
+    """
+
+    def __init__(self, used: Sequence[UsedStore], guesses: Callable[[str], Sequence[str]] = lambda typed: ()) -> None:
+        self.used = tuple(used)
+        #: Returns the keys of the app's tasks that a text may stand for.
+        self.guesses = guesses
+        #: How the command ends if nothing else is said.
+        self.status = Exit.OK
+
+    @property
+    def one(self) -> bool:
+        """Whether there is no other store that a line of output could be about."""
+        return len(self.used) == 1
+
+    def knows(self, key: str) -> bool:
+        """Return whether any store has a record or a history of a key; one that cannot serve has none."""
+        for used in self.used:
+            with suppress(IdempotencyError):
+                if used.store.get(key) is not None or used.store.history(key):
+                    return True
+        return False
+
+    def each(self, work: Callable[[UsedStore], Any]) -> Iterator[tuple[UsedStore, Any]]:
+        """Yield each store with what the work answers for it; say which could not serve, and go on."""
+        for used in self.used:
+            try:
+                answer = work(used)
+            except IdempotencyError as error:
+                failed = CommandFailed(error)
+                failed.show()
+                self.status = self.status or Exit(failed.exit_code)
+            else:
+                yield used, answer
+
+
+def stores_of(ctx: click.Context) -> Stores:
+    """Return the stores that a command works on; they are closed when it ends.
+
+    Raises:
+        UsageError: there is neither an app nor a URL.
+        ConfigurationError: the URL is wrong, or what the app says.
+    """
+    stores = Stores(ctx.meta[STORES](), _guesses(ctx)) if STORES in ctx.meta else Stores([from_url(ctx)])
+    for used in stores.used:
+        ctx.call_on_close(used.store.close)
+    return stores
+
+
+def _guesses(ctx: click.Context) -> Callable[[str], Sequence[str]]:
+    def guess(typed: str) -> list[str]:
+        found: list[str] = ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {})))
+        return found
+
+    return guess
+
+
+def names_call(ctx: click.Context) -> bool:
+    """Return whether the command line names a key by a task."""
+    return "task" in ctx.meta.get(_CALL, {})
+
+
+def _headers(call: Mapping[str, Any]) -> dict[str, str]:
+    headers = dict(each.partition("=")[::2] for each in call.get("header", ()))
+    if "" in headers.values():
+        raise click.UsageError("Expected --header NAME=VALUE, as in --header tenant=acme.")
+    return headers
+
+
+def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: bool = False) -> list[str]:
+    """Return the keys that the command line names.
+
+    Arguments:
+        ctx: The command's.
+        stores: Where they are looked up.
+        typed: The KEYs.
+        guess: Whether a KEY that no store knows may stand for the key of that text under a task of the app.
+
+    Raises:
+        UsageError: none is named, or one in two ways.
+        ConfigurationError: there is no such task, or its arguments do not fit.
+    """
+    call = ctx.meta.get(_CALL, {})
+    by_arguments = "args" in call or "kwargs" in call
+    if "task" not in call:
+        if by_arguments:
+            raise click.UsageError("Expected --task together with --args or --kwargs.", ctx)
+        if not typed:
+            raise click.UsageError("Missing argument 'KEY'.", ctx)
+        return [key for each in typed for key in (_meant(stores, each, stores.guesses) if guess else [each])]
+    if bool(typed) == by_arguments:
+        raise click.UsageError("Expected, with --task, either a KEY or --args and --kwargs.", ctx)
+    tasks, headers = ctx.meta[KEYS](), _headers(call)
+    if by_arguments:
+        return [tasks.of_call(call["task"], call.get("args", ()), call.get("kwargs", {}), headers)]
+    return [
+        key
+        for each in typed
+        for key in _meant(stores, each, lambda text: tasks.of_text(text, headers, call["task"]), literal=False)
+    ]
+
+
+def _meant(
+    stores: Stores, typed: str, guesses: Callable[[str], Sequence[str]], *, literal: bool = True
+) -> Sequence[str]:
+    """Return those keys of a text that a store knows; if it knows none, the first."""
+    if literal and stores.knows(typed):
+        return [typed]
+    found = guesses(typed)
+    first = [typed] if literal else found[:1]
+    return [key for key in found if stores.knows(key)] or first
+
+
+def from_url(ctx: click.Context) -> UsedStore:
+    """Return the store that ``--store`` or the environment names."""
+    from ..stores import hide_password, open_store
+    from ..stores.maintenance import UsedStore
+
+    url = ctx.meta.get(URL)
+    if not url:
+        raise click.UsageError(
+            f"Expected the URL of a store: give --store redis://localhost/1, or set {VARIABLE}. "
+            "With an app, use `celery -A proj idempotency`, which finds its stores.",
+            ctx,
+        )
+    return UsedStore(hide_password(url), open_store(url))
+
+
+#: Seconds to keep what an operator did where the task's options are not known: the default of `result_ttl`.
+KEEP = 86400.0
+
+
+def operator() -> str:
+    """Return user@host of whoever typed the command; behind sudo that is the user who called it."""
+    user = os.environ.get("SUDO_USER")
+    if not user:
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # a container's user may have no name
+            user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def trace_of(event: str, used: UsedStore, record: Record) -> Trace:
+    """Return the entry that says what an operator did to a record.
+
+    Arguments:
+        event: What they did, see `notes.OPERATORS`.
+        used: The store.
+        record: The record as it was.
+    """
+    from ..stores.maintenance import Trace
+
+    def failed(error: StoreError) -> None:
+        reason = " ".join(str(error).split())
+        click.echo(f"What was done to {record.key} could not be noted in its history: {reason}", err=True)
+
+    forgotten = event == "ForgottenByOperator"
+    facts = {"state": str(record.state) if forgotten else "", "holder": record.holder, "task_id": record.task_id}
+    keep = used.keep_ttls.get(task_of(record.key), KEEP)
+    return Trace(Note(record.key, text_of_operator(event, operator(), **facts), 0.0, keep), failed)
+
+
+def confirmed(question: str, *, yes: bool, verb: str) -> bool:
+    """Ask on standard error, unless nobody wants to be asked; where nobody is there to answer, that is no.
+
+    Arguments:
+        question: What to ask.
+        yes: Whether it is answered already.
+        verb: What ``--yes`` does without asking, as in "forgets".
+    """
+    try:
+        return yes or click.confirm(question, err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            click.echo(f"\nNobody answered; --yes {verb} without asking.", err=True)
+            return False
+        raise
+
+
+#: Seconds between two looks of it.
+EVERY = 0.2
+
+
+class Tally:
+    """Count what is done, and show it with the time on standard error while somebody watches.
+
+    A thread shows it: a store may look through much and find nothing.
+
+    Arguments:
+        done: What was done, as in "removed".
+    """
+
+    def __init__(self, done: str) -> None:
+        self.count = 0
+        self._done = done
+        self._over = Event()
+        self._thread = Thread(target=self._show, daemon=True) if sys.stderr.isatty() else None
+
+    def add(self, number: int) -> None:
+        """Count so many more."""
+        self.count += number
+
+    def __str__(self) -> str:
+        return f"{self.count:,} {self._done}"
+
+    def _show(self) -> None:
+        since = monotonic()
+        while not self._over.wait(EVERY):
+            click.echo(f"\r{self}, {monotonic() - since:.0f} s", nl=False, err=True)
+
+    def __enter__(self) -> Tally:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join()
+            click.echo("\r\033[K", nl=False, err=True)
+        if kind is not None and self.count:  # interrupted, or the store went away: what is done is done
+            click.echo(f"{self} before it ended", err=True)

@@ -1,0 +1,169 @@
+"""``doctor``: look at the app and its stores, and write what to change, the worst first."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..common import CHECKUP, Exit, StoreCommand, from_url, status_of
+from .findings import Finding, Section, Severity
+
+if TYPE_CHECKING:
+    from ...stores.maintenance import UsedStore
+
+
+@click.command("doctor", cls=StoreCommand)
+@click.option("--strict", is_flag=True, help="Exit with 1 also if there are only warnings.")
+@click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors alone, and nothing if there are none.")
+@click.option("-v", "--verbose", is_flag=True, help="Print also what is well, line by line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all that was checked.")
+@click.pass_context
+def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_json: bool) -> None:
+    """Check the configuration and the stores, and say what to change.
+
+    Asks servers and changes nothing, but for a throwaway key that is claimed and forgotten.
+
+    Exits with 0 if nothing is in error, with 1 if something is, with 2, 3 or 4 if an option is wrong, a store cannot
+    be reached, or refuses us.
+    """
+    diagnosis = Diagnosis(colour=not as_json, quiet=quiet, verbose=verbose)
+    found: list[Section] = []
+    for section in _sections(ctx):
+        found.append(section)
+        if not as_json:
+            diagnosis.show(section)
+    status = _status(found, strict=strict)
+    if as_json:
+        click.echo(json.dumps(_report(found, status)))
+    else:
+        diagnosis.sum_up(found)
+    ctx.exit(status)
+
+
+def _sections(ctx: click.Context) -> Iterator[Section]:
+    """Yield what is found of the app, if there is one, and then of one store after the other."""
+    from .findings import Patient
+    from .stores import sections
+
+    stores: Iterable[UsedStore]
+    purged: bool | None = None
+    if CHECKUP in ctx.meta:
+        checkup = ctx.meta[CHECKUP]()
+        stores, purged = checkup.stores, checkup.purged
+        yield checkup.section
+    else:
+        stores = [from_url(ctx)]
+    for used in stores:
+        ctx.call_on_close(used.store.close)
+        yield from sections(Patient(used.store, used.name, used.namespaces[0], purged))
+
+
+def _status(found: list[Section], *, strict: bool) -> Exit:
+    """Return the status of the first error that a store or a declaration raised, or else that of the worst finding."""
+    from .findings import Severity
+
+    findings = [finding for section in found for finding in section.findings]
+    for finding in findings:
+        if finding.error is not None:
+            return status_of(finding.error)
+    limit = Severity.WARNING if strict else Severity.ERROR
+    return Exit.NO if any(finding.severity >= limit for finding in findings) else Exit.OK
+
+
+def _report(found: list[Section], status: Exit) -> dict[str, Any]:
+    from .findings import Severity
+
+    findings = [finding for section in found for finding in section.findings]
+    return {
+        "status": int(status),
+        "counts": {str(each): sum(finding.severity is each for finding in findings) for each in Severity},
+        "sections": [
+            {
+                "name": section.name,
+                "findings": [
+                    {
+                        "severity": str(finding.severity),
+                        "code": finding.code,
+                        "found": finding.found,
+                        "remedy": finding.remedy,
+                    }
+                    for finding in section.findings
+                ],
+            }
+            for section in found
+        ],
+    }
+
+
+_COLOURS = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
+_NOTES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+#: Columns that a page takes at most, however wide the terminal is, and those before a text.
+WIDEST, INDENT = 100, 9
+
+
+class Diagnosis:
+    """Print sections as they come.
+
+    Arguments:
+        colour: Whether words may be coloured, where the output is a terminal and NO_COLOR is not set.
+        quiet: Leave out what is no warning and no error.
+        verbose: Print what is well line by line.
+    """
+
+    def __init__(self, *, colour: bool = True, quiet: bool = False, verbose: bool = False) -> None:
+        self._colour = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._least = Severity.WARNING if quiet else Severity.OK if verbose else Severity.INFO
+        self._quiet, self._verbose = quiet, verbose
+        self._width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+
+    def show(self, section: Section) -> None:
+        """Print one section; nothing of it where quiet has nothing to say."""
+        ranked = sorted(section.findings, key=lambda finding: -finding.severity)
+        lines = [line for each in ranked if each.severity >= self._least for line in self._lines(each)]
+        well = sum(each.severity is Severity.OK for each in section.findings)
+        if well and not self._quiet and not self._verbose:
+            lines.append(f"{self._word(Severity.OK)}{well} check{'' if well == 1 else 's'}")
+        if lines:
+            click.echo("\n".join([click.style(section.name, bold=True) if self._colour else section.name, *lines, ""]))
+
+    def sum_up(self, sections: Sequence[Section]) -> None:
+        """Print how many there are of each kind, and once more which are errors: they may have scrolled away."""
+        findings = [finding for section in sections for finding in section.findings]
+        found = [finding.severity for finding in findings]
+        counts = [(found.count(severity), word) for severity, word in _NOTES.items()]
+        said = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
+        errors = dict.fromkeys(finding.code for finding in findings if finding.severity is Severity.ERROR)
+        if errors:
+            said[0] += f" ({', '.join(errors)})"
+        summary = (
+            f"{', '.join(said) or 'Nothing to change'}; {found.count(Severity.OK)} of {len(found)} checks are well."
+        )
+        if not self._quiet or any(severity >= self._least for severity in found):
+            click.echo("\n".join(textwrap.wrap(summary, self._width, break_on_hyphens=False)))
+
+    def _lines(self, finding: Finding) -> Iterator[str]:
+        word = self._word(finding.severity)
+        if finding.severity is Severity.OK:
+            yield from self._wrapped(finding.found, word)
+            return
+        yield f"{word}{finding.code}"
+        yield from self._wrapped(finding.found, " " * INDENT)
+        if finding.remedy:
+            yield from self._wrapped(finding.remedy, f"{' ' * (INDENT - 3)}-> ")
+
+    def _wrapped(self, text: str, first: str) -> Iterator[str]:
+        lines = textwrap.wrap(text, self._width - INDENT, break_long_words=False, break_on_hyphens=False)
+        yield f"{first}{lines[0]}"
+        for line in lines[1:]:
+            yield f"{' ' * INDENT}{line}"
+
+    def _word(self, severity: Severity) -> str:
+        word = f"{severity!s:<{INDENT}}"
+        return click.style(word, fg=_COLOURS[severity], bold=severity >= Severity.WARNING) if self._colour else word

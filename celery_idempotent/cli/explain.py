@@ -1,0 +1,280 @@
+"""``explain``: the history of a key in order, and the meaning of its record, in sentences."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..stores.records import Reason, Record, State
+from .common import KeyCommand, Stores, keys_of, stores_of
+from .show import facts_of_record, unknown
+
+if TYPE_CHECKING:
+    from ..stores.maintenance import UsedStore
+    from ..stores.records import Noted
+
+
+#: Columns of a line where nobody says how many there are.
+COLUMNS = 80
+
+
+@click.command("explain", cls=KeyCommand)
+@click.argument("key", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with ids and figures as they are.")
+@click.pass_context
+def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
+    """Tell what happened to KEY, and what that means.
+
+    In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is told
+    by its record alone. Exits with 1 if nothing is known of the key.
+    """
+    stores = stores_of(ctx)
+    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+        _explain(stores, each, as_json=as_json)
+    ctx.exit(stores.status)
+
+
+def _explain(stores: Stores, key: str, *, as_json: bool) -> None:
+    known = 0
+    for used, (record, history) in stores.each(lambda used: _found(used, key)):
+        if record is None and not history:
+            continue
+        known += 1
+        name = "" if stores.one else used.name
+        click.echo(_as_json(key, name, record, history) if as_json else _as_text(key, name, record, history))
+    if not known and not stores.status:
+        unknown(stores, key)
+
+
+def _found(used: UsedStore, key: str) -> tuple[Record | None, Sequence[Noted]]:
+    return used.store.get(key), used.store.history(key)
+
+
+def _as_json(key: str, store: str, record: Record | None, history: Sequence[Noted]) -> str:
+    from ..stores.history import facts_of
+
+    now = datetime.now(timezone.utc)
+    said: dict[str, Any] = {"key": key, **({"store": store} if store else {})}
+    said["history"] = [
+        {
+            "at": (now - timedelta(seconds=noted.age)).isoformat(timespec="milliseconds"),
+            "ago": round(noted.age, 3),
+            **facts_of(noted.text),
+        }
+        for noted in history
+    ]
+    said["now"] = None if record is None else facts_of_record(record)
+    return json.dumps({**said, "meaning": meaning(record)})
+
+
+def _as_text(key: str, store: str, record: Record | None, history: Sequence[Noted]) -> str:
+    width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
+    lines = [f"{key} in {store}" if store else key, *_told(history, width)]
+    for title, text in (("Now", standing(record)), ("What this means", meaning(record))):
+        lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _told(history: Sequence[Noted], width: int) -> list[str]:
+    from ..stores.history import facts_of
+
+    now = datetime.now()
+    times = [_time(now, noted.age) for noted in history]
+    ages = [f"({span(noted.age)} ago)" for noted in history]
+    widest, oldest = max(map(len, times), default=0), max(map(len, ages), default=0)
+    lines: list[str] = []
+    for when, age, noted in zip(times, ages, history, strict=True):
+        begin = f"  {when:>{widest}}  {age:<{oldest}}  "
+        text = sentence(facts_of(noted.text))
+        indent = " " * len(begin)
+        lines += textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, break_on_hyphens=False) or [
+            begin.rstrip()
+        ]
+    return lines
+
+
+def _time(now: datetime, age: float) -> str:
+    then = now - timedelta(seconds=age)
+    return then.strftime("%H:%M:%S" if then.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+_RELEASED = {
+    Reason.FAILED: "the run failed, and the next delivery may run",
+    Reason.RETRY: "the task retries",
+    Reason.CRASHED: "its process died",
+    Reason.SHUTDOWN: "its worker was stopped",
+    Reason.REVOKED: "an operator revoked it",
+    Reason.REJECTED: "the task rejected its message",
+    Reason.REQUEUED: "the message goes back to its queue",
+}
+
+
+def span(seconds: float) -> str:
+    """Return a duration in its largest unit: 90 -> "2 min", 0.04 -> "0.04 s"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds >= 0.001 else "0 s"
+    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size * 1.5 or size == 1)
+    return f"{seconds / size:.0f} {unit}"
+
+
+def _task(task_id: object) -> str:
+    """Return a task id so that a line has room for two; JSON has them whole."""
+    text = str(task_id or "")
+    return f"task {text[:8]}..." if _UUID.fullmatch(text) else f"task {text}" if text else "the same task"
+
+
+def _after(facts: dict[str, Any]) -> str:
+    return f" after {span(facts['ran'])}" if "ran" in facts else ""
+
+
+def _crashes(count: int) -> str:
+    return f"{count} crash{'es' * (count != 1)}"
+
+
+def _begun(facts: dict[str, Any]) -> str:
+    how = [f"{word} {facts[name]}" for name, word in (("retries", "retry"), ("copy", "copy")) if name in facts]
+    if "redelivered" in facts:
+        how.append("delivered before")
+    return f" ({', '.join(how)})" if how else ""
+
+
+def _taken_over(facts: dict[str, Any]) -> str:
+    after = f", after {_crashes(facts['crashes'])}" if "crashes" in facts else ""
+    return f"taken over by {_who(facts)}, {_task(facts.get('task_id'))}{after}{_begun(facts)}"
+
+
+def _acquired(facts: dict[str, Any]) -> str:
+    return f"begun by {_who(facts)}, {_task(facts.get('task_id'))}{_begun(facts)}"
+
+
+def _reason(facts: dict[str, Any]) -> str:
+    reason = str(facts.get("reason", ""))
+    return _RELEASED.get(Reason(reason), reason) if reason in set(Reason) else reason
+
+
+def _released(facts: dict[str, Any]) -> str:
+    return f"released{_after(facts)}: {_reason(facts)}"
+
+
+def _release_failed(facts: dict[str, Any]) -> str:
+    why = f"the store could not be told: {facts.get('error', '')}"
+    return f"ended{_after(facts)}: {_reason(facts)}; its lease has to run out, for {why}"
+
+
+def _conflicted(facts: dict[str, Any]) -> str:
+    what = "is being done" if "held_by" in facts else "waits for a retry"
+    by = f" by {facts['held_by']} for {_task(facts.get('held_for'))}" if "held_by" in facts else ""
+    return f"met by {_task(facts.get('task_id'))} while it {what}{by}"
+
+
+def _replayed(facts: dict[str, Any]) -> str:
+    failure = "its failure " if facts.get("state") == State.FAILED else ""
+    return f"{failure}replayed to {_task(facts.get('task_id'))}"
+
+
+def _deferred(facts: dict[str, Any]) -> str:
+    delay = span(facts.get("delay", 0))
+    return f"{_task(facts.get('task_id'))} deferred: its copy {facts.get('copy', '')} tries again in {delay}"
+
+
+def _missed(facts: dict[str, Any]) -> str:
+    return f"{_who(facts)} learned that its lease was taken over{_after(facts)}: {facts.get('ending', '')}, unrecorded"
+
+
+def _by_operator(facts: dict[str, Any]) -> str:
+    if "state" not in facts:
+        return f"released by {facts.get('operator')} from {_who(facts)}, {_task(facts.get('task_id'))}"
+    return f"forgotten by {facts.get('operator')}: it was {facts['state']}, by {_task(facts.get('task_id'))}"
+
+
+def _who(facts: dict[str, Any]) -> str:
+    return str(facts.get("holder") or "somebody")
+
+
+_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "Acquired": _acquired,
+    "TakenOver": _taken_over,
+    "Completed": lambda facts: f"completed{_after(facts)}",
+    "Failed": lambda facts: f"failed for good{_after(facts)}: {facts.get('error', '')}",
+    "Released": _released,
+    "ReleaseFailed": _release_failed,
+    "Replayed": _replayed,
+    "Conflicted": _conflicted,
+    "Deferred": _deferred,
+    "Superseding": lambda facts: f"a copy of {_task(facts.get('task_id'))} dropped: a later one has taken its place",
+    "Reused": lambda facts: f"refused to {_task(facts.get('task_id'))}, which has other arguments",
+    "CrashLooped": lambda facts: (
+        f"refused to {_task(facts.get('task_id'))}, after {_crashes(facts.get('crashes', 0))} in a row"
+    ),
+    "LeaseMissed": _missed,
+    "SettleFailed": lambda facts: (
+        f"done by {_who(facts)}{_after(facts)}, and the store could not be told: {facts.get('error', '')}"
+    ),
+    "ReleasedByOperator": _by_operator,
+    "ForgottenByOperator": _by_operator,
+    "RanUnprotected": lambda facts: (
+        f"run by {_who(facts)} without a lease, since the store could not serve: {facts.get('error', '')}"
+    ),
+}
+
+
+def sentence(facts: dict[str, Any]) -> str:
+    """Return what happened; of what this version does not know, its name."""
+    event = str(facts.get("event", ""))
+    known = _SENTENCES.get(event)
+    return " ".join((known(facts) if known else event).split())
+
+
+def standing(record: Record | None) -> str:
+    """Return how things stand with a record, or with none."""
+    if record is None:
+        return "nothing is remembered"
+    kept = f"; kept for {span(record.retention)}" if record.retention else ""
+    match record.state:
+        case State.IN_PROGRESS if record.remaining > 0:
+            stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
+            lease = f"its lease lasts {span(record.remaining)} unless it is renewed"
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
+        case State.IN_PROGRESS:
+            ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
+            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, {ran_out}{kept}"
+        case State.RELEASED:
+            why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
+            crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""
+            return f"released: {why}{crashes}{kept}"
+        case _:
+            return f"{record.state.value} {span(record.age)} ago by {_task(record.task_id)}{kept}"
+
+
+def meaning(record: Record | None) -> str:
+    """Return what that means for the next delivery, and what to do about it."""
+    if record is None:
+        return "The next delivery runs, as if there had been none."
+    match record.state:
+        case State.IN_PROGRESS if record.remaining > 0:
+            return "It is being done. Wait: duplicates do so too, and are answered once it is completed."
+        case State.IN_PROGRESS:
+            return "Its holder has not renewed the lease and is dead or cut off. The next delivery takes over."
+        case State.RELEASED if record.reason == Reason.CRASH_LOOP:
+            return (
+                "This message does not run it again. Look for what kills the worker (memory, a native crash), mend it, "
+                "and publish the task anew."
+            )
+        case State.RELEASED if record.remaining > 0:
+            return f"Its retry is due in {span(record.remaining)}. Until then duplicates wait."
+        case State.RELEASED:
+            return "Nobody is doing it. The next delivery runs."
+        case State.FAILED:
+            return "It is not run again: duplicates fail as it did. forget KEY lets it run."
+        case _:
+            return "It is done: duplicates are answered with its result and do not run."

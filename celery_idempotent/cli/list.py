@@ -1,0 +1,72 @@
+"""``list``: what the stores remember."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import tables
+from .common import Exit, StoreCommand, Stores, Tally, stores_of
+from .search import Filter, Found, Search, filters
+
+if TYPE_CHECKING:
+    from ..stores.maintenance import UsedStore
+
+
+@click.command("list", cls=StoreCommand)
+@filters
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
+    """List records.
+
+    What is in progress is as old as its lease, and what is done as long ago as it was settled. Reads records until it
+    has found as many as --limit says; if there are not so many, it has read all of the store.
+    """
+    wish = Filter(**options)
+
+    def search(used: UsedStore) -> Found:
+        with Tally("found") as tally:
+            return Found.by(Search(wish, used, tally.add))
+
+    stores, facts, more = stores_of(ctx), [], False
+    for used, found in stores.each(search):
+        records, more = tables.in_order(found.records.values()), more or found.more
+        facts += [tables.facts(record, None if stores.one else used.name) for record in records]
+        if records and not as_json:
+            if not stores.one:
+                click.secho(used.name, bold=True)
+            tables.show(tables.table(records))
+        _say(stores, used, wish, found)
+        if found.interrupted:
+            stores.status = Exit.INTERRUPTED
+            break
+    if as_json:
+        click.echo(json.dumps({"records": facts, "more": more}))
+    ctx.exit(stores.status)
+
+
+def _say(stores: Stores, used: UsedStore, wish: Filter, found: Found) -> None:
+    """Say on standard error what is not in the table."""
+    where = "" if stores.one else f" in {used.name}"
+    if found.interrupted:
+        click.echo(f"Interrupted: there may be more{where}.", err=True)
+    elif found.more:
+        click.echo(f"There are more than these {wish.limit:,}{where}: narrow it down, or raise --limit.", err=True)
+    elif not found.records:
+        meant = used.meant_prefix(wish.prefix) if wish.prefix else None
+        hint = f" Did you mean --prefix {meant}?" if meant else _meant_task(used, wish.task)
+        click.echo(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
+    if found.ageless:
+        click.echo(f"{found.ageless:,} more are of an age that the store does not tell{where}.", err=True)
+
+
+def _meant_task(used: UsedStore, task: str | None) -> str:
+    import difflib
+
+    if not task or task in used.lease_ttls:
+        return ""
+    near = difflib.get_close_matches(task, used.lease_ttls, 1)
+    return f" Did you mean --task {near[0]}?" if near else ""

@@ -1,0 +1,43 @@
+"""``purge``: remove what has expired."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from .common import StoreCommand, Tally, stores_of
+
+if TYPE_CHECKING:
+    from ..stores.maintenance import UsedStore
+
+
+@click.command("purge", cls=StoreCommand)
+@click.option(
+    "--limit", type=click.IntRange(min=1), help="Remove about so many from each store and no more (default: all)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:
+    """Remove expired records.
+
+    Does so in stores whose server does not do it by itself. Works in batches beside everything
+    else; safe to run at any time, also twice at once.
+    """
+    from ..stores.maintenance import purge_in_batches
+
+    def purge(used: UsedStore) -> int:
+        with Tally("expired records removed") as tally:
+            for removed in purge_in_batches(used.store, limit):
+                tally.add(removed)
+            return tally.count
+
+    stores, removed = stores_of(ctx), {}
+    for used, count in stores.each(purge):
+        removed[used.name] = count
+        if not as_json:
+            click.echo(f"{used.name}: {count:,} expired records removed")
+    if as_json:
+        click.echo(json.dumps({"removed": removed}))
+    ctx.exit(stores.status)

@@ -1,0 +1,199 @@
+"""Which records a command is about: options, and the records that they leave."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..errors import ConfigurationError
+from ..stores.records import Record, State
+
+if TYPE_CHECKING:
+    from ..stores.maintenance import UsedStore
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def states(context: click.Context, option: click.Parameter, said: tuple[str, ...]) -> tuple[State, ...]:
+    """Return the states of these names.
+
+    Raises:
+        BadParameter: one is none; the error suggests one.
+    """
+    known = [state.value for state in State]
+    for name in said:
+        if name not in known:
+            near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise click.BadParameter(f"expected one of {', '.join(known)}, got {name!r}.{hint}")
+    return tuple(State(name) for name in said)
+
+
+def duration(context: click.Context, option: click.Parameter, said: str | None) -> float | None:
+    """Return a duration in seconds.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    from ..units import parse_duration
+
+    if said is None:
+        return None
+    try:
+        return parse_duration(float(said) if said.isdecimal() else said, "")
+    except ConfigurationError:
+        raise click.BadParameter(f"expected a duration such as 90s, 15m, 24h or 7d, got {said!r}.") from None
+
+
+_OPTIONS = (
+    click.option(
+        "--state",
+        "states",
+        metavar="STATE",
+        multiple=True,
+        callback=states,
+        help="Only in this state; may be repeated.",
+    ),
+    click.option("--task", help="Only of the task of this name."),
+    click.option("--prefix", default="", help="Only keys that begin so, namespace included."),
+    click.option(
+        "--older",
+        metavar="DURATION",
+        callback=duration,
+        help="Only what is held, or settled, for longer: 90s, 15m, 7d.",
+    ),
+    click.option("--younger", metavar="DURATION", callback=duration, help="Only what is held, or settled, for less."),
+    click.option("--held", is_flag=True, help="Only what a live lease holds."),
+    click.option(
+        "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many of a store."
+    ),
+)
+
+
+def filters(function: F) -> F:
+    """Give a command the options that make a `Filter`."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def age_of(record: Record) -> float | None:
+    """Return for how many seconds a record has been held, or settled; None where the store does not tell."""
+    if record.state is State.RELEASED:
+        return None
+    return record.held_for or None if record.state is State.IN_PROGRESS else record.age
+
+
+def task_of(key: str) -> str:
+    """Return the name of the task whose key this is; "" for a key that names none."""
+    from urllib.parse import unquote
+
+    parts = key.split(":")
+    return unquote(parts[1]) if len(parts) > 2 else ""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What the options say.
+
+    Raises:
+        UsageError: there are no such records.
+    """
+
+    states: tuple[State, ...]
+    task: str | None
+    prefix: str
+    older: float | None
+    younger: float | None
+    held: bool
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.task and self.prefix:
+            raise click.UsageError("Expected --task or --prefix, got both: the prefix may name the task, too.")
+        if self.older is not None and self.younger is not None and self.older >= self.younger:
+            raise click.UsageError(
+                "Expected --older to be less than --younger: no age is above the one and below the other."
+            )
+
+    @property
+    def wanted(self) -> set[State]:
+        """The states that records may be in."""
+        states = set(self.states or State)
+        return states & {State.IN_PROGRESS} if self.held else states
+
+    def prefixes(self, used: UsedStore) -> list[str]:
+        """Return how the keys begin."""
+        if not self.task:
+            return [self.prefix]
+        from ..core.keys import compose_default  # with kombu behind it
+
+        return [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
+
+    def fits(self, record: Record) -> bool:
+        """Tell whether a record is one of them, but for its age."""
+        return record.state in self.wanted and (not self.held or record.remaining > 0)
+
+    def fits_age(self, age: float) -> bool:
+        """Tell whether a record of this age is one of them."""
+        return (self.older is None or age > self.older) and (self.younger is None or age < self.younger)
+
+
+class Search:
+    """The records of one store that a filter leaves, as the store finds them.
+
+    Arguments:
+        filter: Which.
+        used: Where.
+        tell: Told of each record that is found.
+    """
+
+    def __init__(self, filter: Filter, used: UsedStore, tell: Callable[[int], None] = lambda number: None) -> None:  # noqa: A002
+        self.filter, self.used, self._tell = filter, used, tell
+        #: How many were left out because their age is not told.
+        self.ageless = 0
+
+    def __iter__(self) -> Iterator[Record]:
+        wanted = self.filter.wanted
+        state = next(iter(wanted)) if len(wanted) == 1 else None
+        timed = self.filter.older is not None or self.filter.younger is not None
+        for prefix in self.filter.prefixes(self.used):
+            for record in self.used.store.scan(prefix=prefix, state=state):
+                if not self.filter.fits(record):
+                    continue
+                age = age_of(record)
+                if age is None and timed:
+                    self.ageless += 1
+                elif age is None or self.filter.fits_age(age):
+                    self._tell(1)
+                    yield record
+
+
+@dataclass
+class Found:
+    """What a search found within its limit."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+    more: bool = False
+    ageless: int = 0
+    interrupted: bool = False
+
+    @classmethod
+    def by(cls, search: Search) -> Found:
+        """Search up to the limit, or until somebody presses Ctrl-C."""
+        found = cls()
+        try:
+            for record in search:
+                if len(found.records) == search.filter.limit and record.key not in found.records:
+                    found.more = True
+                    break
+                found.records[record.key] = record  # a scan of Redis may tell of one twice
+        except KeyboardInterrupt:
+            found.more = found.interrupted = True
+        found.ageless = search.ageless
+        return found

@@ -1,0 +1,71 @@
+"""``show``: the record of a key."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import Exit, KeyCommand, Stores, keys_of, stores_of
+from .tables import show_facts
+
+if TYPE_CHECKING:
+    from ..stores.records import Record
+
+
+@click.command("show", cls=KeyCommand)
+@click.argument("key", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object.")
+@click.pass_context
+def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
+    """Show the record of KEY; exit with 1 if there is none.
+
+    With an app, KEY may also be the key that a task makes of its arguments: ORD-1.
+    """
+    stores = stores_of(ctx)
+    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+        _show(stores, each, as_json=as_json)
+    ctx.exit(stores.status)
+
+
+def _show(stores: Stores, key: str, *, as_json: bool) -> None:
+    shown = 0
+    for used, record in stores.each(lambda used: used.store.get(key)):
+        if record is None:
+            continue
+        shown += 1
+        facts = facts_of_record(record)
+        if not stores.one:
+            facts = {"store": used.name, **facts}
+        if as_json:
+            click.echo(json.dumps(facts))
+        else:
+            show_facts(facts)
+    if not shown and not stores.status:
+        unknown(stores, key)
+
+
+def unknown(stores: Stores, key: str) -> None:
+    """Say that no store knows the key, and which one it does know."""
+    where = ", ".join(used.name for used in stores.used)
+    meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
+    meant += [found for found in stores.guesses(key) if stores.knows(found)]
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    click.echo(f"Nothing is remembered of {key} in {where}{hint}", err=True)
+    stores.status = stores.status or Exit.NO
+
+
+def facts_of_record(record: Record) -> dict[str, Any]:
+    """Return a record as words and numbers, without what is empty; of the result, its size and its beginning."""
+    facts = asdict(record)
+    payload = facts.pop("payload")
+    text = payload[:60].decode(errors="backslashreplace")
+    facts |= {
+        "state": str(record.state),
+        "announced": sorted(record.announced),
+        "payload_bytes": len(payload),
+        "payload": text + ("..." if len(payload) > len(text) else ""),
+    }
+    return {name: value for name, value in facts.items() if value not in ("", 0, [], None)}

@@ -1,0 +1,269 @@
+"""``stats``: the numbers of each store's records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from heapq import heappush, heappushpop
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import StoreError
+from ..stores.records import Reason, Record, State
+from . import tables
+from .common import Exit, StoreCommand, Tally, stores_of
+from .search import task_of
+from .tables import Cell, Column, Table, duration, size
+
+if TYPE_CHECKING:
+    from ..stores.maintenance import UsedStore
+
+
+#: What the names of `Store.room` mean; a name that is not here is printed as it is.
+ROOM = {
+    "record_bytes": "about {} a record",
+    "memory_bytes": "{} for all that the server has",
+    "file_bytes": "{} of file",
+    "table_bytes": "{} of table and indexes",
+    "counted_records": "{} items",
+    "counted_bytes": "{} of table, when the server last counted",
+}
+TASKS = (
+    Column("TASK", least=20),
+    Column("RECORDS", right=True),
+    Column("HELD", right=True),
+    Column("CRASHES", right=True),
+    Column("SETTLED/H", right=True, spare=1),
+    Column("PAYLOAD", right=True, spare=2),
+)
+CRASHED = (Column("KEY", least=24), Column("STATE"), Column("CRASHES", right=True), Column("REASON", spare=1))
+
+
+@click.command("stats", cls=StoreCommand)
+@click.option(
+    "--top", type=click.IntRange(min=0), default=5, show_default=True, help="Show so many tasks, and keys that crash."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
+    """Count what each store remembers.
+
+    Reads every record of the store, page by page, so that nobody waits for it. Ctrl-C ends it with what was counted.
+    """
+
+    def count(used: UsedStore) -> Survey:
+        survey = Survey(top)
+        with Tally("records read") as tally:
+            for _ in survey.read(used.store.scan()):
+                tally.add(1)
+        if survey.complete:
+            with suppress(StoreError):  # a right that the rest needs not
+                survey.room = used.store.room(survey.sample)
+        return survey
+
+    stores, facts = stores_of(ctx), {}
+    for used, survey in stores.each(count):
+        facts[used.name] = survey.facts()
+        if not as_json:
+            _print(used.name, survey)
+        if not survey.complete:
+            click.echo(f"Interrupted: these are the first {survey.records:,} records of {used.name}.", err=True)
+            stores.status = Exit.INTERRUPTED
+            break
+    if as_json:
+        click.echo(json.dumps(facts))
+    ctx.exit(stores.status)
+
+
+def _print(name: str, survey: Survey) -> None:
+    states = ", ".join(f"{number:,} {state}" for state, number in sorted(survey.by_state.items()))
+    oldest = survey.oldest
+    facts = {
+        "store": name,
+        "records": f"{survey.records:,}" + (f" ({states})" if states else ""),
+        "held": f"{survey.held:,} by a live lease" + (f"; {survey.ran_out:,} ran out" if survey.ran_out else ""),
+        "oldest": oldest and f"{oldest.key} for {duration(oldest.held_for)} by {oldest.holder or 'somebody'}",
+        "settled": f"{survey.settled_last_minute:,} in the last minute, {survey.settled_last_hour:,} in the last hour",
+        "retries": survey.retries_waiting and f"{survey.retries_waiting:,} not due yet",
+        "duplicates": survey.duplicates_waiting and f"{survey.duplicates_waiting:,} waiting",
+        "crash loops": survey.crash_loops and Cell(f"{survey.crash_loops:,} refused", "bold red"),
+        "payload": size(survey.payload_bytes),
+        "room": "; ".join(_room(what, survey.room[what]) for what in sorted(survey.room, key=_rank)),
+    }
+    tables.show_facts({name: value for name, value in facts.items() if value})
+    if survey.tasks and survey.top:
+        click.echo()
+        tables.show(Table(TASKS, [_task_row(vars(task)) for task in survey.top_tasks()]))
+    if survey.worst():
+        click.echo()
+        rows = [
+            [Cell(found.key), Cell(str(found.state)), Cell(str(found.crashes), "bold red"), Cell(found.reason or "-")]
+            for found in survey.worst()
+        ]
+        tables.show(Table(CRASHED, rows))
+    click.echo()
+
+
+def _rank(what: str) -> int:
+    return [*ROOM, what].index(what)
+
+
+def _room(what: str, number: int) -> str:
+    return ROOM.get(what, f"{{}} {what}").format(size(number) if what.endswith("_bytes") else f"{number:,}")
+
+
+def _task_row(facts: dict[str, Any]) -> list[Cell]:
+    return [
+        Cell(facts["task"] or "-"),
+        Cell(f"{facts['records']:,}"),
+        Cell(f"{facts['held']:,}"),
+        Cell(f"{facts['crashes']:,}", "bold red" if facts["crashes"] else ""),
+        Cell(f"{facts['settled_last_hour']:,}"),
+        Cell(size(facts["payload_bytes"])),
+    ]
+
+
+MINUTE, HOUR = 60.0, 3600.0
+#: Keys whose size the server is asked for.
+SAMPLE = 20
+
+
+@dataclass
+class Task:
+    """The records of one task."""
+
+    task: str
+    records: int = 0
+    held: int = 0
+    crashes: int = 0
+    settled_last_hour: int = 0
+    payload_bytes: int = 0
+
+    def add(self, record: Record) -> None:
+        """Count one more."""
+        self.records += 1
+        self.held += record.state is State.IN_PROGRESS and record.remaining > 0
+        self.crashes += record.crashes
+        self.settled_last_hour += _settled(record, HOUR)
+        self.payload_bytes += len(record.payload)
+
+
+@dataclass
+class Survey:
+    """Counts over the records of a store; each is looked at once, and none is kept but the oldest and the worst.
+
+    Arguments:
+        top: How many tasks, and keys that crash, to tell.
+    """
+
+    top: int
+    by_state: Counter[State] = field(default_factory=Counter)
+    retries_waiting: int = 0
+    duplicates_waiting: int = 0
+    crash_loops: int = 0
+    settled_last_minute: int = 0
+    oldest: Record | None = None
+    tasks: dict[str, Task] = field(default_factory=dict)
+    sample: list[str] = field(default_factory=list)
+    #: False if somebody pressed Ctrl-C
+    complete: bool = True
+    room: dict[str, int] = field(default_factory=dict)
+    _worst: list[tuple[int, str, Record]] = field(default_factory=list)
+
+    def read(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Count the records, and yield each after it was counted; Ctrl-C ends it early."""
+        try:
+            for record in records:
+                self.add(record)
+                yield record
+        except KeyboardInterrupt:
+            self.complete = False
+
+    def add(self, record: Record) -> None:
+        """Count one more."""
+        self.by_state[record.state] += 1
+        self.retries_waiting += record.state is State.RELEASED and record.remaining > 0
+        self.duplicates_waiting += record.waiting
+        self.crash_loops += record.reason == Reason.CRASH_LOOP
+        self.settled_last_minute += _settled(record, MINUTE)
+        name = task_of(record.key)
+        self.tasks.setdefault(name, Task(name)).add(record)
+        if len(self.sample) < SAMPLE:
+            self.sample.append(record.key)
+        if record.held_for > (self.oldest.held_for if self.oldest else 0.0):
+            self.oldest = record
+        if record.crashes and self.top:
+            self._keep_worst((record.crashes, record.key, record))
+
+    def _keep_worst(self, found: tuple[int, str, Record]) -> None:
+        if any(key == found[1] for _, key, _ in self._worst):
+            return  # a scan of Redis may tell of one twice
+        if len(self._worst) < self.top:
+            heappush(self._worst, found)
+        else:
+            heappushpop(self._worst, found)
+
+    @property
+    def records(self) -> int:
+        """All of them."""
+        return sum(self.by_state.values())
+
+    @property
+    def held(self) -> int:
+        """Those that a live lease holds."""
+        return sum(task.held for task in self.tasks.values())
+
+    @property
+    def ran_out(self) -> int:
+        """Those in progress whose lease has run out."""
+        return self.by_state[State.IN_PROGRESS] - self.held
+
+    @property
+    def settled_last_hour(self) -> int:
+        """Those that were settled within an hour, and are remembered still."""
+        return sum(task.settled_last_hour for task in self.tasks.values())
+
+    @property
+    def payload_bytes(self) -> int:
+        """What all results take, as they are stored."""
+        return sum(task.payload_bytes for task in self.tasks.values())
+
+    def top_tasks(self) -> list[Task]:
+        """Return the tasks that crash most, hold most, have most."""
+        order = sorted(self.tasks.values(), key=lambda task: (-task.crashes, -task.held, -task.records, task.task))
+        return order[: self.top]
+
+    def worst(self) -> list[Record]:
+        """Return the records with most crashes in a row, most first."""
+        return [record for *_, record in sorted(self._worst, key=lambda found: (-found[0], found[1]))]
+
+    def facts(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        oldest = self.oldest
+        return {
+            "records": self.records,
+            "by_state": {str(state): self.by_state[state] for state in State},
+            "held": self.held,
+            "ran_out": self.ran_out,
+            "oldest": oldest and {"key": oldest.key, "holder": oldest.holder, "held_for": oldest.held_for},
+            "retries_waiting": self.retries_waiting,
+            "duplicates_waiting": self.duplicates_waiting,
+            "crash_loops": self.crash_loops,
+            "settled_last_minute": self.settled_last_minute,
+            "settled_last_hour": self.settled_last_hour,
+            "payload_bytes": self.payload_bytes,
+            "room": self.room,
+            "tasks": [vars(task) for task in self.top_tasks()],
+            "crashed": [
+                {"key": found.key, "state": str(found.state), "crashes": found.crashes} for found in self.worst()
+            ],
+            "complete": self.complete,
+        }
+
+
+def _settled(record: Record, within: float) -> bool:
+    return record.state in (State.COMPLETED, State.FAILED) and record.age <= within

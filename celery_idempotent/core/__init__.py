@@ -1,0 +1,1 @@
+"""The algorithm: it knows no framework and no server."""

@@ -1,0 +1,85 @@
+"""Trying again: growing pauses between tries, and calls that an interruption does not end."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TypeVar
+
+from ..errors import IdempotencyError
+from ..events import logger
+
+T = TypeVar("T")
+
+#: Most seconds for which a pause does not see that its process is about to stop.
+LOOK_EVERY = 1.0
+
+
+def never() -> bool:
+    """Tell that the process is not about to stop, where nobody knows or nothing follows from it."""
+    return False
+
+
+def sleep(seconds: float, stopping: Callable[[], bool] = never) -> None:
+    """Sleep for so many seconds, or until the process is about to stop; every pause does it here."""
+    while stopping is not never and seconds > LOOK_EVERY and not stopping():
+        time.sleep(LOOK_EVERY)
+        seconds -= LOOK_EVERY
+    if not stopping():
+        time.sleep(seconds)  # looked up anew, for tests
+
+
+class Pauses:
+    """Sleep longer from try to try, until a time has passed or the process is about to stop.
+
+    Arguments:
+        pauses: The first and the longest pause, in seconds; each is shortened by a random part.
+        limit: Seconds after which there is no more waiting.
+        stopping: Tells whether the process is about to stop.
+    """
+
+    def __init__(self, pauses: tuple[float, float], limit: float, stopping: Callable[[], bool]) -> None:
+        self.pause, self.longest = pauses
+        self.end = monotonic() + limit
+        self.stopping = stopping
+
+    def next(self) -> float | None:
+        """Return the seconds of the next pause, for who sleeps elsewhere; None if there is no time left."""
+        left = self.end - monotonic()
+        if left <= 0 or self.stopping():
+            return None
+        pause = min(left, self.pause * random.uniform(0.5, 1.0))
+        self.pause = min(self.longest, self.pause * 2)
+        return pause
+
+    def wait(self) -> bool:
+        """Sleep for the next pause and return true; return false at once if there is no time left."""
+        pause = self.next()
+        if pause is None:
+            return False
+        sleep(pause, self.stopping)
+        return True
+
+
+def uninterrupted(call: Callable[[], T]) -> T:
+    """Call, and call again if something other than the call itself raised in it.
+
+    A soft time limit is an exception that a signal raises wherever the process happens to be, and a greenlet is killed,
+    or stopped at its time limit, by one that its hub raises where it waits. Within a store call it would leave us not
+    knowing what the store did; every verb may be asked again, so we ask, and the operation ends as it was about to. A
+    process that is to end does so after that.
+    """
+    try:
+        return call()
+    except IdempotencyError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        with suppress(Exception):
+            call()
+        raise
+    except BaseException as interruption:  # noqa: BLE001 - see above
+        logger.warning("Interrupted by %r while recording an ending; asking again", interruption)
+        return call()

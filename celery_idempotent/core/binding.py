@@ -1,0 +1,191 @@
+"""One function or task with its policy: how its calls are named, who guards them, and who hears of them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from functools import cache
+from typing import Any
+
+from ..errors import ConfigurationError, MissingKey
+from ..events import Event, emit
+from ..stores.base import Store
+from ..stores.records import Claim
+from . import keys
+from .breaker import Breaker
+from .file_results import check_prefix
+from .guard import Guard
+from .heartbeat import Heartbeat
+from .history import History, Story
+from .policy import Policy
+from .results import Codec
+
+#: The option's word for a framework's own keeper of results.
+BACKEND = "backend"
+
+heartbeat = Heartbeat()
+history = History()
+breaker = Breaker()
+
+
+class Binding:
+    """One function or task with its policy; frameworks derive theirs, which say where its store is.
+
+    Arguments:
+        name: What keys and events call it.
+        signature: Its own; see `keys.own_signature`.
+        policy: Its options.
+        namespace: How its keys begin.
+        hidden: A decorator hides which arguments the body gets (default: it does not).
+
+    Raises:
+        ConfigurationError: an option does not fit the signature, or cannot be used here.
+    """
+
+    #: What to do about a scope that is missing.
+    scope_hint = "mend the scope function"
+    #: Name of the argument that is the object of a method; "" where none is.
+    receiver = ""
+
+    def __init__(
+        self, name: str, signature: inspect.Signature, policy: Policy, namespace: str, *, hidden: bool = False
+    ) -> None:
+        policy.check_signature(signature, name, hidden=hidden)
+        if policy.large_results not in (None, BACKEND):
+            check_prefix(str(policy.large_results))
+        self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
+        self._defaults = keys.defaults_of(signature)
+        self._guard: Guard | None = None
+
+    def _store(self) -> Store:
+        """Return the store that remembers its operations."""
+        raise NotImplementedError
+
+    def _codec(self) -> Codec:
+        """Return what writes and reads its results."""
+        raise NotImplementedError
+
+    @property
+    def guard(self) -> Guard:
+        """Its guard; made when the first delivery needs it."""
+        if self._guard is None:
+            self._guard = Guard(self._store(), self.policy, self._codec(), heartbeat, breaker)
+        return self._guard
+
+    def tell(self, event: Event) -> None:
+        """Hand an event about a delivery to whoever is to hear of it, and note it."""
+        emit(event)
+        self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Note an event in the history of its key, if the policy wants one."""
+        if self.policy.history:
+            history.note(self.guard.store, event, max(self.policy.result_ttl, self.policy.failure_ttl))
+
+    def story(self, claim: Claim) -> Story:
+        """Return what hears of the events of one delivery, and notes those that are worth it."""
+        return Story(self.note, claim, kept=self.policy.history)
+
+    def explicit(self, given: object) -> bool:
+        """Tell whether the key is more than the id of a message, given the key that its producer gave, or None."""
+        return given is not None or self.policy.key is not None
+
+    def arguments(self, given: object, args: Any, kwargs: Any) -> dict[str, object]:
+        """Return the call's arguments by name, defaults applied; nothing where the key is the id.
+
+        Raises:
+            TypeError: they do not fit the function.
+        """
+        return keys.bind(self.signature, args, kwargs) if self.explicit(given) else {}
+
+    def key(
+        self, given: object, default: str, arguments: Mapping[str, object], headers: Mapping[str, Any] | None
+    ) -> str:
+        """Return the store's key of one delivery.
+
+        Arguments:
+            given: The key that the producer gave, or None.
+            default: The id that is the key where there is no other.
+            arguments: Those of the call, see `arguments`.
+            headers: What the producer said beside the arguments, where the scope may be.
+
+        Raises:
+            MissingKey: it cannot be told.
+        """
+        if not self.explicit(given):
+            return keys.compose_default(self.namespace, self.name, default)
+        if given == "":
+            raise MissingKey(
+                f"Expected idempotency_key of {self.name} to name the operation, got an empty one. "
+                "Leave it out or fill it."
+            )
+        key = given if given is not None else keys.resolve(self.policy.key or (), arguments)
+        return keys.compose(self.namespace, self.name, key=key, scope=self._scope(arguments, headers))
+
+    def _scope(self, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object | None:
+        scope = self.policy.scope
+        if scope is None:
+            return None
+        value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments)
+        if value is None or value == "":
+            raise MissingKey(
+                f"Expected a scope for {self.name} from {scope!r}, got {value!r}. "
+                f"Without it two tenants could share a key: {self.scope_hint}."
+            )
+        return value
+
+    def is_final(self, error: BaseException) -> bool:
+        """Return whether the policy remembers this failure; it never remembers an error of the declaration itself."""
+        return isinstance(error, self.policy.remember_failures) and not isinstance(error, ConfigurationError)
+
+    def fingerprint(self, arguments: Mapping[str, object]) -> str:
+        """Return the digest of the arguments that calls with the same key must share; "" to compare none.
+
+        Raises:
+            MissingKey: an argument has no value that could be compared.
+        """
+        option = self.policy.fingerprint
+        if option is False:
+            return ""
+        leave_out = set() if option is True else set(option)
+        if self.receiver and not keys.has_fields(arguments[self.receiver]):
+            leave_out.add(self.receiver)
+        return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)
+
+
+def check_returned(name: str, value: Any, remedy: str) -> Any:
+    """Return what a body returned, unless its work is still to be done.
+
+    Arguments:
+        name: The task or function.
+        value: What its body returned.
+        remedy: What to do, for the error.
+
+    Raises:
+        ConfigurationError: it is a coroutine or another awaitable, a generator or an asynchronous iterator.
+    """
+    if not (inspect.isawaitable(value) or isinstance(value, (Generator, AsyncGenerator, AsyncIterator))):
+        return value
+    if inspect.iscoroutine(value):
+        value.close()  # else Python warns that nobody awaited it
+    raise ConfigurationError(
+        f"Expected {name} to have done its work when it returns, got {type(value).__name__}: its result would be "
+        f"recorded before there is one. {remedy}"
+    )
+
+
+@cache
+def holder(pid: int) -> str:
+    """Return how people find this process."""
+    return f"{socket.gethostname()}:{pid}"
+
+
+def current_holder() -> str:
+    """Return host and pid of this process."""
+    return holder(os.getpid())
+
+
+#: Attribute of what @idempotent returns: how the keys of the function begin.
+GUARDED_AS = "_idempotent_as"

@@ -1,0 +1,62 @@
+"""Spare a store that cannot serve: while it is down, one caller a second asks, the others fail at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from ..errors import RecordUnreadable, StoreError, StoreUnreachable
+from ..events import StoreFailed, StoreRecovered, emit
+from ..stores.base import Store
+
+T = TypeVar("T")
+#: Seconds between two probes of a store that is down.
+PROBE_EVERY = 1.0
+
+
+class Breaker:
+    """Remember per store of this process whether it served the last caller."""
+
+    def __init__(self) -> None:
+        self._open: WeakKeyDictionary[Store, tuple[float, str]] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def call(self, store: Store, verb: Callable[..., T], *args: Any) -> T:
+        """Call the verb, or fail at once if the store failed less than a second ago.
+
+        Raises:
+            StoreError: what the verb raised, or the same text as the last time.
+        """
+        if self._open and store in self._open:
+            self._admit(store)
+        try:
+            answer = verb(*args)
+        except RecordUnreadable:  # it answered
+            self._serves(store)
+            raise
+        except StoreError as error:
+            with self._lock:
+                known = store in self._open
+                self._open[store] = (monotonic() + PROBE_EVERY, str(error))
+            if not known:
+                emit(StoreFailed("", error=str(error), store=type(store).__name__))
+            raise
+        self._serves(store)
+        return answer
+
+    def _admit(self, store: Store) -> None:
+        with self._lock:
+            now, known = monotonic(), self._open.get(store)
+            if known is None:  # it has recovered meanwhile
+                return
+            probe_at, error = known
+            if now < probe_at:
+                raise StoreUnreachable(f"{error} (not asked again yet)")
+            self._open[store] = (now + PROBE_EVERY, error)
+
+    def _serves(self, store: Store) -> None:
+        if self._open and self._open.pop(store, None) is not None:
+            emit(StoreRecovered("", store=type(store).__name__))

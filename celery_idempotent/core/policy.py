@@ -1,0 +1,282 @@
+"""The options of one task: checked when they are declared, layered library < app < task."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from kombu.utils.url import maybe_sanitize_url
+
+from ..units import Duration, masked, parse_duration, parse_size, unfit
+from . import compression
+from .keys import KeySource, hides_arguments
+
+Scope = str | Callable[..., object] | None
+OnConflict = Literal["defer", "wait", "raise"]
+OnDuplicate = Literal["replay", "raise"]
+OnStoreError = Literal["wait", "run", "raise"]
+
+
+@dataclass(init=False, repr=False, frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Hold the options of one task.
+
+    Durations are seconds, a `timedelta`, or text such as "90s", "15m", "24h", "7d", "500ms"; they are kept as seconds.
+    Sizes are bytes, or text such as "64KiB". Raises ConfigurationError for an unknown option or an unfit value.
+
+    Example::
+
+        @app.task(base=IdempotentTask, idempotency=Policy(key="order_id", result_ttl="7d"))
+    """
+
+    store: object = None  #: a store or its URL, for this task alone; None: the app's
+    key: KeySource = None  #: name(s) of arguments, or a callable over the arguments; None: the task id
+    scope: Scope = None  #: a callable, or the name of a header, that gives the tenant; part of the key
+    lease_ttl: float = 60.0  #: how long a dead holder blocks others, at least 0.5 s; renewed every third of it
+    result_ttl: float = 86400.0  #: how long a duplicate is recognised after success, at least 0.5 s
+    failure_ttl: float = 86400.0  #: the same after a remembered failure; how long released and lapsed records are kept
+    on_conflict: OnConflict = "defer"  #: what a duplicate does that meets a live lease
+    on_duplicate: OnDuplicate = "replay"  #: what a duplicate does that meets a settled record
+    remember_failures: tuple[type[Exception], ...] = ()  #: exceptions that are final, and raised again for duplicates
+    store_result: bool = True  #: False keeps only the fact that the operation is done
+    compress_above: int = 1024  #: payloads of more bytes are compressed
+    compression: str = "zlib"  #: how: "zlib", "zstd", "bzip2", "lzma", another one that kombu has, or "none"
+    result_max_bytes: int = 1048576  #: payloads of more bytes, once compressed, are not kept in the record
+    large_results: str | None = None  #: where those are kept: "backend", or an fsspec URL; None: nowhere
+    wait_timeout: float = 10.0  #: how long ``on_conflict="wait"`` waits
+    max_crashes: int = 5  #: deaths in a row before `CrashLoop`
+    on_store_error: OnStoreError = "wait"  #: what a delivery does while the store does not answer
+    max_lease: float | None = None  #: stop renewing after this long; None: the task's hard time limit + 60 s
+    fingerprint: bool | tuple[str, ...] = True  #: compare the arguments of an explicit key; or names to leave out
+    history: bool = True  #: note what happens to a key, for ``explain``; False spares the store those writes
+    allow_early_ack: bool = False  #: allow ``acks_late=False``, with which a killed worker loses the task
+    _given: frozenset[str] = field(default=frozenset(), compare=False)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            store: object = None,
+            key: KeySource = None,
+            scope: Scope = None,
+            lease_ttl: Duration = 60,
+            result_ttl: Duration = "24h",
+            failure_ttl: Duration = "24h",
+            on_conflict: OnConflict = "defer",
+            on_duplicate: OnDuplicate = "replay",
+            remember_failures: type[Exception] | Sequence[type[Exception]] = (),
+            store_result: bool = True,
+            compress_above: int | str = 1024,
+            compression: str = "zlib",
+            result_max_bytes: int | str = "1MiB",
+            large_results: str | None = None,
+            wait_timeout: Duration = 10,
+            max_crashes: int = 5,
+            on_store_error: OnStoreError = "wait",
+            max_lease: Duration | None = None,
+            fingerprint: bool | Collection[str] = True,
+            history: bool = True,
+            allow_early_ack: bool = False,
+        ) -> None: ...
+    else:
+
+        def __init__(self, **options: Any) -> None:
+            before = options.pop("_given", options)  # dataclasses.replace() passes every field, also this one
+            for name in options:
+                if name not in _CHECKS:
+                    raise unfit("idempotency", "options of Policy", name, _hint(name, _CHECKS))
+            for name, default in _DEFAULTS.items():
+                object.__setattr__(self, name, _CHECKS[name](options[name], name) if name in options else default)
+            given = frozenset(n for n in options if n in before or getattr(self, n) != _DEFAULTS[n])
+            object.__setattr__(self, "_given", given)
+            if self.max_lease is not None and self.max_lease < self.lease_ttl:
+                expected = f"at least lease_ttl, {self.lease_ttl:g} s"
+                raise unfit("max_lease", expected, self.max_lease, "give a longer max_lease or a shorter lease_ttl")
+
+    @classmethod
+    def of(cls, value: Policy | Mapping[str, Any] | None, *, base: Policy | None = None) -> Policy:
+        """Lay what a task or an app declares on top of a ``base`` (default: the library's defaults).
+
+        A `Policy` overrides what its constructor was given, a mapping what it holds, None nothing. Returns a policy.
+        Raises ConfigurationError for anything else, for an unknown option and for an unfit value.
+        """
+        given = value._options() if isinstance(value, Policy) else {} if value is None else value
+        if not isinstance(given, Mapping):
+            raise unfit("idempotency", "a Policy or a mapping of its options", value, "write {'key': 'order_id'}")
+        below = base._options() if base is not None else {}
+        return cls(**below | {str(name): option for name, option in given.items()})
+
+    def check_signature(self, signature: inspect.Signature, task: str, *, hidden: bool = False) -> None:
+        """Compare the names of arguments in ``key`` and ``fingerprint`` with the signature of the task called ``task``.
+
+        A task that takes ``**kwargs`` has any argument, unless a decorator takes them for it: ``hidden``. Raises
+        ConfigurationError for a name that it has not, and for a callable that would be given what it does not take.
+        """
+        # What *args collects stands under the parameter's name; within a decorator nobody knows what that is.
+        kinds = {inspect.Parameter.VAR_KEYWORD, *([inspect.Parameter.VAR_POSITIONAL] if hidden else [])}
+        collected = {p.name for p in signature.parameters.values() if p.kind in kinds}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        known = [name for name in signature.parameters if name not in collected]
+        for option in ("key", "fingerprint"):
+            names = getattr(self, option)
+            for name in [names] if isinstance(names, str) else names if isinstance(names, tuple) else ():
+                # What **kwargs collects is known by its own name, not by that of the parameter.
+                if name in known or (takes_any and not hidden and name not in collected):
+                    continue
+                hint = _hint(name, known) if not hidden else _HIDDEN[option]
+                raise unfit(option, f"names of arguments of {task}{signature}", name, hint)
+        for option in ("key", "scope"):
+            _check_callable(getattr(self, option), option, known)
+
+    def __repr__(self) -> str:
+        """Show the options that were given, without the password of a store."""
+        large = self.large_results and masked(self.large_results)
+        shown = {**self._options(), "store": maybe_sanitize_url(self.store), "large_results": large}
+        return f"Policy({', '.join(f'{name}={shown[name]!r}' for name in self._options())})"
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _DEFAULTS if name in self._given}
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(known)}"
+
+
+#: What to do where a decorator hides the arguments.
+_HIDDEN = {
+    "key": "a decorator hides which arguments the body gets, and may add some; use a callable, as key=lambda args, "
+    "**kwargs: ..., or give what the decorator returns a __signature__",
+    "fingerprint": "a decorator hides which arguments the body gets, and may add some; compare none, with "
+    "fingerprint=False, or give what the decorator returns a __signature__",
+}
+
+
+def _check_callable(source: object, option: str, known: Collection[str]) -> None:
+    if not callable(source) or not hides_arguments(source):
+        return
+    within = inspect.signature(source).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in within.values()) and not within.keys() >= set(known):
+        expected = f"a callable that says which of the arguments {sorted(known)} it takes"
+        hint = (
+            f"its decorator hides that, so it would be given all; write lambda {', '.join(known)}: ..., which calls it"
+        )
+        raise unfit(option, expected, source, hint)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, Collection) and all(isinstance(name, str) and name.isidentifier() for name in value)
+
+
+def _key(value: object, option: str) -> object:
+    if value is None or callable(value) or (isinstance(value, str) and value.isidentifier()):
+        return value
+    if isinstance(value, (list, tuple)) and value and _are_names(value):
+        return tuple(value)
+    hint = _accessor(value) or 'write "order_id" or ["shop", "order_id"]'
+    raise unfit(option, "None, name(s) of arguments, or a callable", value, hint)
+
+
+def _accessor(value: object) -> str:
+    """Return the callable that a key means which names a part of an argument; "" if it names none."""
+    names = [value] if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
+    parts = [re.fullmatch(r"([^\W\d]\w*)((?:\.[^\W\d]\w*|\[[^\[\]]+\])+)", str(name)) for name in names]
+    if not any(parts):
+        return ""
+    arguments = dict.fromkeys(part[1] if part else str(name) for part, name in zip(parts, names, strict=True))
+    wanted = [re.sub(r"\[([^\W\d]\w*)\]", r'["\1"]', str(name)) for name in names]
+    result = wanted[0] if len(wanted) == 1 else f"({', '.join(wanted)})"
+    return f"write a callable: key=lambda {', '.join(arguments)}: {result}"
+
+
+def _failures(value: object, option: str) -> tuple[type[Exception], ...]:
+    classes = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if all(isinstance(cls, type) and issubclass(cls, Exception) for cls in classes):
+        return classes
+    raise unfit(option, "classes derived from Exception", value, "write (CardDeclined, UnknownOrder)")
+
+
+def _fingerprint(value: object, option: str) -> bool | tuple[str, ...]:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) and _are_names(value):
+        return tuple(sorted(set(value)))  # type: ignore[call-overload]
+    raise unfit(option, "True, False or the names of arguments to leave out", value, 'write ["requested_at"]')
+
+
+def _compression(value: object, option: str) -> str:
+    lacking = compression.missing(value) if isinstance(value, str) else "?"
+    if isinstance(value, str) and not lacking:
+        return value
+    names = ", ".join(map(repr, compression.known()))
+    hint = "write 'zlib'" if lacking == "?" else f"write 'zlib', or install it: pip install {lacking}"
+    raise unfit(option, f"a compression that is installed, as {names}", value, hint)
+
+
+def _large_results(value: object, option: str) -> str | None:
+    if value is None or value == "backend":
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(\w+::)*[\w+.-]+://[^#?]+", value):
+        return value
+    raise unfit(option, 'None, "backend" or a URL that fsspec opens', value, 'write "file:///var/results"')
+
+
+def _fit(test: Callable[[Any], bool], expected: str, hint: str) -> Callable[[object, str], object]:
+    def check(value: object, option: str) -> object:
+        if not test(value):
+            raise unfit(option, expected, value, hint)
+        return value
+
+    return check
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[object, str], object]:
+    return _fit(lambda value: value in choices, f"one of {', '.join(map(repr, choices))}", f"write {choices[0]!r}")
+
+
+def _is_store(value: object) -> bool:
+    return (
+        value is None
+        or (isinstance(value, str) and value != "")
+        or (hasattr(value, "acquire") and not isinstance(value, type))
+    )
+
+
+def _is_scope(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value != "") or callable(value)
+
+
+_flag = _fit(lambda value: isinstance(value, bool), "True or False", "write True")
+_ttl = partial(parse_duration, least=0.5)  # a third of a lease must outlast a round trip to the store
+_DEFAULTS = {option.name: option.default for option in fields(Policy) if option.name != "_given"}
+#: The names of all options.
+OPTIONS = tuple(_DEFAULTS)
+_CHECKS: dict[str, Callable[[object, str], object]] = {
+    "store": _fit(_is_store, "None, a URL or a store", 'write "redis://localhost/1", or make the store first'),
+    "key": _key,
+    "scope": _fit(_is_scope, "None, the name of a header, or a callable", 'write "tenant"'),
+    "lease_ttl": _ttl,
+    "result_ttl": _ttl,
+    "failure_ttl": _ttl,
+    "on_conflict": _one_of(get_args(OnConflict)),
+    "on_duplicate": _one_of(get_args(OnDuplicate)),
+    "remember_failures": _failures,
+    "store_result": _flag,
+    "compress_above": parse_size,
+    "compression": _compression,
+    "result_max_bytes": parse_size,
+    "large_results": _large_results,
+    "wait_timeout": parse_duration,
+    "max_crashes": _fit(lambda value: type(value) is int and value >= 1, "a whole number of at least 1", "write 5"),
+    "on_store_error": _one_of(get_args(OnStoreError)),
+    "max_lease": lambda value, option: None if value is None else parse_duration(value, option),
+    "fingerprint": _fingerprint,
+    "history": _flag,
+    "allow_early_ack": _flag,
+}

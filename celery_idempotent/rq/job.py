@@ -1,0 +1,193 @@
+"""A job: which function it runs as which operation, who reads its result, its store, and how it is deferred."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from redis.connection import ConnectionPool
+from rq import get_current_job
+from rq.job import Job, Retry
+from rq.queue import Queue
+from rq.scheduler import RQScheduler
+from rq.serializers import DefaultSerializer
+from rq.utils import now
+from rq.worker import Worker
+
+from ..functions import opened
+from ..stores.base import Store
+from ..stores.redis.store import store_like
+
+#: Entry of a job's meta with the key that its producer gave.
+KEY = "idempotency_key"
+#: Entry of a job's meta in which this library says what became of the job.
+META = "idempotency"
+#: Least seconds to which a scheduler renews its lock each time it has looked for what is due.
+LOCK_TTL = 60
+#: Seconds after which a scheduler that did not renew it is taken for dead.
+SILENCE = 20
+
+
+def job_running(function: Callable[..., Any]) -> Job | None:
+    """Return the job that is being performed here, if it is ``function`` that it runs."""
+    job: Any = get_current_job()
+    return job if job is not None and _runs(job, function) else None
+
+
+def _runs(job: Job, function: Callable[..., Any]) -> bool:
+    # Other decorators may lie around ours, and a method is found bound to what it is a method of.
+    found: Any = job.func
+    while found is not None:
+        found = getattr(found, "__func__", found)
+        if found is function:
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return job.instance is None and job.func_name == f"{function.__module__}.{function.__qualname__}"
+
+
+def occurrence(job: Job) -> str:
+    """Return what tells this enqueuing of a job, and this occurrence of one that repeats, from all others.
+
+    Retries and what RQ hands out twice are the same occurrence. An id alone is not: it may be used again, and each
+    occurrence of a ``Repeat`` has it.
+    """
+    made = job.created_at.strftime("%Y%m%dT%H%M%S.%f")
+    return f"{job.id}@{made}" + (f"-{job.repeats_left}" if job.repeats_left else "")
+
+
+def id_of(occurrence: str) -> str:
+    """Return the id of the job that this is an occurrence of."""
+    return occurrence.rpartition("@")[0]
+
+
+def seconds_allowed(job: Job) -> float:
+    """Return the job's time limit."""
+    timeout = float(job.timeout or Queue.DEFAULT_TIMEOUT)
+    return timeout if timeout > 0 else float("inf")
+
+
+def seconds_running(job: Job) -> float:
+    """Return the seconds since RQ began to perform the job."""
+    return max(0.0, (now() - job.started_at).total_seconds()) if job.started_at else 0.0
+
+
+def has_reader(job: Job) -> bool:
+    """Tell whether somebody can read what the job returns: RQ keeps it, or a callback is given it."""
+    return job.result_ttl != 0 or bool(job._success_callback_name)
+
+
+def serializer_of(job: Job) -> str:
+    """Return kombu's name for the serializer of a job; of one that kombu does not have, for the nearest."""
+    return "pickle" if job.serializer is DefaultSerializer else "json"
+
+
+def is_synchronous(job: Job) -> bool:
+    """Tell whether the job runs where it was enqueued (``is_async=False``), so that nobody would deliver it again."""
+    # That is what RQ calls the worker then; a real one may be called so, too, and is registered.
+    return job.worker_name == "sync" and not job.connection.exists(Worker.redis_worker_namespace_prefix + "sync")
+
+
+def has_scheduler(job: Job) -> bool:
+    """Tell whether somebody enqueues what is scheduled for the job's queue."""
+    # Redis answers with a negative number where there is none.
+    return int(job.connection.ttl(RQScheduler.get_locking_key(job.origin))) > LOCK_TTL - SILENCE
+
+
+def note(job: Job, said: dict[str, Any]) -> None:
+    """Write what becomes of the job into its meta.
+
+    Raises:
+        Exception: what is there cannot be read, and is left as it is; or the server does not answer.
+    """
+    # Others may have written to it since the job was fetched, while it was waiting, say.
+    job.meta = {**job.meta, **job.get_meta(refresh=True), META: said}
+    job.save_meta()  # type: ignore[no-untyped-call]
+
+
+# Coming back later: a job that cannot run now returns a `Retry`, with which RQ schedules it, or enqueues it anew.
+#
+# RQ counts what a job returns as `Retry` against the ``max`` that it names. A deferral is none of the job's own
+# retries, so the count is set back by as much as RQ is about to add.
+
+
+#: Seconds to wait at first and at most.
+FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
+#: Seconds for which a job waits where it is, whenever its turn comes, if nobody would enqueue it later.
+TURN = 1.0
+#: Least ttl in seconds of a job that can be put off: RQ's scheduler looks once a second, and counts in whole ones.
+LEAST_TTL = 4
+#: How often a job may be put off: for ever.
+ALWAYS = 2**31
+#: Whether RQ counts a returned Retry that it schedules; each that it enqueues at once it counts, also before 2.8.
+_COUNTS = "retry" in inspect.signature(Job._handle_retry_result).parameters
+
+
+class Unspent(float):
+    """A number of retries left of a job that would fail again: none now, and as many as it says once it is requeued.
+
+    A subclass of int is what hiredis refuses to write.
+    """
+
+    def __gt__(self, other: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return str(int(self))
+
+
+def deferrals(job: Job) -> int:
+    """Return how often the job was put off."""
+    said = job.meta.get(META)
+    return int(said.get("deferrals") or 0) if isinstance(said, dict) else 0
+
+
+def can_be_put_off(job: Job) -> bool:
+    """Tell whether RQ will still know the job when its delay is over."""
+    return job.ttl is None or job.ttl >= LEAST_TTL
+
+
+def delay_before(number: int, remaining: float, ttl: int | None) -> int:
+    """Return the whole seconds, as RQ's scheduler takes them, that a job waits which was put off ``number`` times.
+
+    Arguments:
+        number: How often it was.
+        remaining: Seconds until the lease in its way runs out, unless it is renewed.
+        ttl: Seconds after which RQ forgets a job that is scheduled, or None.
+    """
+    delay: float = FIRST_DELAY * 2 ** min(number, 10) * random.uniform(0.75, 1.25)
+    longest = min(max(remaining, FIRST_DELAY), LONGEST_DELAY, ttl / 2 if ttl else LONGEST_DELAY)
+    return max(1, math.ceil(min(delay, longest)))
+
+
+def put_off(job: Job, delay: int) -> Retry:
+    """Return what the job is to return, so that it comes back in ``delay`` seconds with all its own retries.
+
+    Arguments:
+        job: The job.
+        delay: Whole seconds after which a scheduler is to enqueue it; 0 to have it enqueued now, behind all others.
+    """
+    if _COUNTS or not delay:
+        job.number_of_retries = (job.number_of_retries or 0) - 1
+    return Retry(max=ALWAYS, interval=delay)
+
+
+_inherited: WeakKeyDictionary[ConnectionPool, Store] = WeakKeyDictionary()
+
+
+def store_of(wanted: object, connection: Any) -> Store:
+    """Return the store of a policy, or by default one on the Redis that a queue uses; the same object every time.
+
+    Arguments:
+        wanted: A store or a URL that a policy names, or None.
+        connection: The queue's connection.
+    """
+    if wanted is not None:
+        return opened(wanted)
+    pool = connection.connection_pool
+    if pool not in _inherited:
+        _inherited[pool] = store_like(connection)
+    return _inherited[pool]

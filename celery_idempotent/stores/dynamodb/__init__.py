@@ -1,0 +1,5 @@
+"""A store in DynamoDB."""
+
+from .store import DynamoDBStore
+
+__all__ = ["DynamoDBStore"]

@@ -1,0 +1,207 @@
+"""Maintenance of a store: delete by prefix and purge, a batch after another so that no caller waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from ..errors import RecordUnreadable, StoreError
+from .base import Store
+from .history import is_operators
+from .records import Note, Record, State
+
+#: Keys that are read ahead of what is deleted.
+DELETE_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """How many records there are, by state, and how many of them a live lease holds."""
+
+    by_state: dict[State, int]
+    held: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.by_state.values())
+
+
+def is_held(record: Record) -> bool:
+    """Tell whether somebody holds a live lease on the key, and may be running the operation."""
+    return record.state is State.IN_PROGRESS and record.remaining > 0
+
+
+def count(store: Store, prefix: str, state: State | None = None) -> Matches:
+    """Return how many records have a key that begins with ``prefix``; reads all of the store's."""
+    states: Counter[State] = Counter()
+    held = 0
+    for record in store.scan(prefix=prefix, state=state):
+        states[record.state] += 1
+        held += is_held(record)
+    return Matches(dict(states), held)
+
+
+def forget(
+    store: Store,
+    prefix: str,
+    state: State | None = None,
+    *,
+    held_too: bool = False,
+    trace: Callable[[Record], Trace] | None = None,
+) -> Iterator[bool]:
+    """Forget the records whose key begins with ``prefix``; yield for each whether it was forgotten or left alone.
+
+    Left alone is what a live lease holds, and what cannot be read. Each record is looked at again right before it is
+    deleted, since a scan may tell what was true a while ago.
+
+    Arguments:
+        store: The store.
+        prefix: How the keys begin, namespace included.
+        state: Only records in this state (default: any).
+        held_too: Also those that a live lease holds. A living holder writes its record again with its next renewal,
+            unless another delivery has taken the key by then: both run.
+        trace: Makes the entry of a key's history that says who forgot it (default: none is written).
+
+    Raises:
+        StoreError: the store cannot serve; what was forgotten before stays forgotten.
+    """
+    found = iter(store.scan(prefix=prefix, state=state))
+    while keys := [record.key for record in islice(found, DELETE_BATCH)]:
+        for key in keys:
+            try:
+                record = store.get(key)
+            except RecordUnreadable:
+                yield False
+                continue
+            if record is not None and state in (None, record.state):
+                yield (held_too or not is_held(record)) and erase(store, key, trace and trace(record))
+
+
+def erase(store: Store, key: str, trace: Trace | None = None) -> bool:
+    """Delete a record and what deliveries did to it, and return whether there was one.
+
+    With a trace, the history keeps what operators did, and has one more entry.
+
+    Arguments:
+        store: The store.
+        key: The record's.
+        trace: Who deletes it (default: nobody who leaves one).
+
+    Raises:
+        StoreError: the store cannot serve.
+    """
+    if trace is None:
+        return store.delete(key)
+    try:
+        earlier = [noted for noted in store.history(key) if is_operators(noted.text)]
+    except StoreError:  # there is none, or it cannot be read: the record can be deleted all the same
+        earlier = []
+    known = store.delete(key)
+    trace.leave(store, *(Note(key, noted.text, noted.age, trace.note.keep) for noted in earlier))
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The entry that an operator leaves in the history of a key.
+
+    Arguments:
+        note: The entry.
+        failed: Called with the error of a store that does not take it; what was done stays done.
+    """
+
+    note: Note
+    failed: Callable[[StoreError], object]
+
+    def leave(self, store: Store, *earlier: Note) -> None:
+        """Write the entry, behind those that are to be kept."""
+        try:
+            store.note([*earlier, self.note])
+        except StoreError as error:
+            self.failed(error)
+
+
+#: Records in one batch.
+BATCH = 1000
+#: Seconds between two batches, in which others are served.
+PAUSE = 0.05
+
+
+def purge(store: Store, limit: int | None = None, *, batch: int = BATCH, pause: float = PAUSE) -> int:
+    """Remove what has expired from a store, and return how much.
+
+    Arguments:
+        store: The store; one whose server expires by itself answers 0.
+        limit: Remove about so many and no more (default: all).
+        batch: How many to ask the store for at a time.
+        pause: Seconds to rest between two batches.
+
+    Raises:
+        StoreError: the store cannot serve; what was removed before stays removed.
+    """
+    return sum(purge_in_batches(store, limit, batch=batch, pause=pause))
+
+
+def purge_in_batches(
+    store: Store, limit: int | None = None, *, batch: int = BATCH, pause: float = PAUSE
+) -> Iterator[int]:
+    """Do as `purge` does, and yield how much each batch removed."""
+    left = limit
+    while left is None or left > 0:
+        wanted = batch if left is None else min(batch, left)
+        removed = store.purge(wanted)
+        yield removed
+        left = None if left is None else left - removed
+        # A batch may come back short because others hold some of its rows. Nor is the last record to be chased: while
+        # this goes on, more expire, and on a busy store that would never end.
+        if removed < wanted / 2 or left == 0:
+            return
+        time.sleep(pause)
+
+
+#: How keys begin where `idempotency_namespace` does not say otherwise.
+NAMESPACE = "idem"
+
+
+@dataclass(frozen=True, slots=True)
+class UsedStore:
+    """A store that an app, or somebody at a command line, uses.
+
+    Arguments:
+        name: What to call it; no password in it.
+        store: The store.
+        namespaces: How the keys of its user begin there, without the colon.
+        lease_ttls: Seconds a lease lasts, by the name of the task; of the tasks that are known.
+        keep_ttls: Seconds for which a history is kept, alike.
+    """
+
+    name: str
+    store: Store
+    namespaces: tuple[str, ...] = (NAMESPACE,)
+    lease_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
+    keep_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    def meant_key(self, typed: str) -> str | None:
+        """Return the key that somebody meant who typed it without the namespace, if there is such.
+
+        Raises:
+            StoreError: the store could not be asked.
+        """
+        return next((key for key in self._whole(typed) if self.store.get(key) is not None), None)
+
+    def meant_prefix(self, typed: str) -> str | None:
+        """Return the beginning of keys that somebody meant who typed it without the namespace, if there are such.
+
+        Raises:
+            StoreError: the store could not be asked.
+        """
+        return next(
+            (prefix for prefix in self._whole(typed) if any(True for _ in self.store.scan(prefix=prefix))), None
+        )
+
+    def _whole(self, typed: str) -> list[str]:
+        return [f"{name}:{typed}" for name in self.namespaces if not typed.startswith(f"{name}:")]

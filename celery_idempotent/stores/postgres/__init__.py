@@ -1,0 +1,5 @@
+"""A store in PostgreSQL."""
+
+from .store import PostgresStore
+
+__all__ = ["PostgresStore"]

@@ -1,0 +1,334 @@
+"""Connections to PostgreSQL that all threads of a process share, the URL of a store, and what psycopg's errors mean.
+
+Not psycopg_pool: it has threads of its own, which neither survive a fork nor belong into a process of greenlets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from selectors import DefaultSelector
+from time import monotonic
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+from weakref import WeakSet
+
+import psycopg
+from psycopg import errors, pq
+from psycopg.conninfo import conninfo_to_dict
+
+from ...errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
+from .. import hide_password, unknown_parameter
+
+#: Seconds a statement may take, and a connection attempt (libpq knows no less than 2). A lease call must answer or fail
+#: long before a lease ends.
+TIMEOUT = 2.0
+#: Seconds a call waits for a connection of the others before it opens one more than there should be.
+PATIENCE = 2.0
+LOOK_EVERY = 0.002
+#: How often a statement is sent that a server gives up for the sake of another.
+ATTEMPTS = 5
+#: What a parent opened, in its children: kept, because a connection that is collected may say goodbye to the server.
+_INHERITED: list[Any] = []
+
+
+class NoAnswer(psycopg.OperationalError):
+    """Raised when a server did not answer in time; the connection is of no use any more."""
+
+
+#: What no other connection would change, though this one may have been closed for it: its transaction is broken.
+FINAL = (NoAnswer, errors.LockNotAvailable, errors.QueryCanceled)
+
+
+class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that waits for no answer longer than ``seconds``, whatever has become of the server.
+
+    Neither a statement_timeout nor TCP notices a server that is stopped, or a network that swallows packets.
+    """
+
+    seconds = TIMEOUT
+
+    def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+        """Consume a generator of psycopg's, and raise `NoAnswer` when the time is up.
+
+        Not with psycopg's own wait, of which only newer ones take a timeout.
+        """
+        end = monotonic() + self.seconds
+        try:
+            wanted = next(gen)
+            with DefaultSelector() as selector:  # of greenlets, where they are patched in
+                while True:
+                    key = selector.register(self.pgconn.socket, wanted)
+                    ready = selector.select(max(0.0, end - monotonic()))
+                    if not ready:
+                        raise NoAnswer(f"no answer within {self.seconds:g} s")
+                    selector.unregister(key.fd)
+                    wanted = gen.send(ready[0][1])
+        except StopIteration as done:
+            return done.value
+
+
+class Slot:
+    """A place for one connection, which is opened when it is needed."""
+
+    def __init__(self, generation: int) -> None:
+        self.connection: TimedConnection | None = None
+        self.generation = generation
+
+
+class Connections:
+    """Run statements, each in a transaction of its own, on a connection that nobody else is using.
+
+    Arguments:
+        place: Where the server is, and how many connections there may be.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        #: true once the server has shown that its default isolation level is stricter than READ COMMITTED
+        self._strict = False
+        self._generation = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._idle: list[Slot] = []
+        self._slots: WeakSet[Slot] = WeakSet()  # these, and those in use; not those that an interruption has lost
+        self._pid = os.getpid()
+
+    def run(self, statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows that a statement answers; raise what psycopg raises.
+
+        Every verb may be asked again: a pooled connection that the server has closed meanwhile is replaced and the
+        statement repeated, and so is one that the server gave up for another transaction's sake.
+        """
+        attempt = 0
+        while True:
+            slot = self._take()
+            pooled = slot.connection is not None
+            try:
+                return self._on(slot, statement, args)
+            except REPEATABLE:
+                self._strict = True
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    raise
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                if not pooled or slot.connection is not None or isinstance(error, FINAL):
+                    raise
+                self._drop_idle()  # the server has closed them too
+
+    def _on(self, slot: Slot, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            connection = slot.connection = slot.connection or self.connect()
+            with connection.cursor() as cursor:
+                if not self._strict:
+                    return cursor.execute(statement, args, prepare=False).fetchall()
+                # In one message and thus one round trip. In a stricter transaction a function does not see what those
+                # before it in the queue have committed.
+                text = psycopg.ClientCursor(connection).mogrify(statement, args)
+                cursor.execute(f"begin isolation level read committed; {text}; commit".encode())
+                cursor.nextset()
+                return cursor.fetchall()
+        finally:
+            self._give_back(slot)
+
+    def connect(self, seconds: float = TIMEOUT) -> TimedConnection:
+        """Return a new connection.
+
+        Arguments:
+            seconds: How long it waits for an answer (default: 2).
+        """
+        options: dict[str, Any] = {"connect_timeout": int(TIMEOUT), "fallback_application_name": "celery_idempotent"}
+        options = {name: value for name, value in options.items() if name not in conninfo_to_dict(self._place.conninfo)}
+        options["client_encoding"] = "utf8"  # with SQL_ASCII, which a database may have, psycopg gives bytes for texts
+        # Nothing is prepared on the server: behind PgBouncer the next statement may reach another one.
+        connection = TimedConnection.connect(self._place.conninfo, autocommit=True, prepare_threshold=None, **options)
+        connection.seconds = seconds
+        return connection
+
+    def _take(self) -> Slot:
+        if self._pid != os.getpid():  # what came through a fork is our parent's
+            _INHERITED.append((self._idle, list(self._slots)))
+            self._reset()
+        end = monotonic() + PATIENCE
+        while True:
+            try:
+                return self._idle.pop()
+            except IndexError:
+                pass
+            if len(self._slots) < self._place.connections or monotonic() >= end:
+                slot = Slot(self._generation)
+                self._slots.add(slot)
+                return slot
+            time.sleep(LOOK_EVERY)
+
+    def _give_back(self, slot: Slot) -> None:
+        connection = slot.connection
+        if connection is None or self._pid != os.getpid():
+            return
+        idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if not idle or slot.generation != self._generation:  # a reply on its way must not answer the next statement
+            connection.close()
+            slot.connection, slot.generation = None, self._generation
+        self._idle.append(slot)
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            slot = self._idle.pop()
+            if slot.connection is not None:
+                slot.connection.close()
+
+    def close(self) -> None:
+        """Close every connection, those of other threads as they give them back; the next call opens a new one."""
+        if self._pid == os.getpid():
+            self._generation += 1
+            self._drop_idle()
+
+
+#: What our statements meet where `apply_schema` was never called, or by an older version.
+NO_SCHEMA = (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSchemaName, errors.UndefinedObject)
+#: What is over when the statement is sent again.
+REPEATABLE = (errors.SerializationFailure, errors.DeadlockDetected)
+#: Error classes by which a server refuses: authorization, a database that does not exist, rights.
+_REFUSED = ("28", "3D", "42501")
+#: The same said while connecting, where libpq does not tell the code of the error.
+_WORDS = (
+    "password authentication failed",
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "permission denied",
+    "is not permitted",
+    "no such database",
+    "no such user",
+)
+
+
+def translated(error: psycopg.Error, shown: str) -> StoreError:
+    """Return the store's error that an error of psycopg means.
+
+    Arguments:
+        error: What psycopg raised.
+        shown: What to call the server; no password in it.
+    """
+    what = f"{type(error).__name__}: {str(error).strip()}"
+    refused = refusal(error, shown)
+    if refused is not None:
+        return refused
+    if isinstance(error, errors.LockNotAvailable):
+        return StoreUnreachable(
+            f"A record of the idempotency store {shown} is held by an open transaction ({what}). "
+            "Is there one that settles a task and is not committed?"
+        )
+    return StoreUnreachable(
+        f"The idempotency store {shown} cannot serve ({what}). Is it running, and may it be written?"
+    )
+
+
+def refusal(error: psycopg.Error, shown: str) -> StoreRefused | None:
+    """Return what to say if the server will not serve us as we and it are set up, else None."""
+    text = str(error).strip()
+    what = f"{type(error).__name__}: {text}"
+    if isinstance(error, NO_SCHEMA):
+        return StoreRefused(
+            f"The idempotency store {shown} has no table and functions for this version ({what}). "
+            "Make or upgrade them with: celery-idempotent --store URL schema --apply"
+        )
+    state = error.sqlstate or ""
+    unknown = "does not exist" in text and ("FATAL" in text or not state)
+    if state.startswith(_REFUSED) or (not state and (unknown or any(words in text for words in _WORDS))):
+        return StoreRefused(
+            f"The idempotency store {shown} refused us ({what}). "
+            "Check the user, the password, the database and the rights on the table and its functions."
+        )
+    if isinstance(error, psycopg.DataError):
+        return StoreRefused(
+            f"The idempotency store {shown} cannot keep such a record ({what}). "
+            "Keys, task ids and names must be text that the database can hold: no NUL character, and no more than "
+            "2,700 bytes of key."
+        )
+    return None
+
+
+OPTIONS = ("schema", "table", "connections")
+SCHEMA, TABLE, CONNECTIONS = "public", "idempotency", 8
+#: The names of the functions are made of the table's, and PostgreSQL cuts names off at 63 bytes.
+NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the records are.
+
+    Arguments:
+        conninfo: The connection string without what is ours, for libpq.
+        shown: What to call the server in messages; no password in it.
+        schema, table: Names of lower-case letters, digits and underscores, 40 at most.
+        connections: Most connections of one process, unless they do not suffice for 2 seconds.
+    """
+
+    conninfo: str
+    shown: str = "postgresql"
+    schema: str = SCHEMA
+    table: str = TABLE
+    connections: int = CONNECTIONS
+
+    def __post_init__(self) -> None:
+        for option, name in (("schema", self.schema), ("table", self.table)):
+            if not NAME.fullmatch(name):
+                raise ConfigurationError(
+                    f"Expected {option}= of a PostgreSQL store to be a name of 1 to 40 lower-case letters, digits and "
+                    f"underscores that begins with no digit, got {name!r}."
+                )
+        if self.connections < 1:
+            raise ConfigurationError(
+                f"Expected connections= of a PostgreSQL store to be at least 1, got {self.connections}."
+            )
+
+    @classmethod
+    def of_url(cls, url: str) -> Place:
+        """Return the place that a URL names.
+
+        Arguments:
+            url: As libpq takes it; its query may also carry ``schema``, ``table`` and ``connections``.
+
+        Raises:
+            ConfigurationError: the URL cannot be parsed, or an option is wrong.
+        """
+        shown = hide_password(url)
+        base, _, query = url.partition("?")
+        options, rest = {}, []
+        _check_parameters(url, query)
+        try:
+            for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
+                if name in OPTIONS:
+                    options[name] = value
+                else:
+                    rest.append((name, value))
+            conninfo = base + ("?" + urlencode(rest, quote_via=quote) if rest else "")
+            ports = str(conninfo_to_dict(conninfo).get("port") or "")
+            if not ports.replace(",", "0").isdecimal() and ports:  # libpq says so only when it connects
+                raise ValueError("the port is no number")
+        except (ValueError, psycopg.ProgrammingError) as error:
+            # What libpq could not read may be the password.
+            why = "" if "@" in url else f" ({str(error).strip()})"
+            raise ConfigurationError(
+                f"Expected a PostgreSQL URL like postgresql://user:password@host:5432/database, got {shown!r}{why}. "
+                "Write special characters of a password as %2F, %40 and so on."
+            ) from None
+        most = options.get("connections", str(CONNECTIONS))
+        if not most.isdecimal():
+            raise ConfigurationError(f"Expected connections= of a PostgreSQL store to be a whole number, got {most!r}.")
+        return cls(conninfo, shown, options.get("schema", SCHEMA), options.get("table", TABLE), int(most))
+
+
+def _check_parameters(url: str, query: str) -> None:
+    libpq = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()]
+    known = (*OPTIONS, *libpq, "ssl")  # ssl=true, as JDBC has it, is sslmode=require
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            others = f"There are {', '.join(OPTIONS)} and those of libpq, as sslmode."
+            raise unknown_parameter(url, name, known, others)

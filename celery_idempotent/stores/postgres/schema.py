@@ -1,0 +1,77 @@
+"""The table and its functions: their names, their versions, and how they come into a database."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cached_property
+from importlib import resources
+
+from .connections import Place
+
+#: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
+VERSION = 3
+FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
+#: The functions carry in their names the version that changed them last, so that workers of two versions run side by
+#: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
+#: tasks, answers a claim with its own alone, has awaited continuations go on, and counts no crash where a shutdown was
+#: announced.
+FUNCTIONS = {
+    **dict.fromkeys(("home", "renew", "settle", "forget", "purge"), 1),
+    **dict.fromkeys(("grant", "acquire", "release", "announce"), 3),
+}
+#: Not with the operator that somebody may have made in a schema which is searched: it would run with our rights.
+NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
+
+
+class Schema:
+    """The names of one store's table and functions, and the statements that make them.
+
+    Arguments:
+        place: Where the records are.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        schema, name = f'"{place.schema}"', place.table
+        #: tells this table's claims from others that queue in the same database
+        seed = zlib.crc32(f"{place.schema}.{name}".encode())
+        self.names = {
+            "schema": schema,
+            "name": name,
+            "table": f'{schema}."{name}"',
+            "fences": f'{schema}."{name}_fences"',
+            "history": f'{schema}."{name}_history"',
+            "meta": f'{schema}."{name}_meta"',
+            "now": NOW,
+            #: how many tasks have marks in the row t
+            "marks": "((select count(*) from jsonb_object_keys(t.waiting)) + "
+            "(select count(*) from jsonb_object_keys(t.attempts)))",
+            "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
+            # Held by a transaction that settles the key, until it ends; and whether nobody holds it.
+            "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",
+            "unsettled": f"pg_try_advisory_xact_lock_shared(hashtextextended(c_key, {seed} + 1))",
+            **{word: f'{schema}."{name}_{word}_{version}"' for word, version in FUNCTIONS.items()},
+        }
+        self._seed = seed
+
+    def render(self, text: str) -> str:
+        """Return the text with the names in place of the words in braces."""
+        for word, name in self.names.items():
+            text = text.replace("{" + word + "}", name)
+        return text
+
+    @cached_property
+    def version(self) -> str:
+        """The query for the version that a database has; it has no meta table where there is none."""
+        return self.render("select version from {meta}")
+
+    def statements(self) -> str:
+        """Return what makes the schema, or upgrades it from any older version."""
+        folder = resources.files(__package__) / "sql"
+        files = [(folder / f"{name}.sql").read_text(encoding="utf-8") for name in FILES]
+        return self.render("\n".join([*files, f"update {{meta}} set version = {VERSION} where version < {VERSION};"]))
+
+    @cached_property
+    def turn(self) -> str:
+        """The statement after which no other process makes or upgrades this schema until we have committed."""
+        return f"set local lock_timeout = '10s'; select pg_advisory_xact_lock(1768191333, {self._seed % 2**31})"

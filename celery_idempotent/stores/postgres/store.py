@@ -1,0 +1,405 @@
+"""A store in PostgreSQL 13 and newer, by psycopg 3.
+
+One row per record and one function per verb, so one statement and one round trip per verb; the server's clock is the
+clock. The functions are made with the table, by ``celery-idempotent --store URL schema --apply``.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from ...errors import ConfigurationError, LeaseLost, StoreError, StoreRefused, StoreUnreachable
+from ..base import Store
+from ..history import grouped, told
+from ..records import MOST, Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State, Verdict
+from ..transactions import driver_connection, no_transaction
+from .connections import NO_SCHEMA, Connections, Place, refusal, translated
+from .records import (
+    COLUMNS,
+    after,
+    claim_args,
+    lease_args,
+    marks,
+    outcome_args,
+    record_of,
+    release_args,
+    stored,
+    unstored,
+    us,
+)
+from .schema import VERSION, Schema
+
+logger = logging.getLogger("celery_idempotent.stores")
+
+#: Leases that one statement renews, records that one statement reads or purges.
+RENEWED, READ, PURGED = 1000, 100, 500
+#: Records that are removed in passing, at most.
+TIDIED = 50
+#: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
+BUSY, LOOK_EVERY = 1.0, 0.02
+#: Seconds a statement of the schema may take.
+SCHEMA_SECONDS = 60.0
+
+
+class PostgresStore(Store):
+    """Keep the records in a table of PostgreSQL.
+
+    Weaker than the contract where a failover loses transactions that were not replicated (``synchronous_commit``).
+    A holder that has settled within an open transaction keeps its lease until that ends; while it does, claims get
+    `Verdict.CONFLICT` without being counted as waiting, renewals count as held, and a release that meets it for longer
+    than a second answers true and leaves the lease to run out.
+
+    Arguments:
+        place: Where the records are.
+    """
+
+    keeps_history = True
+    #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
+    purge_every = 25
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._connections = Connections(place)
+        self._schema = schema = Schema(place)
+        self._histories = Histories(schema, self._run)
+        self._home = ""  # learned when first needed: see home.sql
+        record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
+        render = schema.render
+        self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
+        self._renew = render(f"select {{renew}}({marks(9)})")
+        self._settle = render(f"select {{settle}}({marks(9)})")
+        self._release = render(f"select {{release}}({marks(6)})")
+        # What an open transaction settles right now is not waited for.
+        self._mark_shutdown = render(
+            "update {table} t set reason = 'shutdown' from (select key from {table} where key = %s and owner = %s "
+            "and state = 'in_progress' and expires > {now} for update skip locked) m where t.key = m.key returning true"
+        )
+        read = f"select {{now}}, {', '.join(COLUMNS)} from {{table}} where"
+        self._get = render(f"{read} key = %s and expires > {{now}}")
+        self._page = render(f"{read} key > %s and key >= %s")
+
+    @classmethod
+    def from_url(cls, url: str) -> PostgresStore:
+        """Return a store on the server that ``url`` names (``postgresql://`` or ``postgres://``).
+
+        Arguments:
+            url: As libpq takes it; its query may also carry ``schema`` and ``table`` (default: ``public`` and
+                ``idempotency``), and ``connections``, the most of one process (default: 8).
+
+        Raises:
+            ConfigurationError: the URL cannot be parsed, or an option is wrong.
+        """
+        return cls(Place.of_url(url))
+
+    def acquire(self, claim: Claim) -> Lease | Refusal:
+        ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
+        record = record_of(row, now)
+        if verdict == "lease":
+            if random.random() * self.purge_every < bool(self.purge_every):
+                self._tidy()
+            return Lease(claim, record.fence, taken_over=took_over, crashes=record.crashes)
+        return Refusal(Verdict(verdict), record)
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        lost: list[Lease] = []
+        for start in range(0, len(leases), RENEWED):
+            batch = leases[start : start + RENEWED]
+            places = sorted(place for (place,) in self._run(self._renew, lease_args(batch)))
+            lost += [batch[place - 1] for place in places]
+        return lost
+
+    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        answer = self._unless_busy(self._settle, outcome_args(lease, outcome, ttl, None))
+        if answer == "busy":
+            raise StoreUnreachable(
+                f"The record of {lease.key!r} in the idempotency store {self._place.shown} is held by an open "
+                "transaction that settles it: nothing was settled by this call. Commit it, or roll it back."
+            )
+        self._held(answer, lease)
+
+    def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
+        """Record how the operation ended in the caller's own open transaction: it counts when that commits.
+
+        One statement on the caller's connection, and no commit. The row is locked until the transaction ends.
+
+        Arguments:
+            lease: The lease.
+            outcome: How the operation ended.
+            ttl: Seconds the record is kept.
+            using: A connection of psycopg, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a Django
+                database, in a transaction in the database of the store.
+
+        Raises:
+            LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
+            ConfigurationError: there is no transaction open, or it is in another database.
+        """
+        connection = caller_connection(using)
+        home = self._home or self._find_home()
+        while True:
+            args = outcome_args(lease, outcome, ttl, home)
+            where = {"shown": self._place.shown, "table": self._schema.names["table"]}
+            answer = answer_within(connection, self._settle, args, **where)
+            if answer != "elsewhere":
+                return self._held(answer, lease)
+            known, home = home, self._find_home()  # the server may have been upgraded since
+            if home == known:
+                raise elsewhere(connection, **where)
+
+    def release(self, lease: Lease, release: Release) -> bool:
+        return self._unless_busy(self._release, release_args(lease, release)) != "lost"
+
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner)))
+
+    def announce(self, key: str, task_id: str) -> bool:
+        return bool(self._said("select {announce}(%s, %s)", stored(key), task_id))
+
+    def get(self, key: str) -> Record | None:
+        rows = self._run(self._get, (stored(key),))
+        return record_of(rows[0][1:], rows[0][0]) if rows else None
+
+    def delete(self, key: str) -> bool:
+        self._histories.forget(key)
+        return bool(self._said("select {forget}(%s)", stored(key)))
+
+    def note(self, notes: Sequence[Note]) -> None:
+        self._histories.note(notes)
+
+    def history(self, key: str) -> list[Noted]:
+        return self._histories.tell(key)
+
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        first, last = stored(prefix), ""
+        query, bounds = self._page, [first]
+        if end := after(first):
+            query, bounds = f"{query} and key < %s", [first, end]
+        # Others are not sought by the server: where they are few among millions, its statement would run out of time.
+        if state is State.IN_PROGRESS:  # in the text, for the sake of the partial index
+            query = f"{query} and state = '{state.value}'"
+        while rows := self._run(f"{query} order by key limit {READ}", (last, *bounds)):
+            for now, *row in rows:
+                if row[COLUMNS.index("expires")] > now and state in (None, row[1]):
+                    yield record_of(row, now)
+            last = rows[-1][1]
+
+    def purge(self, limit: int | None = None) -> int:
+        purged = 0
+        while limit is None or purged < limit:
+            most = PURGED if limit is None else min(PURGED, limit - purged)
+            gone = self._said("select {purge}(%s)", most)
+            purged += gone
+            if gone < most:
+                break
+        self._histories.purge_all(PURGED if limit is None else min(PURGED, limit), PURGED)
+        return purged
+
+    def _tidy(self) -> None:
+        try:
+            self.purge(TIDIED)
+        except StoreError as error:  # the lease is granted, and others will tidy up
+            logger.debug("Expired records were not removed: %s", error)
+
+    def pending_schema(self) -> str:
+        return self._schema.statements() if self._version() < VERSION else ""
+
+    def apply_schema(self) -> None:
+        if self._version() >= VERSION:
+            return
+        try:
+            with self._connections.connect(SCHEMA_SECONDS) as connection, connection.transaction():
+                connection.execute(self._schema.turn.encode())
+                connection.execute(self._schema.statements().encode())
+        except psycopg.Error as error:
+            raise translated(error, self._place.shown) from error
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return {"table_bytes": self._said("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
+
+    def ping(self) -> None:
+        if self._said("select pg_is_in_recovery() from {meta}"):
+            raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _version(self) -> int:
+        """Return the version of the schema in the database; 0 if there is none."""
+        try:
+            return int(self._connections.run(self._schema.version)[0][0])
+        except NO_SCHEMA:
+            return 0
+        except psycopg.Error as error:
+            raise translated(error, self._place.shown) from error
+
+    def _find_home(self) -> str:
+        self._home = str(self._said("select {home}()"))
+        return self._home
+
+    def _held(self, answer: str, lease: Lease) -> None:
+        if answer != "settled":
+            raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+
+    def _unless_busy(self, statement: str, args: Sequence[Any]) -> str:
+        """Run a statement again while an open transaction has the row, for a while."""
+        end = monotonic() + BUSY
+        while True:
+            answer = str(self._run(statement, args)[0][0])
+            if answer != "busy" or monotonic() >= end:
+                return answer
+            time.sleep(LOOK_EVERY)
+
+    def _said(self, query: str, *args: Any) -> Any:
+        return self._run(self._schema.render(query), args)[0][0]
+
+    def _run(self, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        try:
+            return self._connections.run(statement, args)
+        except psycopg.Error as error:
+            raise translated(error, self._place.shown) from error
+
+
+def caller_connection(using: Any) -> psycopg.Connection[Any]:
+    """Return the connection on which the caller's transaction is open.
+
+    One without autocommit begins its transaction with its first statement, which may be ours.
+
+    Raises:
+        ConfigurationError: it is no connection of psycopg 3, or in no transaction.
+    """
+    connection: psycopg.Connection[Any] = driver_connection(using, psycopg.Connection)
+    if connection.closed:
+        raise no_transaction("the connection is closed")
+    if connection.autocommit and connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+        with connection.pipeline():  # which waits for what was sent: until then nobody knows whether there was a BEGIN
+            pass
+    status = connection.info.transaction_status
+    if status == pq.TransactionStatus.INERROR:
+        raise no_transaction("a statement before this one has failed: roll it back")
+    if status == pq.TransactionStatus.IDLE and connection.autocommit:
+        raise no_transaction("the connection is in autocommit mode: use `with connection.transaction():`")
+    return connection
+
+
+def answer_within(
+    connection: psycopg.Connection[Any], statement: str, args: Sequence[Any], *, shown: str, table: str
+) -> str:
+    """Run settle.sql on the caller's connection and return its answer; what the server raises there breaks the
+    transaction, and is raised as psycopg raises it unless we have something to say.
+
+    Raises:
+        ConfigurationError: there is no such store in the caller's database.
+        StoreRefused: the caller's user may not write the table.
+    """  # fmt: skip
+    try:
+        # A cursor of psycopg's own: the caller's may have another row factory, or bind and fetch in another way.
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            row = cursor.execute(statement, args, prepare=False).fetchone()
+    except NO_SCHEMA as error:
+        raise elsewhere(connection, shown, table) from error
+    except psycopg.Error as error:
+        refused = refusal(error, shown)
+        if refused is None:
+            raise
+        raise refused from error
+    assert row is not None
+    return row[0].decode() if isinstance(row[0], bytes) else str(row[0])  # bytes where the encoding is SQL_ASCII
+
+
+def elsewhere(connection: psycopg.Connection[Any], shown: str, table: str) -> ConfigurationError:
+    """Return the error for a transaction in another database than the store's."""
+    info = connection.info
+    return ConfigurationError(
+        f"settle: expected using= to lead to the database of the idempotency store, {shown} with the table {table}, "
+        f"got the database {info.dbname!r} on {info.host or 'the default host'}:{info.port}, which is another one. "
+        "Two databases cannot commit together: keep the store in the database of the task's own rows."
+    )
+
+
+#: Rows of one key's lines are locked in the order of the keys, so that two that write many wait and do not deadlock.
+_NOTE = """
+insert into {history} as h (key, at, line, expires)
+  select n.key, array_agg({now} - n.ago order by n.place), array_agg(n.line order by n.place), max({now} + n.rest)
+  from unnest(%s::text[], %s::bigint[], %s::bigint[], %s::text[]) with ordinality n (key, ago, rest, line, place)
+  group by n.key order by n.key collate "C"
+on conflict (key) do update set expires = greatest(h.expires, excluded.expires),
+  at = (case when h.expires > {now} then h.at else '{}' end || excluded.at)
+    [greatest(1, case when h.expires > {now} then cardinality(h.at) else 0 end + cardinality(excluded.at) - {last}):],
+  line = (case when h.expires > {now} then h.line else '{}' end || excluded.line)
+    [greatest(1, case when h.expires > {now} then cardinality(h.at) else 0 end + cardinality(excluded.at) - {last}):]
+returning 1
+"""
+_TELL = "select {now}, at, line from {history} where key = %s and expires > {now}"
+_FORGET = "delete from {history} where key = %s returning 1"
+#: The clock is read once, so that the index is not read beyond what has expired.
+_PURGE = """
+delete from {history} h where h.ctid = any (array(
+  select o.ctid from {history} o where o.expires <= (select {now}) order by o.expires limit %s for update skip locked
+)) returning 1
+"""
+
+
+class Histories:
+    """The histories of one table's keys.
+
+    Arguments:
+        schema: Names the table.
+        run: Runs a statement and returns its rows.
+    """
+
+    def __init__(self, schema: Schema, run: Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]) -> None:
+        self._run = run
+        self._note, self._tell, self._forget, self._purge = (
+            schema.render(statement.replace("{last}", str(MOST - 1))) for statement in (_NOTE, _TELL, _FORGET, _PURGE)
+        )
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """Add lines.
+
+        Raises:
+            StoreRefused: among others, the database has the schema of an older version.
+        """
+        found = [(key, note) for key, mine in grouped(notes).items() for note in mine]
+        if found:
+            keys, agos = [stored(key) for key, _ in found], [us(note.ago) for _, note in found]
+            rests = [us(note.keep - note.ago) for _, note in found]
+            self._run(self._note, (keys, agos, rests, [stored(note.text) for _, note in found]))
+
+    def tell(self, key: str) -> list[Noted]:
+        """Return what was noted of a key."""
+        rows = self._where_there_is_one(self._tell, (stored(key),))
+        return [noted for now, at, line in rows for noted in told(zip(at, map(unstored, line), strict=True), now)]
+
+    def forget(self, key: str) -> None:
+        """Delete the history of a key."""
+        self._where_there_is_one(self._forget, (stored(key),))
+
+    def purge(self, most: int) -> int:
+        """Delete what has expired, and return how much; who may not goes on: the records are purged all the same."""
+        try:
+            return len(self._where_there_is_one(self._purge, (most,)))
+        except StoreRefused as error:
+            logger.debug("Expired histories were not removed: %s", error)
+            return 0
+
+    def purge_all(self, most: int, batch: int) -> None:
+        """Delete what has expired, so many at a time, until a time finds less than a whole batch."""
+        while most and self.purge(most) == batch:
+            pass
+
+    def _where_there_is_one(self, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run a statement, on a database of an older version as on one that has noted nothing."""
+        try:
+            return self._run(statement, args)
+        except StoreRefused as error:
+            if isinstance(error.__cause__, NO_SCHEMA):
+                return []
+            raise

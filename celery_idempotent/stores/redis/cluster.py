@@ -1,0 +1,390 @@
+"""A store in Redis Cluster, and Valkey's: a record is one key on one node, so that every verb is as atomic as on one
+server.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+import redis
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedError, RedisError, ResponseError
+
+from ...errors import StoreError
+from .. import hide_password
+from ..records import Lease
+from .connections import OPTION, REFUSALS, Addresses, Connections
+from .records import lease_args
+from .store import BATCH, RedisStore, Replicas, together
+
+EXAMPLE = "redis+cluster://:password@host1:6379,host2:6379"
+
+
+class ClusterStore(RedisStore):
+    """Keep the records in a Redis Cluster.
+
+    Weaker than the contract as one Redis is; and where a slot moves to a node whose clock differs, what has run out is
+    decided by that clock from then on.
+
+    Arguments:
+        seeds: Hosts and ports of some nodes; they tell of the others.
+        options: How redis-py connects to each node.
+        url: What to call the cluster in messages; no password in it.
+        wait_replicas: How many replicas of its node must have a claim before it counts.
+    """
+
+    def __init__(
+        self,
+        seeds: Sequence[tuple[str, int]],
+        options: dict[str, Any] | None = None,
+        *,
+        url: str = "redis+cluster",
+        wait_replicas: int = 0,
+    ) -> None:
+        self._connections: Any = Nodes(seeds, {**self.connection_options(), **(options or {})})
+        self._replicas = Replicas(wait_replicas)
+        self._url = url
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> ClusterStore:
+        """Return a store on the cluster that ``url`` names (``redis+cluster://`` or ``rediss+cluster://``).
+
+        Arguments:
+            url: Nodes with commas between them; its query may carry any connection option, and ``wait_replicas``.
+            options: Connection options that the URL does not give, and ``wait_replicas``.
+
+        Raises:
+            ConfigurationError: the URL cannot be parsed.
+        """
+        plain, said = Replicas.in_url(url)
+        asked = options.pop(OPTION, 0)
+        places = Addresses.of(plain, port=6379, example=EXAMPLE)
+        if places.path:
+            raise places.error("A cluster has one database, 0, and no number after a slash")
+        own = places.connection({**cls.connection_options(), **options})
+        return cls(places.hosts, own, url=hide_password(url), wait_replicas=asked if said is None else said)
+
+    def part(self, key: str) -> str:
+        return str(self._connections.known(key))
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        lost: list[Lease] = []
+        failure: StoreError | None = None
+        for node, ours in self._by_node(leases):
+            for start in range(0, len(ours), BATCH):
+                try:
+                    lost += self._renew_at(node, ours[start : start + BATCH])
+                except StoreError as error:  # a node that is down: the leases on the others need not run out for it
+                    failure = error
+        if failure is not None:
+            raise failure
+        return lost
+
+    def _by_node(self, leases: Sequence[Lease]) -> Iterable[tuple[Node, list[Lease]]]:
+        nodes: dict[Any, Node] = {}
+        grouped: dict[Any, list[Lease]] = defaultdict(list)
+        for lease in leases:
+            node = self._at(self._connections.node_of, lease.key)
+            nodes.setdefault(node.address, node)
+            grouped[node.address].append(lease)
+        return [(nodes[address], ours) for address, ours in grouped.items()]
+
+    def _renew_at(self, node: Node, leases: Sequence[Lease]) -> list[Lease]:
+        """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
+        wait = self._replicas.command
+        calls = [(lease.key, *lease_args(lease)) for lease in leases]
+        replies = together(lambda commands: self._at(node.pipeline, commands), "renew", calls, wait)
+        missing = self._replicas.missing(replies[-1]) if wait else ""
+        if missing:
+            raise self._unreplicated(missing)
+        lost: list[Lease] = []
+        for lease, reply in zip(leases, replies, strict=False):
+            if isinstance(reply, Exception):  # it has moved, say
+                reply, missing = self._replicated("renew", (lease.key,), lease_args(lease))
+                if missing:
+                    raise self._unreplicated(missing)
+            lost += [lease] * len(reply)
+        return lost
+
+    def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        replies: list[Any] = []
+        for list_key, *args in calls:  # a round trip for each: nobody waits for them
+            try:
+                replies.append(self._call("note", (list_key,), args))
+            except StoreError as error:  # nor do the keys of other nodes wait for one that is down
+                replies.append(error)
+        return replies
+
+    def ping(self) -> None:
+        for node in self._places():
+            self._at(node.execute, "PING")
+
+    def _places(self) -> Iterable[Any]:
+        nodes: list[Node] = self._at(self._connections.primaries)
+        return nodes
+
+
+# The nodes of a Redis Cluster: each command goes to the one that has its key, wherever that has moved.
+#
+# redis-py's own cluster client would do that too, and more than a lease call can bear: it connects when it is made,
+# tries again for many seconds while a node is down, and its locks and pools do not survive a fork. So it is done here,
+# on the `Connections` of each node; redis-py opens them, speaks to them and computes slots.
+
+
+#: Seconds that one node may take to tell where the slots are, and after which no other one is asked.
+ANSWER, PATIENCE = 1.0, 2.0
+#: How often a command is sent on to yet another node.
+REDIRECTS = 5
+
+
+class Node:
+    """One primary, as a place to list and to renew at.
+
+    Arguments:
+        nodes: Where it belongs.
+        address: Its host and port.
+    """
+
+    def __init__(self, nodes: Nodes, address: Address) -> None:
+        self._nodes, self.address = nodes, address
+
+    def execute(self, *command: Any) -> Any:
+        """Send it a command, whatever the key, and return the reply."""
+        [reply] = self.pipeline([command])
+        if isinstance(reply, ResponseError):
+            raise reply
+        return reply
+
+    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send it commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
+        return self._nodes.ask(self.address, commands)
+
+
+class Nodes:
+    """All nodes of a cluster; to be used like the `Connections` of one server.
+
+    Arguments:
+        seeds: Hosts and ports of some of them.
+        options: How redis-py connects to each; also ``connection_class``.
+    """
+
+    one_node = False
+
+    def __init__(self, seeds: Sequence[Address], options: dict[str, Any]) -> None:
+        self._seeds, self._options = seeds, options
+        self._slots: list[Address | None] = []  # empty until somebody asks, and while it is in doubt
+        self._last: list[Address | None] = []
+        self._suspect: Address | None = None
+        self._opened: dict[Address, Connections] = {}
+        self._looks = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._looking = threading.Lock()
+        self._pid = os.getpid()
+
+    def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
+        """Send a command to the node that has its key and return the reply; raise what redis-py raises.
+
+        Arguments:
+            command: What to send; the key is where the commands of `RedisStore` have it.
+            then: A command to send with it, on the same connection and in one round trip; the reply is a pair.
+        """
+        slot = slot_of(command)
+        address, sent = self._owner(slot), [command] if then is None else [command, then]
+        asking = False
+        for _ in range(REDIRECTS):
+            replies = self.ask(address, [("ASKING",), *sent] if asking else sent)[asking:]
+            error = replies[0]
+            if not isinstance(error, ResponseError):
+                return replies[0] if then is None else tuple(replies)
+            elsewhere = redirect(error, address)
+            if elsewhere is None:
+                raise error
+            address, asking = elsewhere.address, not elsewhere.moved
+            if elsewhere.moved:
+                self._moved(slot, address)
+        raise ClusterError(f"slot {slot} is on none of the {REDIRECTS} nodes that we were sent to")
+
+    def ask(self, address: Address, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands to one node in one round trip, and return their replies, errors among them."""
+        try:
+            replies = self._connections(address).pipeline(commands)
+        except (RedisError, OSError):
+            self._doubt(address)  # it may be down, and another one have its slots
+            raise
+        if any(isinstance(reply, ResponseError) and is_down(reply) for reply in replies):
+            self._doubt(address)
+        return replies
+
+    def primaries(self) -> list[Node]:
+        """Return every node that has slots."""
+        known = dict.fromkeys(address for address in self._table() if address is not None)
+        return [Node(self, address) for address in known]
+
+    def node_of(self, key: str) -> Node:
+        """Return the node that has a key."""
+        return Node(self, self._owner(slot_of(("", key))))
+
+    def known(self, key: str) -> str:
+        """Return what to call the node that has a key, by what was last heard; "" if nothing was heard yet."""
+        table = self._slots or self._last
+        address = table[slot_of(("", key))] if table else None
+        return "{}:{}".format(*address) if address else ""
+
+    def close(self) -> None:
+        """Close every connection of this process; whoever calls next opens new ones."""
+        for connections in list(self._opened.values()):
+            connections.close()
+
+    def _connections(self, address: Address) -> Connections:
+        found = self._opened.get(address)
+        if found is None:
+            # Two threads may make one each: nothing is connected yet, and the first one stays.
+            found = self._opened.setdefault(address, connections_to(address, self._options))
+        return found
+
+    def _owner(self, slot: int) -> Address:
+        address = self._table()[slot]
+        if address is None:
+            raise ClusterError(f"no node of the cluster serves slot {slot}: is it being repaired?")
+        return address
+
+    def _table(self) -> list[Address | None]:
+        """Return the primary of each slot; ask the cluster if that is not known or in doubt."""
+        slots = self._slots
+        if slots:
+            return slots
+        if self._pid != os.getpid():  # a thread that our parent had and we have not may have been looking
+            self._reset()
+        if not self._looking.acquire(timeout=2 * PATIENCE):
+            raise ClusterError("another thread has been asking for the nodes of the cluster for too long")
+        try:
+            if not self._slots:
+                self._last = self._slots = self._look()
+                for address in self._opened.keys() - set(self._slots):
+                    self._opened.pop(address).close()
+            return self._last
+        finally:
+            self._looking.release()
+
+    def _look(self) -> list[Address | None]:
+        """Ask one node after the other where the slots are, the one that failed last; believe the first full answer."""
+        end = monotonic() + PATIENCE
+        partial: list[Address | None] = []
+        error: Exception = ClusterError("none of its nodes could be asked")
+        for address in self._candidates():
+            try:
+                found = self._asked(address)
+            except REFUSALS:
+                raise
+            except (RedisError, OSError) as failure:
+                error = failure
+            else:
+                if None not in found:
+                    return found
+                partial = max(partial, found, key=lambda each: len(each) - each.count(None))
+            if monotonic() > end:
+                break
+        if any(partial):
+            return partial
+        raise ClusterError(f"no node tells where the slots are, the last one said: {error}") from error
+
+    def _candidates(self) -> list[Address]:
+        known = list(dict.fromkeys([*(address for address in self._last if address), *self._seeds]))
+        self._looks += 1
+        turn = self._looks % len(known)  # one that is cut off from the others tells what was: not always the same first
+        return sorted(known[turn:] + known[:turn], key=lambda address: address == self._suspect)
+
+    def _asked(self, address: Address) -> list[Address | None]:
+        hasty = {
+            name: min(self._options.get(name) or ANSWER, ANSWER)
+            for name in ("socket_timeout", "socket_connect_timeout")
+        }
+        connections = connections_to(address, {**self._options, **hasty})  # new ones: nothing in them is stale
+        try:
+            return owners(connections.execute("CLUSTER", "SLOTS"), address)
+        finally:
+            connections.close()
+
+    def _moved(self, slot: int, address: Address) -> None:
+        slots = self._slots
+        if address not in slots:  # a replica that was promoted, or a node that is new: more will have moved
+            self._slots = []
+        elif slots:
+            slots[slot] = address
+
+    def _doubt(self, address: Address) -> None:
+        self._suspect = address
+        self._slots = []
+
+
+def connections_to(address: Address, options: dict[str, Any]) -> Connections:
+    """Return the connections to one node; nothing is connected yet."""
+    host, port = address
+    client = redis.Redis(connection_pool=redis.ConnectionPool(**{**options, "host": host, "port": port}))
+    return Connections(client, redis.ConnectionError)
+
+
+# Which node of a Redis Cluster has which key: a key belongs to one of 16,384 slots, a slot to one primary.
+#
+# See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ for what nodes reply.
+
+
+Address = tuple[str, int]
+
+
+class Redirect(NamedTuple):
+    """What a node answers who does not have a key.
+
+    Arguments:
+        address: Who has it.
+        moved: For good, with its whole slot; if not, it is the one key that is on its way.
+    """
+
+    address: Address
+    moved: bool
+
+
+def slot_of(command: Sequence[Any]) -> int:
+    """Return the slot of the key that a command is about."""
+    key = command[3] if command[0] in ("EVALSHA", "EVAL") else command[1]
+    return key_slot(key.encode() if isinstance(key, str) else key)
+
+
+def owners(reply: Sequence[Any], asked: Address) -> list[Address | None]:
+    """Return the primary of each slot, or None where there is none, by a node's reply to CLUSTER SLOTS.
+
+    Arguments:
+        reply: Ranges of slots: first, last, the primary, its replicas.
+        asked: The node that replied: who knows no name for itself is where it was asked.
+    """
+    found: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    for first, last, primary, *_ in reply:
+        host = primary[0].decode() if primary[0] else asked[0]
+        if host != "?":  # a node that was told to say its name, and has none
+            found[first : last + 1] = [(host, int(primary[1]))] * (last + 1 - first)
+    return found
+
+
+def redirect(error: ResponseError, asked: Address) -> Redirect | None:
+    """Return where a node sends us, if that is what its error says."""
+    words = str(error).split()
+    if isinstance(error, AskError):
+        moved = isinstance(error, MovedError)
+    elif len(words) == 3 and words[0] in ("MOVED", "ASK"):  # what redis-py before 7 tells its cluster client alone
+        moved = words[0] == "MOVED"
+    else:
+        return None
+    host, _, port = words[-1].rpartition(":")
+    return Redirect((host or asked[0], int(port)), moved)
+
+
+def is_down(error: ResponseError) -> bool:
+    """Tell whether a node says that its cluster does not serve the slot, or any."""
+    return isinstance(error, ClusterDownError) or str(error).startswith("CLUSTERDOWN")

@@ -1,0 +1,532 @@
+"""A store in Redis, Valkey, and whatever speaks their protocol with Lua scripts.
+
+One hash per record, one script per verb, one round trip per verb; the server's TIME is the clock. Field names are the
+words of the project, so that ``HGETALL`` explains itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError
+
+from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
+from .. import hide_password
+from ..base import Store
+from ..history import expiry, grouped, told
+from ..records import MOST, Claim, Lease, Note, Noted, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from ..rules import SECOND
+from .connections import ESCAPING, OPTION, PARSE, REFUSALS, Connections, as_redis, check_parameters, translated
+from .records import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
+
+logger = logging.getLogger("celery_idempotent.stores")
+
+#: Seconds a connection attempt and a command may take. A lease call must answer or fail long before a lease ends;
+#: redis-py's own defaults keep a caller waiting for tens of seconds.
+TIMEOUT = 2.0
+BATCH = 1000
+#: Connection errors after which to ask again at once would change nothing.
+NOT_AGAIN = (*REFUSALS, redis.BusyLoadingError, MasterNotFoundError)
+
+
+class RedisStore(Store):
+    """Keep the records in Redis.
+
+    Weaker than the contract where a failover loses writes that were not replicated, or where the server evicts keys.
+
+    Arguments:
+        client: A redis-py client, or anything with its ``execute_command``, that returns bytes.
+        url: What to call the server in messages; no password in it.
+        wait_replicas: How many replicas must have a claim before it counts; one that too few have is given back and
+            the store said to be unreachable. 0 asks none.
+
+    Raises:
+        ConfigurationError: the client decodes replies, which would break binary results; or replicas are asked for and
+            it is a Cluster client.
+    """
+
+    keeps_history = True
+
+    def __init__(self, client: redis.Redis, *, url: str = "redis", wait_replicas: int = 0) -> None:
+        pool = getattr(client, "connection_pool", None)
+        if pool is not None and pool.connection_kwargs.get("decode_responses"):
+            raise ConfigurationError(
+                "The Redis client of an idempotency store must return bytes; "
+                "got one made with decode_responses=True. Make it without."
+            )
+        self._client = client
+        self._connections = Connections(client, redis.ConnectionError)
+        self._replicas = Replicas(wait_replicas)
+        self._url = url
+        if wait_replicas and not self._connections.one_node:
+            raise ConfigurationError(f"Expected no {OPTION} for a client of several nodes, got {wait_replicas}.")
+
+    @property
+    def url(self) -> str:
+        """What messages call the server; no password is in it."""
+        return self._url
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> RedisStore:
+        """Return a store on the server that ``url`` names (``redis://``, ``rediss://`` or ``unix://``).
+
+        Arguments:
+            url: As redis-py's `from_url` takes it; its query may carry any connection option, and ``wait_replicas``.
+            options: Connection options that the URL does not give, and ``wait_replicas``.
+
+        Raises:
+            ConfigurationError: the URL cannot be parsed.
+        """
+        plain, said = Replicas.in_url(as_redis(url))
+        asked = options.pop(OPTION, 0)
+        check_parameters(url, _kind_of(plain), ("max_connections",))
+        try:
+            PARSE(f"redis://host/?{plain.partition('?')[2]}")  # says which value it is, and nothing of a password
+        except ValueError as error:
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
+            ) from None
+        try:
+            client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # connects nothing, and knows which options there are
+            if not url.startswith("unix:"):
+                int(
+                    unquote(urlsplit(url).path).replace("/", "") or 0
+                )  # redis-py takes database 0 for what is no number
+        except (TypeError, RedisError) as error:
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
+            ) from None
+        except ValueError as error:
+            # A password with a slash in it ends up in the text of the error, as the port that it is not.
+            why = "" if "@" in url else f" ({error})"
+            raise ConfigurationError(
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {ESCAPING}"
+            ) from None
+        return cls(client, url=hide_password(url), wait_replicas=asked if said is None else said)
+
+    @staticmethod
+    def connection_options() -> dict[str, Any]:
+        """Return how lease calls connect: short timeouts, and no retries hidden in the client."""
+        return {
+            "socket_timeout": TIMEOUT,
+            "socket_connect_timeout": TIMEOUT,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+        }
+
+    def acquire(self, claim: Claim) -> Lease | Refusal:
+        reply, missing = self._replicated("acquire", (claim.key,), claim_args(claim))
+        verdict, now, fence, crashes, took_over, found = reply
+        if verdict == b"lease":
+            lease = Lease(claim, int(fence), taken_over=took_over == 1, crashes=int(crashes))
+            if missing:
+                self._give_back(lease)
+                raise self._unreplicated(missing)
+            return lease
+        if verdict == b"unreadable":
+            raise unreadable(claim.key, by_name(found))
+        record = record_of(claim.key, answered(ANSWERED, found, claim.announcer), int(now))
+        return Refusal(Verdict(verdict.decode()), record)
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        lost: list[Lease] = []
+        size = BATCH if self._connections.one_node else 1
+        for start in range(0, len(leases), size):
+            batch = leases[start : start + size]
+            args: list[Any] = []
+            for lease in batch:
+                args += lease_args(lease)
+            positions, missing = self._replicated("renew", [lease.key for lease in batch], args)
+            if missing:
+                raise self._unreplicated(missing)
+            lost += [batch[index] for index in positions]
+        return lost
+
+    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        args = (*lease_args(lease), outcome.state.value, outcome.payload, ms(ttl))
+        if not self._call("settle", (lease.key,), args):
+            raise LeaseLost(
+                f"The lease on {lease.key!r} is held by somebody else, or was forgotten: nothing was settled."
+            )
+
+    def release(self, lease: Lease, release: Release) -> bool:
+        args = (
+            lease.owner,
+            release.reason.value,
+            ms(release.retry_in),
+            padded(release.next_attempt),
+            ms(lease.claim.keep_ttl),
+        )
+        return bool(self._call("release", (lease.key,), args))
+
+    def mark_shutdown(self, lease: Lease) -> bool:
+        return bool(self._call("mark_shutdown", (lease.key,), (lease.owner,)))
+
+    def announce(self, key: str, task_id: str) -> bool:
+        return bool(self._call("announce", (key,), (task_id,)))
+
+    def get(self, key: str) -> Record | None:
+        now, found = self._call("read", (key,), ())
+        return record_of(key, by_name(found), int(now)) if found else None
+
+    def delete(self, key: str) -> bool:
+        self._command("DEL", history_key(key))  # first: who is told of a failure will ask for both again
+        return bool(self._command("DEL", key))
+
+    def note(self, notes: Sequence[Note]) -> None:
+        calls = note_calls(notes)
+        for call, reply in zip(calls, self._noted(calls), strict=True):
+            if isinstance(reply, Exception):
+                raise translated(reply, ("", "", 1, *call), self._url) from reply
+
+    def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        return together(partial(self._at, self._connections.pipeline), "note", calls) if calls else []
+
+    def history(self, key: str) -> list[Noted]:
+        return noted(key, *self._call("history", (history_key(key),), ()))
+
+    def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
+        for place in self._places():
+            for keys in pages(partial(self._at, place.execute), prefix):
+                for record in records(partial(self._at, place.pipeline), self.get, keys):
+                    if state in (None, record.state):
+                        yield record
+
+    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return room([self._at(place.pipeline, asked(sample)) for place in self._places()])
+
+    def ping(self) -> None:
+        self._command("PING")
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[Any, str]:
+        """Call a verb; return its reply, and in words which replicas did not get it, if any were asked for."""
+        wait = self._replicas.command
+        if wait is None:
+            return self._call(verb, keys, args), ""
+        reply, confirmed = self._call(verb, keys, args, then=wait)
+        return reply, self._replicas.missing(confirmed)
+
+    def _unreplicated(self, missing: str) -> StoreUnreachable:
+        return StoreUnreachable(f"Too few replicas of the idempotency store {self._url} have the claim: {missing}.")
+
+    def _give_back(self, lease: Lease) -> None:
+        """Let the next delivery claim what was granted and refused; nothing of it ran, so nothing is counted."""
+        try:
+            self.release(lease, Release(Reason.SHUTDOWN))
+        except StoreError as error:
+            logger.warning("The refused lease on %s was not given back and runs out by itself: %s", lease.key, error)
+
+    def _call(self, verb: str, keys: Sequence[str], args: Sequence[Any], **options: Any) -> Any:
+        source, digest = script(verb)
+        try:
+            return self._command("EVALSHA", digest, len(keys), *keys, *args, **options)
+        except NoScriptError:
+            return self._command("EVAL", source, len(keys), *keys, *args, **options)
+
+    def _places(self) -> Iterable[Any]:
+        """Return what has `execute` and `pipeline`, for each server that has records."""
+        return (self._connections,)
+
+    def _command(self, *command: Any, **options: Any) -> Any:
+        return self._at(self._connections.execute, *command, **options)
+
+    def _at(self, execute: Callable[..., Any], *command: Any, **options: Any) -> Any:
+        """Execute a command, once more if the connection was lost, and raise what that means to a store."""
+        try:
+            try:
+                return execute(*command, **options)
+            except redis.ConnectionError as error:
+                # A pooled connection that the server has closed meanwhile fails on its first use: every verb may be
+                # asked again. Not so a wrong password, which redis-py files under connection errors too.
+                if isinstance(error, NOT_AGAIN):
+                    raise
+                return execute(*command, **options)
+        except NoScriptError:
+            raise
+        except (RedisError, OSError) as error:
+            raise translated(error, command, self._url) from error
+
+
+def _kind_of(url: str) -> type[Any]:
+    kinds = {"rediss": redis.SSLConnection, "unix": redis.UnixDomainSocketConnection}
+    return kinds.get(url.partition("://")[0].lower(), redis.Connection)
+
+
+@cache
+def script(verb: str) -> tuple[str, str]:
+    """Return the source of a verb's script and its digest, under which the server caches it."""
+    source = (resources.files(__package__) / "lua" / f"{verb}.lua").read_text(encoding="utf-8")
+    return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+
+def together(
+    pipeline: Callable[[list[tuple[Any, ...]]], list[Any]],
+    verb: str,
+    calls: Sequence[tuple[Any, ...]],
+    last: tuple[Any, ...] | None = None,
+) -> list[Any]:
+    """Call a verb for many keys in one round trip, and return the replies; two where the server forgot the script.
+
+    Arguments:
+        pipeline: Sends commands and returns their replies, errors among them.
+        verb: One that may be asked again.
+        calls: For each call its key and the script's arguments.
+        last: A command to send behind them all, whose reply is the last.
+    """
+    source, digest = script(verb)
+    tail = [] if last is None else [last]
+    replies = pipeline([*(("EVALSHA", digest, 1, *call) for call in calls), *tail])
+    if any(isinstance(reply, NoScriptError) for reply in replies):
+        rest = (("EVALSHA", digest, 1, *call) for call in calls[1:])
+        replies = pipeline([("EVAL", source, 1, *calls[0]), *rest, *tail])
+    return replies
+
+
+#: How many names the server looks at for a page. It serves nobody else meanwhile, so that it must not take long.
+COUNT = 500
+
+
+def pages(command: Callable[..., Any], prefix: str) -> Iterator[list[str]]:
+    """Yield the names of hashes that begin with a prefix, page by page; some may come twice.
+
+    Arguments:
+        command: Sends a command to one server and returns its reply.
+        prefix: What the names begin with.
+    """
+    pattern = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in prefix) + "*"
+    cursor = b"0"
+    while True:
+        cursor, names = command("SCAN", cursor, "MATCH", pattern, "COUNT", COUNT, "TYPE", "hash")
+        yield [name.decode() for name in names if _is_text(name)]  # what is no text is somebody else's
+        if cursor in (b"0", 0):
+            return
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def records(
+    pipeline: Callable[[list[tuple[Any, ...]]], list[Any]], get: Callable[[str], Record | None], keys: list[str]
+) -> Iterator[Record]:
+    """Yield the records of these keys; what is no record of ours, or has gone meanwhile, is passed by.
+
+    Arguments:
+        pipeline: Sends commands to the server that has the keys, and returns their replies.
+        get: Reads one record, wherever it is: it is asked for those that the server answered with an error.
+        keys: Whose records to read.
+    """
+    replies = together(pipeline, "read", [(key,) for key in keys]) if keys else []
+    for key, reply in zip(keys, replies, strict=True):
+        try:
+            if isinstance(reply, Exception):
+                record = get(key)
+            else:
+                now, found = reply
+                record = record_of(key, by_name(found), int(now)) if found else None
+        except RecordUnreadable:
+            continue
+        if record is not None:
+            yield record
+
+
+def history_key(key: str) -> str:
+    """Return the name of the list; it begins as the record's, so that who may write the one may write the other."""
+    return f"{key}:history"
+
+
+def note_calls(notes: Iterable[Note]) -> list[tuple[Any, ...]]:
+    """Return for each key its list and the arguments of note.lua."""
+    calls = []
+    for key, mine in grouped(notes).items():
+        pairs = [(round(note.ago * SECOND), note.text) for note in mine]
+        keep = max(1, ms(expiry(mine, 0) / SECOND))
+        calls.append((history_key(key), MOST, keep, *(word for pair in pairs for word in pair)))
+    return calls
+
+
+def noted(key: str, now: int, entries: Sequence[bytes]) -> list[Noted]:
+    """Return what a list holds, seen at the server's time `now` in microseconds.
+
+    Raises:
+        RecordUnreadable: it is none of ours.
+    """
+    try:
+        return told([(int(at), text.decode()) for at, _, text in (entry.partition(b" ") for entry in entries)], now)
+    except ValueError as error:
+        raise RecordUnreadable(
+            f"The list {history_key(key)!r} is not the history of {key!r} ({error}). Delete it if it is garbage."
+        ) from error
+
+
+def asked(sample: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the commands that ask one server, each answered in about the time of a GET.
+
+    Arguments:
+        sample: Keys of which to measure those that the server has.
+    """
+    return [("INFO", "memory"), *(("MEMORY", "USAGE", key) for key in sample)]
+
+
+def room(replies: Sequence[Sequence[Any]]) -> dict[str, int]:
+    """Return the memory of all servers, of all that is in them, and the mean of the records that were measured.
+
+    What a server did not answer, for want of a right say, is left out.
+
+    Arguments:
+        replies: For each server its replies to what was `asked`, errors among them.
+    """
+    found: dict[str, int] = {}
+    used = [_used_memory(info) for info, *_ in replies if isinstance(info, bytes)]
+    if used:
+        found["memory_bytes"] = sum(used)
+    sizes = [size for _, *measured in replies for size in measured if isinstance(size, int)]
+    if sizes:
+        found["record_bytes"] = round(sum(sizes) / len(sizes))
+    return found
+
+
+def _used_memory(info: bytes) -> int:
+    lines = dict(line.partition(b":")[::2] for line in info.splitlines())
+    return int(lines.get(b"used_memory", b"0"))
+
+
+# How many replicas must have a claim before it counts: Redis's WAIT, sent along with the script.
+#
+# Redis replicates after it has replied. A server that is cut off from its replicas goes on granting leases which the
+# replica that is promoted in its place has never heard of. WAIT (redis.io/commands/wait) tells how many replicas have
+# what this connection wrote; a claim that too few have is refused. That narrows the window of a failover and does not
+# close it: the replica that is promoted need not be one of those that answered.
+
+#: Seconds that replicas have to confirm; well within the time a lease call may take.
+PATIENCE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas that must confirm a claim.
+
+    Arguments:
+        wanted: How many; 0 asks none.
+
+    Raises:
+        ConfigurationError: that is no number of replicas.
+    """
+
+    wanted: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.wanted) is not int or self.wanted < 0:  # True is an int too
+            raise ConfigurationError(f"Expected {OPTION} to be a number of replicas (0 or more), got {self.wanted!r}.")
+
+    @classmethod
+    def in_url(cls, url: str) -> tuple[str, int | None]:
+        """Return a URL without the option, and what the option says there, or None."""
+        base, mark, query = url.partition("?")
+        parts = query.split("&")
+        said = [part.partition("=")[2] for part in parts if part.partition("=")[0] == OPTION]
+        if not said:
+            return url, None
+        if not said[-1].isdecimal():
+            raise ConfigurationError(f"Expected {OPTION} to be a number of replicas (0 or more), got {said[-1]!r}.")
+        rest = "&".join(part for part in parts if part.partition("=")[0] != OPTION)
+        return f"{base}{mark if rest else ''}{rest}", int(said[-1])
+
+    @property
+    def command(self) -> tuple[Any, ...] | None:
+        """What to send along with a claim, or None."""
+        return ("WAIT", self.wanted, int(PATIENCE * 1000)) if self.wanted else None
+
+    def missing(self, reply: Any) -> str:
+        """Return what is missing by the reply to the command, in words; "" if enough replicas have the claim."""
+        if isinstance(reply, int) and reply >= self.wanted:
+            return ""
+        got = f"{reply} confirmed" if isinstance(reply, int) else f"the server said: {reply}"
+        return (
+            f"{OPTION}={self.wanted} asks for {self.wanted}, and {got} within {PATIENCE:g} s. "
+            f"Are the replicas connected? INFO replication tells"
+        )
+
+
+#: What its user says about patience, pools and decoding does not bind a lease call.
+_OURS = (
+    "max_connections",
+    "retry_on_timeout",
+    "client_name",
+    "driver_info",
+    "lib_name",
+    "lib_version",
+    "decode_responses",
+    "health_check_interval",
+)
+#: What of a client's connections says whose and where they are.
+_IDENTITY = (
+    "credential_provider",
+    "db",
+    "host",
+    "password",
+    "path",
+    "port",
+    "protocol",
+    "redis_connect_func",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "socket_type",
+    "username",
+)
+
+
+def merged(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a connection with ours in place of its user's."""
+    kept = {name: value for name, value in params.items() if name not in _OURS and value is not None}
+    kept.pop("virtual_host", None)
+    return {**kept, **RedisStore.connection_options()}
+
+
+def direct(params: dict[str, Any], url: str) -> Store:
+    """Return a store on the server that ``params`` name, as `merged` returns them."""
+    from kombu.utils.url import maybe_sanitize_url
+
+    if issubclass(params.get("connection_class", redis.Connection), redis.UnixDomainSocketConnection):
+        params.pop("socket_connect_timeout", None)
+    if not params.get("password"):  # kombu hides one that is not there, too
+        url = re.sub(r"//[^/@]*@", "//", url)
+    return RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(**params)), url=maybe_sanitize_url(url))
+
+
+def store_like(client: redis.Redis) -> Store:
+    """Return a store on the server, or behind the sentinels, that a redis-py client uses, in the same database."""
+    from redis.sentinel import SentinelConnectionPool
+
+    pool = client.connection_pool
+    own = {name: value for name, value in pool.connection_kwargs.items() if name in _IDENTITY or name[:4] == "ssl_"}
+    params = merged(own)
+    if isinstance(pool, SentinelConnectionPool):
+        name, manager = pool.service_name, pool.sentinel_manager
+        make: Any = SentinelConnectionPool
+        sentinels = make(name, manager, connection_class=pool.connection_class, **params)
+        return RedisStore(redis.Redis(connection_pool=sentinels), url=f"redis+sentinel://{name}")
+    place = params.get("path") or f"{params.get('host', 'localhost')}:{params.get('port', 6379)}"
+    scheme = "unix" if params.get("path") else "redis"
+    return direct({**params, "connection_class": pool.connection_class}, f"{scheme}://{place}/{params.get('db') or 0}")

@@ -1,0 +1,5 @@
+"""A store in SQLite."""
+
+from .store import SqliteStore
+
+__all__ = ["SqliteStore"]

@@ -1,0 +1,392 @@
+"""Connections to one SQLite file, each lent to one thread at a time, and none of them open while the process forks.
+
+SQLite's locks are a process's, and it remembers in the process's memory which of them it holds. A child would inherit
+that memory without the locks: even a connection that the child opens itself would then believe to be protected from
+processes that clean up behind the last user of the file. So every connection is closed before a fork, and opened anew
+on either side when it is needed (sqlite.org/howtocorrupt.html, 2.6).
+
+Who finds the file locked waits in Python, not in SQLite: other greenlets run meanwhile, and a soft time limit can cut
+it short.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import cache
+from time import monotonic
+from typing import TypeVar
+from urllib.parse import parse_qsl, unquote
+from weakref import WeakSet, finalize
+
+from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
+from .. import unknown_parameter
+
+T = TypeVar("T")
+#: Connections that are kept open while nobody uses them.
+KEPT = 8
+#: Seconds SQLite itself waits for a lock, and the first and the longest pause between two tries of ours.
+BUSY = 0.01
+PAUSES = (0.001, 0.01)
+#: Seconds a fork waits for connections in use, beyond what a verb may take.
+GRACE = 3.0
+
+#: Every pool of this process, for the fork.
+_POOLS: WeakSet[Connections] = WeakSet()
+#: What came through a fork that Python was not told of: neither used nor closed, for both would be our parent's harm.
+_INHERITED: list[sqlite3.Connection] = []
+
+
+class Connection(sqlite3.Connection):
+    """A connection that knows which file it has open; the path may lead to another one by now."""
+
+    file: tuple[int, int] = (0, 0)
+
+
+class Connections:
+    """Execute work, each on a connection that nobody else is using.
+
+    Arguments:
+        path: The file; it is created when it is needed.
+        timeout: Seconds to wait for other writers.
+        synchronous: What a commit that shall outlive a power failure waits for.
+        prepare: Makes a new connection ready.
+    """
+
+    def __init__(
+        self, path: str, timeout: float, synchronous: str, prepare: Callable[[sqlite3.Connection], None]
+    ) -> None:
+        self.path, self.timeout, self._prepare = path, timeout, prepare
+        #: what a commit waits for, and one that shall last
+        self._synchronous = (synchronous if synchronous == "off" else "normal", synchronous)
+        self._idle: list[Connection] = []
+        self._pid = [os.getpid()]
+        self._reset()
+        finalize(self, _close_all, self._idle, self._pid)
+        _watch_forks()
+        _POOLS.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()  # taken by itself, as in `Heartbeat`
+        self._turns = threading.Condition(self._lock)
+        self._lent: WeakSet[Connection] = WeakSet()  # not those that an interruption has lost
+        self._generation = 0
+        self._forking = False
+        self._kept: list[Connection] = []
+        self._pid[0] = os.getpid()  # last, as in `Heartbeat`
+
+    def read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        """Do what changes nothing: each of its statements sees what was committed last, and waits for no writer."""
+        return self._patiently(work)
+
+    def write(self, work: Callable[[sqlite3.Cursor], T], *, lasting: bool = False) -> T:
+        """Do work in a transaction that nobody else's can come between; it may be done again from its beginning.
+
+        Arguments:
+            work: What to do.
+            lasting: Whether it must outlive a power failure. A lease need not: neither does its holder.
+        """
+
+        def transaction(cursor: sqlite3.Cursor) -> T:
+            cursor.execute(f"PRAGMA synchronous = {self._synchronous[lasting]}")
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                answer = work(cursor)
+                cursor.execute("COMMIT")
+                return answer
+            finally:
+                if cursor.connection.in_transaction:
+                    with suppress(sqlite3.Error):  # what is still open when it is given back is closed
+                        cursor.execute("ROLLBACK")
+
+        return self._patiently(transaction)
+
+    def look(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do work on a connection that nothing has been prepared for."""
+        try:
+            with closing(sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)) as connection:
+                return work(connection)
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+
+    def _patiently(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        end = monotonic() + self.timeout
+        pause, longest = PAUSES
+        while True:
+            try:
+                return self._once(work)
+            except sqlite3.Error as error:
+                if not locked(error) or monotonic() + pause > end:
+                    raise translated(error, self.path) from error
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 1.5, longest)
+
+    def _once(self, work: Callable[[sqlite3.Cursor], T]) -> T:
+        connection, generation = self._lend()
+        try:
+            return work(connection.cursor())
+        finally:
+            self._give_back(connection, generation)
+
+    def _lend(self) -> tuple[Connection, int]:
+        if self._pid[0] != os.getpid():
+            _INHERITED.extend(self._idle)
+            self._idle.clear()
+            self._reset()
+        with self._lock:
+            while self._forking:
+                self._turns.wait()
+            if self._kept:
+                raise StoreUnreachable(
+                    f"This process was forked while its parent was using the idempotency store {self.path}, and may "
+                    "not open it: restart it."
+                )
+            file = _identity(self.path)
+            connection = self._unused(file)
+            if connection is None:
+                connection = self._open()
+            self._lent.add(connection)
+            return connection, self._generation
+
+    def _unused(self, file: tuple[int, int]) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.file == file:
+                return connection
+            connection.close()  # its file was removed or replaced: nobody else sees it
+        return None
+
+    def _open(self) -> Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY, isolation_level=None, check_same_thread=False, factory=Connection
+        )
+        try:
+            self._prepare(connection)
+            connection.file = _identity(self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give_back(self, connection: Connection, generation: int) -> None:
+        with self._lock:
+            self._lent.discard(connection)
+            if connection.in_transaction or generation != self._generation or len(self._idle) >= KEPT:
+                connection.close()
+            else:
+                self._idle.append(connection)
+            self._turns.notify_all()
+
+    def close(self) -> None:
+        """Close every connection, those in use as soon as they are given back; whoever calls next opens a new one."""
+        if self._pid[0] == os.getpid():
+            with self._lock:
+                self._generation += 1
+                _close_all(self._idle, self._pid)
+
+    def before_fork(self) -> None:
+        """Lend nothing any more, wait for what is lent, and close it all."""
+        self._lock.acquire()
+        self._forking = True
+        end = monotonic() + self.timeout + GRACE
+        while self._lent and monotonic() < end:
+            self._turns.wait(0.1)
+        # Should there be a thread that hangs: the child keeps what that one uses, lest it be closed there.
+        self._kept = list(self._lent)
+        _close_all(self._idle, self._pid)
+
+    def after_fork_in_parent(self) -> None:
+        """Lend again."""
+        self._kept = []
+        self._forking = False
+        self._turns.notify_all()
+        self._lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew, unless a connection of the parent is open in this process."""
+        kept = self._kept
+        self._reset()
+        self._kept = kept
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return found.st_dev, found.st_ino
+
+
+def _close_all(idle: list[Connection], pid: list[int]) -> None:
+    """Close what nobody uses, in the process that opened it."""
+    while idle and pid[0] == os.getpid():
+        idle.pop().close()
+
+
+@cache
+def _watch_forks() -> None:
+    """Have Python close the connections of every pool before each fork, from the first pool on."""
+    stopped: list[Connections] = []
+
+    def before() -> None:
+        stopped[:] = _POOLS
+        for pool in stopped:
+            pool.before_fork()
+
+    def after_in_parent() -> None:
+        while stopped:
+            stopped.pop().after_fork_in_parent()
+
+    def after_in_child() -> None:
+        while stopped:
+            stopped.pop().after_fork_in_child()
+
+    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+
+
+# What an error of SQLite means: a file that cannot serve now, one that will not serve us, or no record of ours.
+#
+# By their texts: Python has their codes since 3.11 only.
+
+
+_LOCKED = ("is locked", "locking protocol")
+_READ_ONLY = ("readonly database", "unable to open database file")
+_NOT_OURS = ("no such column", "has no column", "no such table", "constraint failed")
+
+
+def locked(error: sqlite3.Error) -> bool:
+    """Tell whether somebody else was using the file, so that a second try may succeed."""
+    return any(words in str(error) for words in _LOCKED)
+
+
+def translated(error: sqlite3.Error, path: str) -> StoreError:
+    """Return the store's error that an error of SQLite means.
+
+    Arguments:
+        error: What sqlite3 raised.
+        path: The store's file.
+    """
+    what = str(error)
+    if locked(error):
+        return StoreUnreachable(
+            f"The idempotency store {path} is locked: another transaction that writes to it is open for too long, or "
+            f"has written since this one began to read ({what}). Keep transactions that write short, and begin them "
+            "with BEGIN IMMEDIATE."
+        )
+    if "not a database" in what or "malformed" in what:
+        return StoreRefused(
+            f"Expected {path} to be a SQLite database, and it is none, is encrypted or is damaged ({what}). "
+            "Name another file, or restore this one."
+        )
+    if any(words in what for words in _READ_ONLY):
+        return _closed_to_us(what, path)
+    if "decode to UTF-8" in what:
+        return RecordUnreadable(f"A record in the idempotency store {path} is damaged ({what}). Delete it.")
+    if any(words in what for words in _NOT_OURS):
+        return StoreRefused(
+            f"Expected the table of the idempotency store in {path} as this library makes it, and it is another one "
+            f"({what}). Name another table with ?table=..."
+        )
+    return StoreUnreachable(f"The idempotency store {path} cannot serve ({what}). Is its disk full or gone?")
+
+
+def _closed_to_us(what: str, path: str) -> StoreError:
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        return StoreRefused(f"The idempotency store {path} cannot be opened: there is no folder {folder}. Create it.")
+    if not os.access(folder, os.W_OK | os.X_OK) or (os.path.exists(path) and not os.access(path, os.W_OK)):
+        return StoreRefused(
+            f"Expected to be allowed to write to the idempotency store {path}, and this process is not ({what}). "
+            "It needs the right to write to the file and to its folder, where SQLite keeps its log."
+        )
+    if os.path.isdir(path):
+        return StoreRefused(f"Expected {path} to be a SQLite database, and it is a folder. Name a file.")
+    return StoreUnreachable(
+        f"The idempotency store {path} cannot be opened ({what}). Has this process too many files open?"
+    )
+
+
+TABLE = "celery_idempotency"
+#: Seconds a verb waits for other writers. A lease call must answer or fail long before a lease ends.
+TIMEOUT = 2.0
+SYNCHRONOUS = ("full", "normal", "extra", "off")
+OPTIONS = ("table", "timeout", "synchronous")
+_NAME = re.compile(r"(?!sqlite_)[A-Za-z_][A-Za-z0-9_]{0,62}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store keeps its records, and how.
+
+    Arguments:
+        path: The file; what is relative is looked for in the folder that is current now.
+        table: The table in it, which the store makes; a second one is ``<table>_meta``.
+        timeout: Seconds a verb waits for other writers.
+        synchronous: What a commit waits for, as SQLite's pragma of this name says it.
+
+    Raises:
+        ConfigurationError: one of these is nothing that SQLite takes.
+    """
+
+    path: str
+    table: str = TABLE
+    timeout: float = TIMEOUT
+    synchronous: str = SYNCHRONOUS[0]
+
+    def __post_init__(self) -> None:
+        if not self.path or ":memory:" in self.path:
+            raise ConfigurationError(
+                f"Expected the path of a file, as in sqlite:///idempotency.db, got {self.path!r}. "
+                "For a store in the memory of one process use memory://."
+            )
+        if not _NAME.fullmatch(self.table):
+            raise ConfigurationError(
+                f"Expected table to be letters, digits and underscores, 63 at most, got {self.table!r}. "
+                f"The default is {TABLE}."
+            )
+        if not (math.isfinite(self.timeout) and self.timeout >= 0):
+            raise ConfigurationError(f"Expected timeout to be seconds, 0 or more, got {self.timeout!r}.")
+        if self.synchronous not in SYNCHRONOUS:
+            raise ConfigurationError(f"Expected synchronous to be one of {SYNCHRONOUS}, got {self.synchronous!r}.")
+        # A worker that becomes a daemon changes its folder, and its children would use another file.
+        object.__setattr__(self, "path", os.path.abspath(self.path))
+
+    def room(self) -> dict[str, int]:
+        """Return the size of the file with its log, of all that is in it."""
+        files = [path for path in (self.path, f"{self.path}-wal") if os.path.exists(path)]
+        return {"file_bytes": sum(map(os.path.getsize, files))}
+
+    @classmethod
+    def of(cls, url: str) -> Place:
+        """Return what a URL names: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``, as SQLAlchemy's.
+
+        Raises:
+            ConfigurationError: it names no file, or has an option that is wrong.
+        """
+        rest, _, query = url.partition("://")[2].partition("?")
+        host, _, path = rest.partition("/")
+        if host:
+            raise ConfigurationError(
+                f"Expected three slashes before a relative path and four before an absolute one, got sqlite://{rest}. "
+                f"Write sqlite:///{rest}."
+            )
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        for name in options:
+            if name not in OPTIONS:
+                raise unknown_parameter(url, name, OPTIONS, f"There are {', '.join(OPTIONS)}.")
+        try:
+            timeout = float(options.get("timeout", TIMEOUT))
+        except ValueError:
+            raise ConfigurationError(
+                f"Expected timeout to be seconds, 0 or more, got {options['timeout']!r}."
+            ) from None
+        synchronous = options.get("synchronous", SYNCHRONOUS[0]).lower()
+        return cls(unquote(path), options.get("table", TABLE), timeout, synchronous)

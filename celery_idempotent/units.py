@@ -1,0 +1,54 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from kombu.utils.url import maybe_sanitize_url
+
+from .errors import ConfigurationError
+
+Duration = float | str | timedelta
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_CENTURY = 36525 * 86400.0  # a longer duration is a slip of the unit, and more than some stores' clocks can hold
+
+
+def parse_duration(value: object, option: str, *, least: float = 0.001) -> float:
+    """Return a duration in seconds.
+
+    ``value`` is a number of seconds, a `timedelta`, or text such as "90s", "15m", "24h", "7d", "500ms"; ``option`` its
+    name in the error; ``least`` the shortest that is fit, in seconds (default: a millisecond).
+    Raises ConfigurationError for anything else, and for what is below ``least`` or above 100 years.
+    """
+    seconds = 0.0
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d)", value.strip())):
+        seconds = float(match[1]) * _UNITS[match[2]]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = value
+    if least <= seconds <= _CENTURY:
+        return float(seconds)
+    raise unfit(option, f"a duration from {least:g} s to 100 years", value, 'write 90, timedelta(...), "90s" or "24h"')
+
+
+def parse_size(value: object, option: str) -> int:
+    """Return a size in bytes, given as an int >= 0 or as text such as "64KiB"; raise ConfigurationError otherwise."""
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,15}) ?(B|KiB|MiB|GiB)", value.strip())):
+        return int(match[1]) * _SIZES[match[2]]
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise unfit(option, "a size >= 0", value, 'write a number of bytes, "64KiB" or "1MiB"')
+
+
+def unfit(option: str, expected: str, got: object, hint: str) -> ConfigurationError:
+    """Return the error for an option's value, which names the option, the wish, the value and the advice."""
+    return ConfigurationError(f"{option}: expected {expected}, got {maybe_sanitize_url(got)!r}: {hint}")
+
+
+def masked(url: str) -> str:
+    """Return a URL without the name and password in it."""
+    return re.sub(r"//[^/]*@", "//***@", url)
