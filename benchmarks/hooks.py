@@ -16,7 +16,7 @@ from celery_idempotent import events
 from celery_idempotent.celery import pool
 from celery_idempotent.core import guard
 from celery_idempotent.core.guard import Delivery
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.metrics.catalogue import CATALOGUE
 from celery_idempotent.metrics.prometheus import DIRECTORY, PrometheusMetrics
 from celery_idempotent.stores import Lease, Reason, Release
@@ -76,11 +76,11 @@ def _run(subject: Subject, heard: list[Any]) -> float:
     return timed(subject.guarded)
 
 
-def _telling(subject: Subject, tell: Callable[[Delivery, Holding], None]) -> float:
+def _telling(subject: Subject, tell: Callable[[Delivery, HeldLease], None]) -> float:
     """Return the seconds that it takes to tell that a run began and ended."""
     claim, since = subject.claim(), monotonic()
     delivery = Delivery(claim, lambda holding: None, lambda error: Release(Reason.FAILED), "shop.charge", "id")
-    holding = Holding(subject.store, Lease(claim, 1), since)
+    holding = HeldLease(subject.store, Lease(claim, 1), since)
 
     def often() -> None:
         for _ in range(TIMES):
@@ -89,12 +89,12 @@ def _telling(subject: Subject, tell: Callable[[Delivery, Holding], None]) -> flo
     return timed(often) / TIMES
 
 
-def _told(delivery: Delivery, holding: Holding) -> None:
+def _told(delivery: Delivery, holding: HeldLease) -> None:
     guard.begins(delivery, holding)
     guard.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
 
 
-def _shown(delivery: Delivery, holding: Holding) -> None:
+def _shown(delivery: Delivery, holding: HeldLease) -> None:
     guard.begins(delivery, holding)
     pool.begin(holding, delivery.task, delivery.task_id)
     pool.end(holding)

@@ -6,7 +6,7 @@ from statistics import median
 from time import monotonic, process_time
 
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Lease
 
 from .figure import Figure
@@ -22,7 +22,7 @@ def measure(subject: Subject, *, leases: int, ticks: int) -> list[Figure]:
         since = monotonic()
         lease = subject.store.acquire(subject.claim())
         assert isinstance(lease, Lease)
-        heartbeat.watch(Holding(subject.store, lease, since))
+        heartbeat.watch(HeldLease(subject.store, lease, since))
     holdings = heartbeat.holdings()
     interval = holdings[0].due - since
     before, seconds, server = subject.commands(), [], []

@@ -10,7 +10,7 @@ import redis
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.core.guard import Answer, Delivery, Guard
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.core.results import Codec
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Release, State, Store
@@ -90,7 +90,7 @@ def guard_on(store: Store) -> Guard:
     return Guard(store, policy, codec, Heartbeat(), Breaker())
 
 
-def _body(holding: Holding) -> str:
+def _body(holding: HeldLease) -> str:
     return "ch_1N2"
 
 

@@ -352,7 +352,7 @@ def count(kind: type[Event]) -> None:
             logger.exception("The counter %r failed on %s", counter, kind.__name__)
 
 
-def is_heard(kind: type[Event]) -> bool:
+def has_receivers(kind: type[Event]) -> bool:
     """Tell whether any hook is to hear such an event; where none is, it need not be made."""
     for _, kinds in _hooks:  # noqa: SIM110 - asked for every first run, and half as long as any()
         if kind in kinds:

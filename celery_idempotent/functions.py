@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast
 from .core import binding, keys
 from .core.binding import BACKEND, GUARDED_AS, Binding, current_holder
 from .core.compression import LARGEST, NONE
-from .core.file_results import FileAnnex
+from .core.file_results import FileResultStorage
 from .core.guard import Answer, Beginning, Busy, Delivery, Ending, Guard, Ignored, Ran, Replayed, in_progress, not_kept
-from .core.lease import Holding, running
+from .core.lease import HeldLease, running
 from .core.policy import Policy
 from .core.results import Codec, Kind
 from .errors import ConfigurationError, LeaseLost
@@ -81,7 +81,7 @@ def idempotent(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            def body(holding: Holding) -> Any:
+            def body(holding: HeldLease) -> Any:
                 with running(holding):
                     return check_returned(binding.name, function(*args, **kwargs))
 
@@ -121,11 +121,11 @@ def _complete(policy: Policy, name: str) -> Policy:
     return policy
 
 
-def _nothing(holding: Holding) -> None:
+def _nothing(holding: HeldLease) -> None:
     """Stand for the body of a coroutine function, which its own task runs."""
 
 
-def _delivery(binding: FunctionBinding, body: Callable[[Holding], Any], args: Any, kwargs: Any) -> Delivery:
+def _delivery(binding: FunctionBinding, body: Callable[[HeldLease], Any], args: Any, kwargs: Any) -> Delivery:
     policy, owner = binding.policy, new_owner()
     arguments = binding.arguments(None, args, kwargs)
     claim = Claim(
@@ -299,7 +299,7 @@ class FunctionBinding(Binding):
             compress_above=int(policy.compress_above),
             result_max_bytes=int(policy.result_max_bytes),
             compression=policy.compression,
-            annex=FileAnnex(policy.large_results) if policy.large_results else None,
+            storage=FileResultStorage(policy.large_results) if policy.large_results else None,
         )
 
     def as_replayed(self, value: object) -> object:
@@ -383,7 +383,7 @@ async def run_guarded(
         BaseException: what `Guard.run` raises, and ``conclude``.
     """
     found = await _begun(guard, delivery)
-    if not isinstance(found, Holding):
+    if not isinstance(found, HeldLease):
         return conclude(found)
     if not found.fence:
         with running(found):
@@ -402,7 +402,7 @@ async def run_guarded(
     return ended.result()
 
 
-async def _begun(guard: Guard, delivery: Delivery) -> Holding | Answer:
+async def _begun(guard: Guard, delivery: Delivery) -> HeldLease | Answer:
     beginning = guard.beginning(delivery)
     while True:
         asked = _beginning.submit(functools.partial(_step, guard, delivery, beginning))
@@ -419,18 +419,18 @@ async def _begun(guard: Guard, delivery: Delivery) -> Holding | Answer:
         await asyncio.sleep(found)
 
 
-def _step(guard: Guard, delivery: Delivery, beginning: Beginning) -> Holding | Answer | float:
+def _step(guard: Guard, delivery: Delivery, beginning: Beginning) -> HeldLease | Answer | float:
     found = beginning.step()
-    if isinstance(found, Holding) and found.fence:
+    if isinstance(found, HeldLease) and found.fence:
         guard.hold(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
     return found
 
 
-def _give_back(guard: Guard, delivery: Delivery, asked: Future[Holding | Answer | float]) -> None:
+def _give_back(guard: Guard, delivery: Delivery, asked: Future[HeldLease | Answer | float]) -> None:
     if asked.cancelled() or asked.exception():
         return
     found = asked.result()
-    if isinstance(found, Holding) and found.fence:
+    if isinstance(found, HeldLease) and found.fence:
         _ending.submit(lambda: guard.end(delivery, found, None, asyncio.CancelledError()))
 
 

@@ -53,7 +53,7 @@ html_theme_options = {"footer_icons": [], "source_view_link": ""}
 #: A name in single backquotes. Docstrings call the library's things by their last name.
 NAMED = re.compile(r"(?<![`:\w])`([A-Za-z_.]+)`(?![`_])")
 HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {
-    "Holding": "celery_idempotent.core.lease",
+    "HeldLease": "celery_idempotent.core.lease",
     "Policy": "celery_idempotent",
 }
 #: Modules and classes that the reference has no entry for.

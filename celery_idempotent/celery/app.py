@@ -23,16 +23,16 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..core import keys
 from ..core.binding import BACKEND, Binding, heartbeat
-from ..core.file_results import TASK, FileAnnex
+from ..core.file_results import TASK, FileResultStorage
 from ..core.policy import Policy
-from ..core.results import Annex, Codec, Kind, Origin, Payload, Unkept
+from ..core.results import Codec, Kind, NotStored, Origin, Payload, ResultStorage
 from ..errors import ConfigurationError, MissingKey, StoreError, StoreUnreachable
 from ..events import logger
 from ..stores import hide_password, maintenance, open_store
 from ..stores.base import Store
-from ..stores.maintenance import NAMESPACE, UsedStore
+from ..stores.maintenance import NAMESPACE, NamedStore
 from . import message, pool
-from .message import PLAIN, Identity
+from .message import PLAIN, MessageHeaders
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
 GRACE = 60.0
@@ -133,12 +133,12 @@ class TaskBinding(Binding):
             compress_above=int(policy.compress_above),
             result_max_bytes=int(policy.result_max_bytes),
             compression=policy.compression,
-            annex=TaskAnnex(self.task, policy.large_results),
+            storage=TaskResultStorage(self.task, policy.large_results),
             # A backend is its thread's own, and so is asked for each time.
             prepare=lambda value: self.task.backend.prepare_value(value),
         )
 
-    def named(self, identity: Identity, task_id: str, args: Any, kwargs: Any, headers: Any) -> Named:
+    def named(self, identity: MessageHeaders, task_id: str, args: Any, kwargs: Any, headers: Any) -> Named:
         """Return how a delivery names its operation.
 
         Arguments:
@@ -248,7 +248,7 @@ def _host_of(uri: str) -> tuple[str, int]:
     return parts.hostname or "127.0.0.1", parts.port or 26379
 
 
-def used_stores(app: Any) -> list[UsedStore]:
+def used_stores(app: Any) -> list[NamedStore]:
     """Return the stores that an app and its tasks use, the app's own first.
 
     The app's own is one of them if the app names it, if a task uses it, or if there is no other.
@@ -353,14 +353,14 @@ def _name_of(store: Store, wanted: object) -> str:
     return ";".join(hide_password(part).rstrip("/") for part in url.split(";")) if url else type(store).__name__
 
 
-def _named(found: dict[Store, _Use]) -> list[UsedStore]:
+def _named(found: dict[Store, _Use]) -> list[NamedStore]:
     """Give each store a name of its own."""
-    stores: list[UsedStore] = []
+    stores: list[NamedStore] = []
     for store, use in found.items():
         name = _name_of(store, use.wanted)
         same = sum(used.name.partition(" (")[0] == name for used in stores)
         name = f"{name} ({same + 1})" if same else name
-        stores.append(UsedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls, use.keep_ttls))
+        stores.append(NamedStore(name, store, tuple(sorted(use.namespaces)), use.lease_ttls, use.keep_ttls))
     return stores
 
 
@@ -368,7 +368,7 @@ def _named(found: dict[Store, _Use]) -> list[UsedStore]:
 HANDOVER = 60.0
 
 
-class TaskAnnex(Annex):
+class TaskResultStorage(ResultStorage):
     """Keeps the large results of one task where its policy says, and reads them wherever they were left.
 
     Arguments:
@@ -379,16 +379,16 @@ class TaskAnnex(Annex):
     def __init__(self, task: Any, wanted: str | None) -> None:
         self._task = task
         self._wanted = wanted
-        self._files = None if wanted in (None, BACKEND) else FileAnnex(str(wanted))
+        self._files = None if wanted in (None, BACKEND) else FileResultStorage(str(wanted))
 
     def keep(self, content: bytes, origin: Origin) -> str:
         """Keep a payload where the policy says; Celery itself will give the backend what the backend keeps."""
         if self._files is not None:
             return self._files.keep(content, origin)
         if self._wanted is None:
-            raise Unkept
+            raise NotStored
         if not origin.published:
-            raise Unkept(
+            raise NotStored(
                 "the result backend does not keep it (no backend, rpc://, ignore_result, or a call of apply())"
             )
         return f"{TASK}{origin.task_id}"

@@ -16,10 +16,10 @@ from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events
 from ..core import guard
-from ..core.backoff import Pauses
+from ..core.backoff import Backoff
 from ..core.binding import check_returned, current_holder
 from ..core.guard import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
-from ..core.lease import Holding, running
+from ..core.lease import HeldLease, running
 from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State, attempt_number
 from . import canvas, message, monitoring, pool
@@ -130,7 +130,7 @@ class MessageDelivery:
         ignored = Outcome(State.COMPLETED, guard.codec.encode_ignored(request.id, self.state.nesting - 1))
         delivery = Delivery(claim, lambda _: None, lambda _: ignored, task=self.task.name, task_id=request.id)
         found = guard.begin(delivery)
-        if not isinstance(found, Holding):
+        if not isinstance(found, HeldLease):
             return found if isinstance(found, (Busy, Dropped)) else None
         if found.fence:
             with suppress(Ignore):
@@ -163,14 +163,14 @@ class MessageDelivery:
         claim = replace(deepest, copy=0, token="", redelivered=False)
         failed = Delivery(claim, delivery.body, delivery.ending, task=delivery.task)
         found = self.binding.guard.begin(failed)
-        if not isinstance(found, Holding) or not found.fence:
+        if not isinstance(found, HeldLease) or not found.fence:
             return False
         return guard.release_lease(failed, found, Release(Reason.FAILED))
 
     def _delivery(self, key: str = "") -> Delivery:
         task, request, state, run = self.task, self.request, self.state, self.run
 
-        def body(holding: Holding) -> Any:
+        def body(holding: HeldLease) -> Any:
             if message.is_expired(task.app, request.expires):
                 raise Expired(f"expired at {request.expires}")
             # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
@@ -189,7 +189,7 @@ class MessageDelivery:
                 raise value  # from retry(throw=False): Celery runs what apply() has for its value
             return value
 
-        def give_up(holding: Holding, retry: Retry) -> None:
+        def give_up(holding: HeldLease, retry: Retry) -> None:
             if not request.is_eager:  # there it is published by nobody
                 pool.end(holding)
                 self.binding.guard.give_up(delivery, holding, release_for(request, retry), retry)
@@ -345,7 +345,7 @@ class MessageDelivery:
 
 
 #: Grows from failure to failure of this process, and starts anew with the first copy that is published.
-_requeue_pauses = Pauses(REQUEUE_PAUSE, float("inf"), pool.is_stopping)
+_requeue_pauses = Backoff(REQUEUE_PAUSE, float("inf"), pool.is_stopping)
 
 
 def was_acked(task: Any, request: Any) -> bool:

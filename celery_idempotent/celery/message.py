@@ -23,12 +23,12 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import entity
 from kombu.serialization import registry
 
-from ..core.lease import Holding
+from ..core.lease import HeldLease
 from ..stores.records import new_owner
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY = "idempotency_key"
-#: Header with what this library writes about a message for itself: the fields of `Identity` but for the key.
+#: Header with what this library writes about a message for itself: the fields of `MessageHeaders` but for the key.
 MESSAGE = "idempotency"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
 DELIVERY = "idempotency_delivery"
@@ -44,7 +44,7 @@ def new_token() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class MessageHeaders:
     """What tells this delivery from every other.
 
     Arguments:
@@ -85,7 +85,7 @@ class Identity:
     compression: str | None = None
 
     @classmethod
-    def take(cls, request: Any) -> Identity:
+    def take(cls, request: Any) -> MessageHeaders:
         """Read the identity from a request and remove every trace of it there."""
         headers = dict(request.headers or {})
         own: dict[str, Any] = {}
@@ -170,10 +170,10 @@ class DeliveryState:
         "replaced",
     )
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: MessageHeaders) -> None:
         self.identity = identity
         #: what the body holds while it runs
-        self.holding: Holding | None = None
+        self.holding: HeldLease | None = None
         #: gives the lease up for the retry that it is called with, while the body runs
         self.give_up: Callable[[Retry], None] | None = None
         #: whether the body was run
@@ -207,7 +207,7 @@ class DeliveryState:
         """Return the state of a request, reading its identity the first time."""
         state: DeliveryState | None = request.__dict__.get(STATE)
         if state is None:
-            state = cls(Identity.take(request))
+            state = cls(MessageHeaders.take(request))
             state.nesting = max(state.nesting, request.get("replaced_task_nesting") or 0)
             setattr(request, STATE, state)
         return state
@@ -247,7 +247,7 @@ def delay_before(app: Any, copy: int, remaining: float) -> float:
     return delay
 
 
-def publish(task: Any, request: Any, identity: Identity, delay: float) -> int:
+def publish(task: Any, request: Any, identity: MessageHeaders, delay: float) -> int:
     """Publish the next copy of the message that ``request`` came from, and return its number.
 
     It carries its expiry in a header of ours: a broker that drops what expired in a queue would drop the operation with

@@ -18,7 +18,7 @@ from billiard.process import current_process
 from celery import signals
 
 from .. import events
-from ..core.lease import Holding
+from ..core.lease import HeldLease
 from ..events import NAMES, Event
 from ..stores.records import Reason
 
@@ -97,7 +97,7 @@ _COPY = Struct(f"=QddQQH{_TEXT}s")
 _COPIES = (1 + _COPY.size, 1)  # where those of the even and of the odd values begin
 _FREE = bytes(_COPY.size)
 
-_Shown = tuple[Holding, str, str, int]  # with task, task id, and place or -1
+_Shown = tuple[HeldLease, str, str, int]  # with task, task id, and place or -1
 
 _shown: dict[int, _Shown] = {}
 _table: mmap.mmap | None = None
@@ -114,7 +114,7 @@ def prepare_leases() -> None:
         os.register_at_fork(after_in_child=_shown.clear)  # what a parent holds is the parent's
 
 
-def begin(holding: Holding, task: str, task_id: str) -> None:
+def begin(holding: HeldLease, task: str, task_id: str) -> None:
     """Show a lease from now on; a run without one has nothing to show."""
     if not holding.lease.fence:
         return
@@ -130,7 +130,7 @@ def begin(holding: Holding, task: str, task_id: str) -> None:
             _write(_table, row, shown)
 
 
-def end(holding: Holding) -> None:
+def end(holding: HeldLease) -> None:
     """Show it no longer."""
     shown, row = _shown.pop(id(holding), None), own
     if shown is not None and shown[3] >= 0 and _table is not None and row:

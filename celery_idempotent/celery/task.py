@@ -15,7 +15,7 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
 
 from ..core.backoff import sleep
-from ..core.lease import Holding, current_lease
+from ..core.lease import HeldLease, current_lease
 from ..core.policy import Policy
 from ..errors import MissingKey, PreviouslyFailed, StoreError
 from ..events import logger
@@ -155,10 +155,10 @@ class IdempotentTask(Task):
     __call__.guard = __call__  # type: ignore[attr-defined]
 
     @property
-    def lease(self) -> Holding | None:
+    def lease(self) -> HeldLease | None:
         """What the running delivery holds, None in a direct call.
 
-        It has ``key``, ``fence``, ``lost``, ``check()`` and ``derived_key(name)``, see `Holding`.
+        It has ``key``, ``fence``, ``lost``, ``check()`` and ``derived_key(name)``, see `HeldLease`.
         """
         state = _state_of(self.request_stack.top)
         return None if state is None else state.holding

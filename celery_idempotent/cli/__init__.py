@@ -14,7 +14,7 @@ from .common import CHECKUP, KEYS, STORES, URL, Commands, Exit
 
 if TYPE_CHECKING:
     from ..celery.app import TaskKeys
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
     from .doctor.app import Checkup
 
 
@@ -62,7 +62,7 @@ def idempotency(context: click.Context) -> None:
         context.color = False
 
 
-def _stores(app: Any) -> list[UsedStore]:
+def _stores(app: Any) -> list[NamedStore]:
     from ..celery.app import used_stores
 
     _load(app)

@@ -27,7 +27,7 @@ from .search import task_of
 
 if TYPE_CHECKING:
     from ..errors import StoreError
-    from ..stores.maintenance import Trace, UsedStore
+    from ..stores.maintenance import NamedStore, Trace
     from ..stores.records import Record
 
 
@@ -211,7 +211,7 @@ class Stores:
         guesses: Returns the keys of the app's tasks that a text may stand for (default: none).
     """
 
-    def __init__(self, used: Sequence[UsedStore], guesses: Callable[[str], Sequence[str]] = lambda typed: ()) -> None:
+    def __init__(self, used: Sequence[NamedStore], guesses: Callable[[str], Sequence[str]] = lambda typed: ()) -> None:
         self.used = tuple(used)
         #: Returns the keys of the app's tasks that a text may stand for.
         self.guesses = guesses
@@ -231,7 +231,7 @@ class Stores:
                     return True
         return False
 
-    def each(self, work: Callable[[UsedStore], Any]) -> Iterator[tuple[UsedStore, Any]]:
+    def each(self, work: Callable[[NamedStore], Any]) -> Iterator[tuple[NamedStore, Any]]:
         """Yield each store with what the work answers for it; say which could not serve, and go on."""
         for used in self.used:
             try:
@@ -321,10 +321,10 @@ def _meant(
     return [key for key in found if stores.knows(key)] or first
 
 
-def from_url(ctx: click.Context) -> UsedStore:
+def from_url(ctx: click.Context) -> NamedStore:
     """Return the store that ``--store`` or the environment names."""
     from ..stores import hide_password, open_store
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
     url = ctx.meta.get(URL)
     if not url:
@@ -333,7 +333,7 @@ def from_url(ctx: click.Context) -> UsedStore:
             "With an app, use `celery -A proj idempotency`, which finds its stores.",
             ctx,
         )
-    return UsedStore(hide_password(url), open_store(url))
+    return NamedStore(hide_password(url), open_store(url))
 
 
 #: Seconds to keep what an operator did where the task's options are not known: the default of `result_ttl`.
@@ -351,7 +351,7 @@ def operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def trace_of(event: str, used: UsedStore, record: Record) -> Trace:
+def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
     """Return the entry that says what an operator did to a record.
 
     Arguments:

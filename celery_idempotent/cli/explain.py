@@ -17,7 +17,7 @@ from .common import KeyCommand, Stores, keys_of, stores_of
 from .show import facts_of_record, unknown
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
     from ..stores.records import Noted
 
 
@@ -53,7 +53,7 @@ def _explain(stores: Stores, key: str, *, as_json: bool) -> None:
         unknown(stores, key)
 
 
-def _found(used: UsedStore, key: str) -> tuple[Record | None, Sequence[Noted]]:
+def _found(used: NamedStore, key: str) -> tuple[Record | None, Sequence[Noted]]:
     return used.store.get(key), used.store.history(key)
 
 

@@ -14,7 +14,7 @@ from .common import Exit, KeyCommand, Stores, Tally, confirmed, keys_of, names_c
 from .show import unknown
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import Matches, UsedStore
+    from ..stores.maintenance import Matches, NamedStore
     from ..stores.records import Record
 
 
@@ -153,7 +153,7 @@ def _nothing(stores: Stores, prefix: str, wish: Wish, report: Report) -> None:
     report.missing.append(prefix)
 
 
-def _sweep(used: UsedStore, prefix: str, wish: Wish) -> tuple[int, int]:
+def _sweep(used: NamedStore, prefix: str, wish: Wish) -> tuple[int, int]:
     from ..stores.maintenance import forget
 
     left = 0

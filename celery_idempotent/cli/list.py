@@ -12,7 +12,7 @@ from .common import Exit, StoreCommand, Stores, Tally, stores_of
 from .search import Filter, Found, Search, filters
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 @click.command("list", cls=StoreCommand)
@@ -27,7 +27,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """
     wish = Filter(**options)
 
-    def search(used: UsedStore) -> Found:
+    def search(used: NamedStore) -> Found:
         with Tally("found") as tally:
             return Found.by(Search(wish, used, tally.add))
 
@@ -48,7 +48,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     ctx.exit(stores.status)
 
 
-def _say(stores: Stores, used: UsedStore, wish: Filter, found: Found) -> None:
+def _say(stores: Stores, used: NamedStore, wish: Filter, found: Found) -> None:
     """Say on standard error what is not in the table."""
     where = "" if stores.one else f" in {used.name}"
     if found.interrupted:
@@ -63,7 +63,7 @@ def _say(stores: Stores, used: UsedStore, wish: Filter, found: Found) -> None:
         click.echo(f"{found.ageless:,} more are of an age that the store does not tell{where}.", err=True)
 
 
-def _meant_task(used: UsedStore, task: str | None) -> str:
+def _meant_task(used: NamedStore, task: str | None) -> str:
     import difflib
 
     if not task or task in used.lease_ttls:

@@ -10,7 +10,7 @@ import click
 from .common import StoreCommand, Tally, stores_of
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 @click.command("purge", cls=StoreCommand)
@@ -27,7 +27,7 @@ def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:
     """
     from ..stores.maintenance import purge_in_batches
 
-    def purge(used: UsedStore) -> int:
+    def purge(used: NamedStore) -> int:
         with Tally("expired records removed") as tally:
             for removed in purge_in_batches(used.store, limit):
                 tally.add(removed)

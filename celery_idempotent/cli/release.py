@@ -15,7 +15,7 @@ from .show import unknown
 from .tables import clean, duration
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 #: Seconds to keep what is released, where the store does not tell how long its holder wanted that: as `failure_ttl`.
@@ -102,7 +102,7 @@ def _not_held(record: Record) -> str:
     return f"Nobody holds {key}: it is released already, and the next delivery may run now."
 
 
-def _holding(used: UsedStore, record: Record) -> str:
+def _holding(used: NamedStore, record: Record) -> str:
     """Return what is known of a holder, in lines."""
     ttl = used.lease_ttls.get(task_of(record.key), 0.0)
     beat = f"{duration(ttl - record.remaining)} ago, if its lease_ttl is {ttl:g} s"
@@ -120,7 +120,7 @@ def _who(record: Record) -> str:
     return clean(record.holder) or "Somebody"
 
 
-def _freed(used: UsedStore, record: Record) -> str:
+def _freed(used: NamedStore, record: Record) -> str:
     """Release for the holder, as if its worker had been shut down: its crashes and attempts stay what they are.
 
     Returns:

@@ -10,7 +10,7 @@ import click
 from .common import Exit, StoreCommand, stores_of
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 @click.command("schema", cls=StoreCommand)
@@ -24,7 +24,7 @@ def command(ctx: click.Context, apply: bool, as_json: bool) -> None:
     at the same time.
     """
 
-    def look(used: UsedStore) -> str:
+    def look(used: NamedStore) -> str:
         pending = used.store.pending_schema()
         if pending and apply:
             used.store.apply_schema()

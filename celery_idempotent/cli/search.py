@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..stores.records import Record, State
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,7 +127,7 @@ class Filter:
         states = set(self.states or State)
         return states & {State.IN_PROGRESS} if self.held else states
 
-    def prefixes(self, used: UsedStore) -> list[str]:
+    def prefixes(self, used: NamedStore) -> list[str]:
         """Return how the keys begin."""
         if not self.task:
             return [self.prefix]
@@ -153,7 +153,7 @@ class Search:
         tell: Told of each record that is found.
     """
 
-    def __init__(self, filter: Filter, used: UsedStore, tell: Callable[[int], None] = lambda number: None) -> None:  # noqa: A002
+    def __init__(self, filter: Filter, used: NamedStore, tell: Callable[[int], None] = lambda number: None) -> None:  # noqa: A002
         self.filter, self.used, self._tell = filter, used, tell
         #: How many were left out because their age is not told.
         self.ageless = 0

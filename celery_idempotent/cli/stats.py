@@ -20,7 +20,7 @@ from .search import task_of
 from .tables import Cell, Column, Table, duration, size
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 #: What the names of `Store.room` mean; a name that is not here is printed as it is.
@@ -55,7 +55,7 @@ def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
     Reads every record of the store, page by page, so that nobody waits for it. Ctrl-C ends it with what was counted.
     """
 
-    def count(used: UsedStore) -> Survey:
+    def count(used: NamedStore) -> Survey:
         survey = Survey(top)
         with Tally("records read") as tally:
             for _ in survey.read(used.store.scan()):

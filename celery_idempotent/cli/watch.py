@@ -25,7 +25,7 @@ from .tables import Table, dots_of
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from ..stores.maintenance import UsedStore
+    from ..stores.maintenance import NamedStore
 
 
 #: Signals that would leave the terminal as it is.
@@ -143,7 +143,7 @@ class View:
     def begin(self) -> bool:
         """Look for the first time, and tell whether any store could serve; what is wrong is said as always."""
 
-        def search(used: UsedStore) -> Found:
+        def search(used: NamedStore) -> Found:
             with Tally("found") as tally:
                 return Found.by(Search(self._wish, used, tally.add))
 
@@ -171,7 +171,7 @@ class View:
             self._found[used.name] = found
         self.took = monotonic() - since
 
-    def _note_ended(self, used: UsedStore, found: Found) -> None:
+    def _note_ended(self, used: NamedStore, found: Found) -> None:
         before = self._found.get(used.name, Found()).records
         for key in [key for key in before if key not in found.records][:ASKED]:
             record = used.store.get(key)

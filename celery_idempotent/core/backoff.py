@@ -32,7 +32,7 @@ def sleep(seconds: float, stopping: Callable[[], bool] = never) -> None:
         time.sleep(seconds)  # looked up anew, for tests
 
 
-class Pauses:
+class Backoff:
     """Sleep longer from try to try, until a time has passed or the process is about to stop.
 
     Arguments:
@@ -64,7 +64,7 @@ class Pauses:
         return True
 
 
-def uninterrupted(call: Callable[[], T]) -> T:
+def retry_if_interrupted(call: Callable[[], T]) -> T:
     """Call, and call again if something other than the call itself raised in it.
 
     A soft time limit is an exception that a signal raises wherever the process happens to be, and a greenlet is killed,

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..units import masked
-from .results import Annex, Kind, Origin, Payload
+from .results import Kind, Origin, Payload, ResultStorage
 
 #: Seconds for one request to a place across the network; large results are slow, and the heartbeat goes on meanwhile.
 PATIENCE = 30.0
@@ -29,7 +29,7 @@ PATIENCE = 30.0
 MARGIN = 3600.0
 
 
-class FileAnnex(Annex):
+class FileResultStorage(ResultStorage):
     """Keeps payloads in files below a URL.
 
     Arguments:

@@ -26,13 +26,13 @@ from ..errors import (
     StoreError,
     StoreUnreachable,
 )
-from ..events import Event, count, emit, is_heard
+from ..events import Event, count, emit, has_receivers
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
-from .backoff import Pauses, never, sleep, uninterrupted
+from .backoff import Backoff, never, retry_if_interrupted, sleep
 from .breaker import Breaker
 from .heartbeat import Heartbeat
-from .lease import Holding
+from .lease import HeldLease
 from .policy import Policy
 from .results import Codec, Kind, Origin
 
@@ -113,7 +113,7 @@ class Delivery:
     """
 
     claim: Claim
-    body: Callable[[Holding], Any]
+    body: Callable[[HeldLease], Any]
     ending: Callable[[BaseException], Ending]
     task: str = ""
     task_id: str = ""
@@ -141,7 +141,7 @@ class Delivery:
 
     def event(self, kind: type[Event], **data: Any) -> None:
         """Tell of an event about this delivery; one that nobody is to hear is counted, and not made."""
-        if kind in self.noted or is_heard(kind):
+        if kind in self.noted or has_receivers(kind):
             self.tell(kind(self.claim.key, self.task, self.task_id, holder=self.claim.holder, **data))
         else:
             count(kind)
@@ -175,9 +175,9 @@ class Guard:
             BaseException: what the body raised, or what the settled run raised.
         """
         found = self.begin(delivery)
-        return self._hold(delivery, found) if isinstance(found, Holding) else found
+        return self._hold(delivery, found) if isinstance(found, HeldLease) else found
 
-    def begin(self, delivery: Delivery) -> Holding | Answer:
+    def begin(self, delivery: Delivery) -> HeldLease | Answer:
         """Return what the body is to run under, or the answer to a delivery whose body is not to run.
 
         For who runs the body itself, between `hold` and `end`. What holds nothing (fence 0) has nothing to end.
@@ -192,7 +192,7 @@ class Guard:
         """Return the steps of `begin`, for who must not wait in between."""
         return Beginning(self, delivery)
 
-    def _hold(self, delivery: Delivery, holding: Holding) -> Answer:
+    def _hold(self, delivery: Delivery, holding: HeldLease) -> Answer:
         if not holding.fence:
             return Ran(delivery.body(holding))
         try:
@@ -205,12 +205,12 @@ class Guard:
         finally:
             self._leave(delivery, holding)
 
-    def hold(self, delivery: Delivery, holding: Holding) -> None:
+    def hold(self, delivery: Delivery, holding: HeldLease) -> None:
         """Renew the lease from now on, and emit the event that the body begins."""
         self.heartbeat.watch(holding)  # first: a hook may take longer than the lease lasts
         begins(delivery, holding)
 
-    def give_up(self, delivery: Delivery, holding: Holding, release: Release, error: BaseException) -> None:
+    def give_up(self, delivery: Delivery, holding: HeldLease, release: Release, error: BaseException) -> None:
         """Release the lease of a body that goes on: another message, of which ``error`` tells, carries it on.
 
         What a body settled within its own transaction is decided by the commit, and not given up.
@@ -219,10 +219,10 @@ class Guard:
             return
         self.heartbeat.forget(holding)
         holding.given_up = True
-        uninterrupted(lambda: release_lease(delivery, holding, release, error))
+        retry_if_interrupted(lambda: release_lease(delivery, holding, release, error))
         holding.lost = True
 
-    def end(self, delivery: Delivery, holding: Holding, value: object, error: BaseException | None) -> Answer:
+    def end(self, delivery: Delivery, holding: HeldLease, value: object, error: BaseException | None) -> Answer:
         """Answer a delivery whose body returned ``value``, or raised ``error``; raises what `run` raises after it."""
         try:
             if error is not None:
@@ -231,14 +231,14 @@ class Guard:
         finally:
             self._leave(delivery, holding)
 
-    def _leave(self, delivery: Delivery, holding: Holding) -> None:
+    def _leave(self, delivery: Delivery, holding: HeldLease) -> None:
         # However the body was left, nobody may go on to renew the lease, and how the run ended was told.
         self.heartbeat.forget(holding)
         breaks_off(delivery, holding)
 
-    def holding(self, delivery: Delivery, lease: Lease, since: float) -> Holding:
+    def holding(self, delivery: Delivery, lease: Lease, since: float) -> HeldLease:
         """Return what a body holds under a lease that was asked for at ``since``."""
-        return Holding(
+        return HeldLease(
             self.store,
             lease,
             since,
@@ -252,24 +252,24 @@ class Guard:
         payload = self.codec.encode_value(value, store_result=self.policy.store_result, origin=delivery.origin(lease))
         return Outcome(State.COMPLETED, payload)
 
-    def _returned(self, delivery: Delivery, holding: Holding, value: object) -> Answer:
+    def _returned(self, delivery: Delivery, holding: HeldLease, value: object) -> Answer:
         if holding.given_up:
             events.logger.info("%s: its result is its retry's, and not what this run returned after it", holding.key)
             return Dropped()
         if holding.within is not None:
             self.heartbeat.forget(holding)
             (result,) = holding.within
-            answer = uninterrupted(lambda: self._settled_within(delivery, holding, result))
+            answer = retry_if_interrupted(lambda: self._settled_within(delivery, holding, result))
         else:
-            answer = Ran(value) if uninterrupted(lambda: self._recorded(delivery, holding, value)) else None
+            answer = Ran(value) if retry_if_interrupted(lambda: self._recorded(delivery, holding, value)) else None
         return duplicate(delivery, self.store, self.policy, self.codec) if answer is None else answer
 
-    def _recorded(self, delivery: Delivery, holding: Holding, value: object) -> bool:
+    def _recorded(self, delivery: Delivery, holding: HeldLease, value: object) -> bool:
         outcome = self._completed(delivery, holding.lease, value)
         self.heartbeat.forget(holding)  # not before: a large result may take longer to write than the lease lasts
         return settle(delivery, holding, outcome, ttl=self.policy.result_ttl)
 
-    def _settled_within(self, delivery: Delivery, holding: Holding, result: object) -> Answer | None:
+    def _settled_within(self, delivery: Delivery, holding: HeldLease, result: object) -> Answer | None:
         found = committed(delivery, holding)
         if found is Commit.LOST:
             return None
@@ -279,7 +279,7 @@ class Guard:
             raise error
         return Ran(result)
 
-    def _raised(self, delivery: Delivery, holding: Holding, error: BaseException) -> Answer:
+    def _raised(self, delivery: Delivery, holding: HeldLease, error: BaseException) -> Answer:
         self.heartbeat.forget(holding)
         ending = _ending(delivery, error)
         if holding.given_up:
@@ -288,7 +288,7 @@ class Guard:
             if not isinstance(ending, Release) or ending.reason is Reason.FAILED:
                 events.logger.error("%s raised after it had published its retry", holding.key, exc_info=error)
             return Dropped()
-        ours = uninterrupted(lambda: self._ended(delivery, holding, ending, error))
+        ours = retry_if_interrupted(lambda: self._ended(delivery, holding, ending, error))
         if isinstance(ours, Ran):
             return ours
         # Who raises LeaseLost may be acked for it: somebody must be left to answer, also where the store said nothing.
@@ -300,7 +300,7 @@ class Guard:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
         return duplicate(delivery, self.store, self.policy, self.codec)
 
-    def _ended(self, delivery: Delivery, holding: Holding, ending: Ending, error: BaseException) -> Ran | bool:
+    def _ended(self, delivery: Delivery, holding: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
         within = holding.within if isinstance(error, Exception) else None
         if within and committed(delivery, holding, error) is Commit.YES:
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
@@ -315,7 +315,7 @@ class Guard:
 def _ending(delivery: Delivery, error: BaseException) -> Ending:
     """Ask the adapter what an exception means; should that fail, it must not hide the exception."""
     try:
-        return uninterrupted(lambda: delivery.ending(error))
+        return retry_if_interrupted(lambda: delivery.ending(error))
     except Exception:  # noqa: BLE001 - the adapter's own
         events.logger.exception("%s: what this error means cannot be told: %r", delivery.claim.key, type(error))
         return Release(Reason.FAILED)
@@ -341,11 +341,11 @@ class Beginning:
 
     def __init__(self, guard: Guard, delivery: Delivery) -> None:
         self.guard, self.delivery = guard, delivery
-        self.patience = Pauses(STORE_PAUSE, delivery.patience, delivery.stopping)
-        self.waiting: Pauses | None = None
+        self.patience = Backoff(STORE_PAUSE, delivery.patience, delivery.stopping)
+        self.waiting: Backoff | None = None
         self.least = 0.0
 
-    def step(self) -> Holding | Answer | float:
+    def step(self) -> HeldLease | Answer | float:
         """Return what the body is to run under, or the answer, or the seconds to sleep before the next step.
 
         Raises:
@@ -369,10 +369,10 @@ class Beginning:
             return error
         except BaseException as error:  # interrupted: the store may have granted what nobody would give back
             release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
-            release_lease(self.delivery, Holding(guard.store, Lease(claim, 0), monotonic()), release)
+            release_lease(self.delivery, HeldLease(guard.store, Lease(claim, 0), monotonic()), release)
             raise
 
-    def _store_failed(self, error: StoreError) -> Holding | Answer | float:
+    def _store_failed(self, error: StoreError) -> HeldLease | Answer | float:
         guard, delivery = self.guard, self.delivery
         if isinstance(error, RecordUnreadable):
             return unreadable(guard.policy, error)
@@ -380,11 +380,11 @@ class Beginning:
             raise error
         if guard.policy.on_store_error == "run":
             delivery.event(events.RanUnprotected, error=str(error))
-            return Holding(guard.store, Lease(delivery.claim, 0), monotonic())
+            return HeldLease(guard.store, Lease(delivery.claim, 0), monotonic())
         pause = self.patience.next()
         return Busy(STORE_PAUSE[1], error=error) if pause is None else pause
 
-    def _granted(self, lease: Lease, since: float) -> Holding | Answer | float:
+    def _granted(self, lease: Lease, since: float) -> HeldLease | Answer | float:
         delivery, claim = self.delivery, self.delivery.claim
         holding = self.guard.holding(delivery, lease, since)
         if holding.doubtful:
@@ -410,7 +410,7 @@ class Beginning:
                 raise being_done(record)
             self.least = delivery.least_wait()
             limit = max(self.least, policy.wait_timeout if policy.on_conflict == "wait" else 0.0)
-            self.waiting = Pauses(WAIT_PAUSE, min(limit, self.patience.end - monotonic()), delivery.stopping)
+            self.waiting = Backoff(WAIT_PAUSE, min(limit, self.patience.end - monotonic()), delivery.stopping)
         # One that comes again by itself need not wait for the holder it met.
         pause = self.waiting.next() if another or self.least else None
         if pause is not None:
@@ -444,7 +444,7 @@ def refused(delivery: Delivery, refusal: Refusal, policy: Policy, codec: Codec) 
 def duplicate(delivery: Delivery, store: Store, policy: Policy, codec: Codec) -> Answer:
     """Answer a run that lost its lease: with what is settled, or by standing aside until something is."""
     try:
-        record = uninterrupted(lambda: store.get(delivery.claim.key))
+        record = retry_if_interrupted(lambda: store.get(delivery.claim.key))
     except Exception as error:  # noqa: BLE001 - the store cannot tell, and will be asked again
         events.logger.warning("What became of %s cannot be told yet: %s", delivery.claim.key, error)
         record = None
@@ -505,17 +505,17 @@ class Commit(Enum):
 
 
 def settle(
-    delivery: Delivery, holding: Holding, outcome: Outcome, *, ttl: float, error: BaseException | None = None
+    delivery: Delivery, holding: HeldLease, outcome: Outcome, *, ttl: float, error: BaseException | None = None
 ) -> bool:
     """Settle what the body returned or raised, and tell whether the lease was still ours, as far as anybody knows."""
     pauses, ran, since = _patience(holding), holding.ran, monotonic()
     while True:
         try:
-            uninterrupted(lambda: holding.store.settle(holding.lease, outcome, ttl=ttl))
+            retry_if_interrupted(lambda: holding.store.settle(holding.lease, outcome, ttl=ttl))
         except LeaseLost:
             return _lost(delivery, holding, error)
         except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
-            if uninterrupted(pauses.wait):
+            if retry_if_interrupted(pauses.wait):
                 continue
             if holding.lost:
                 return _lost(delivery, holding, error)
@@ -530,11 +530,11 @@ def settle(
         return True
 
 
-def release_lease(delivery: Delivery, holding: Holding, release: Release, error: BaseException | None = None) -> bool:
+def release_lease(delivery: Delivery, holding: HeldLease, release: Release, error: BaseException | None = None) -> bool:
     """Release after ``error``, and tell whether the lease was still ours, as far as anybody knows."""
     reason, ran = release.reason.value, holding.ran
     try:
-        ours: bool = uninterrupted(lambda: holding.store.release(holding.lease, release))
+        ours: bool = retry_if_interrupted(lambda: holding.store.release(holding.lease, release))
     except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
         if holding.lost:
             return _lost(delivery, holding, error)
@@ -548,14 +548,14 @@ def release_lease(delivery: Delivery, holding: Holding, release: Release, error:
     return True
 
 
-def committed(delivery: Delivery, holding: Holding, error: BaseException | None = None) -> Commit | None:
+def committed(delivery: Delivery, holding: HeldLease, error: BaseException | None = None) -> Commit | None:
     """Look whether the transaction in which the body settled was committed; None if the store cannot tell."""
     pauses, ran, since = _patience(holding), holding.ran, monotonic()
     while True:
         try:
-            record = uninterrupted(lambda: holding.store.get(holding.key))
+            record = retry_if_interrupted(lambda: holding.store.get(holding.key))
         except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
-            if uninterrupted(pauses.wait):
+            if retry_if_interrupted(pauses.wait):
                 continue
             ends(delivery, holding, events.SettleFailed, error=str(failure), ran=ran)
             return None
@@ -570,17 +570,17 @@ def committed(delivery: Delivery, holding: Holding, error: BaseException | None 
         return Commit.LOST
 
 
-def _lost(delivery: Delivery, holding: Holding, error: BaseException | None) -> bool:
+def _lost(delivery: Delivery, holding: HeldLease, error: BaseException | None) -> bool:
     loses(delivery, holding, error)
     return False
 
 
-def _patience(holding: Holding) -> Pauses:
+def _patience(holding: HeldLease) -> Backoff:
     limit = max(holding.deadline - monotonic(), SETTLE_PATIENCE)
-    return Pauses(STORE_PAUSE, limit, never)  # a stopping worker waits for this
+    return Backoff(STORE_PAUSE, limit, never)  # a stopping worker waits for this
 
 
-def begins(delivery: Delivery, holding: Holding) -> None:
+def begins(delivery: Delivery, holding: HeldLease) -> None:
     """Tell that the body is about to run."""
     claim, lease = holding.lease.claim, holding.lease
     data: dict[str, Any] = {
@@ -598,7 +598,7 @@ def begins(delivery: Delivery, holding: Holding) -> None:
     holding.open = True
 
 
-def ends(delivery: Delivery, holding: Holding, kind: type[events.Event], **data: Any) -> None:
+def ends(delivery: Delivery, holding: HeldLease, kind: type[events.Event], **data: Any) -> None:
     """Tell how a run ended; not where none began, and not a second time."""
     if holding.open:
         holding.open = False
@@ -628,13 +628,13 @@ def emit_refused(delivery: Delivery, refusal: Refusal) -> None:
             delivery.event(events.CrashLooped, crashes=refusal.record.crashes)
 
 
-def loses(delivery: Delivery, holding: Holding, error: BaseException | None = None) -> None:
+def loses(delivery: Delivery, holding: HeldLease, error: BaseException | None = None) -> None:
     """Tell that the lease was lost by a body that returned, or that raised ``error``."""
     text = State.COMPLETED.value if error is None else "".join(traceback.format_exception_only(error)).strip()
     ends(delivery, holding, events.LeaseMissed, ending=text)
 
 
-def breaks_off(delivery: Delivery, holding: Holding) -> None:
+def breaks_off(delivery: Delivery, holding: HeldLease) -> None:
     """Tell, of a run that nothing was told of, that whatever interrupted it kept it from being recorded."""
     if holding.open:
         error = sys.exc_info()[1]

@@ -1,7 +1,7 @@
 """Threads that renew the leases of a process while their work runs: one for each server that has any.
 
-A server that hangs holds up the renewal of its own leases and of no others. What is renewed are `Holding`s: leases with
-the time until which they are trusted.
+A server that hangs holds up the renewal of its own leases and of no others. What is renewed are `HeldLease` objects:
+leases with the time until which they are trusted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from ..stores.base import Store
-from .lease import RENEWALS_PER_TTL, Holding
+from .lease import RENEWALS_PER_TTL, HeldLease
 
 logger = logging.getLogger("celery_idempotent.heartbeat")
 
@@ -43,7 +43,7 @@ class Heartbeat:
         self._servers: dict[tuple[Store, str], _Server] = {}
         self._pid = os.getpid()  # last: until then another thread of a forked child must not use what it inherited
 
-    def watch(self, holding: Holding) -> Holding:
+    def watch(self, holding: HeldLease) -> HeldLease:
         """Renew the lease until `forget` is called."""
         if self._pid != os.getpid():  # our threads stayed behind in the parent
             self._reset()
@@ -55,12 +55,12 @@ class Heartbeat:
             server.watch(holding)
         return holding
 
-    def forget(self, holding: Holding) -> None:
+    def forget(self, holding: HeldLease) -> None:
         """Stop renewing; an answer that is still on its way is not looked at."""
         for server in list(self._servers.values()):
             server.holdings.pop(id(holding), None)
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[HeldLease]:
         """Return what is being renewed in this process."""
         if self._pid != os.getpid():
             return []
@@ -86,7 +86,7 @@ class _Server:
 
     def __init__(self, heartbeat: Heartbeat, address: tuple[Store, str]) -> None:
         self.heartbeat, self.address = heartbeat, address
-        self.holdings: dict[int, Holding] = {}
+        self.holdings: dict[int, HeldLease] = {}
         self.step = float("inf")
         #: whether a lease came since the thread began its last step
         self.used = False
@@ -94,7 +94,7 @@ class _Server:
         self._lock = heartbeat._lock
         self._wake = threading.Condition(self._lock)
 
-    def watch(self, holding: Holding) -> None:
+    def watch(self, holding: HeldLease) -> None:
         """Renew a lease; called with the lock held."""
         step = holding.lease.claim.lease_ttl / RENEWALS_PER_TTL
         self.holdings[id(holding)] = holding
@@ -123,7 +123,7 @@ class _Server:
 
     def beat(self, now: float) -> float:
         """Renew what is due at ``now``, and return the seconds until the next is due."""
-        due: dict[str, list[Holding]] = defaultdict(list)
+        due: dict[str, list[HeldLease]] = defaultdict(list)
         store = self.address[0]
         for holding in list(self.holdings.values()):
             if holding.due <= now < holding.until and not holding.lost:
@@ -136,7 +136,7 @@ class _Server:
         waiting = [h.due for h in list(self.holdings.values()) if max(h.due, after) < h.until and not h.lost]
         return max(0.001, min(waiting, default=float("inf")) - after)
 
-    def _renew(self, store: Store, holdings: list[Holding]) -> None:
+    def _renew(self, store: Store, holdings: list[HeldLease]) -> None:
         since = monotonic()
         try:
             lost = {(lease.key, lease.owner) for lease in store.renew([holding.lease for holding in holdings])}

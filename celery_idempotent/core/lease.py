@@ -25,7 +25,7 @@ RENEWALS_PER_TTL = 3
 MARGIN = 0.1
 
 
-class Holding:
+class HeldLease:
     """A lease while its work runs: what a task sees as ``self.lease``.
 
     Arguments:
@@ -199,21 +199,21 @@ class Holding:
         return hashlib.sha256(f"{self.key}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-_current: ContextVar[Holding | None] = ContextVar("celery_idempotent_lease", default=None)
+_current: ContextVar[HeldLease | None] = ContextVar("celery_idempotent_lease", default=None)
 
 
-def current_lease() -> Holding | None:
+def current_lease() -> HeldLease | None:
     """Return what the guarded function holds that is running here, or None: there is none.
 
     It has ``key``, ``fence``, ``lost``, ``check()``, ``settle(result, using=...)`` and ``derived_key(name)``, see
-    `Holding`. It follows its code into coroutines, asyncio's tasks and ``asyncio.to_thread``, and not into threads that
-    the code starts otherwise.
+    `HeldLease`. It follows its code into coroutines, asyncio's tasks and ``asyncio.to_thread``, and not into threads
+    that the code starts otherwise.
     """
     return _current.get()
 
 
 @contextmanager
-def running(holding: Holding) -> Iterator[None]:
+def running(holding: HeldLease) -> Iterator[None]:
     """Let `current_lease` return ``holding``."""
     token = _current.set(holding)
     try:

@@ -53,7 +53,7 @@ class Codec:
     """Write and read payloads with one serializer and one compression of kombu's.
 
     ``accept`` are names or content types of the serializers that may be read (default: only ``serializer``).
-    ``compress_above`` and ``result_max_bytes`` are bytes; ``compression`` "none" compresses nothing. ``annex`` keeps
+    ``compress_above`` and ``result_max_bytes`` are bytes; ``compression`` "none" compresses nothing. ``storage`` keeps
     what is larger than ``result_max_bytes`` (default: None, such values are not kept). ``largest`` are the bytes that a
     result may have before it is compressed. ``prepare`` makes of a value what is written in its place (default: None,
     the value itself). A codec may be used from several threads.
@@ -68,7 +68,7 @@ class Codec:
         compress_above: int,
         result_max_bytes: int,
         compression: str = "zlib",
-        annex: Annex | None = None,
+        storage: ResultStorage | None = None,
         largest: int = compressions.LARGEST,
         prepare: Callable[[object], object] | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Codec:
         self._compress_above = compress_above if compression != compressions.NONE else float("inf")
         self._max = result_max_bytes
         self._largest = largest
-        self._annex = annex
+        self._storage = storage
         self._prepare = prepare
         self._head = f"{quote(serializer, safe='')}:".encode()
         self._compressed_head = f"{quote(serializer, safe='')}+{quote(compression, safe='')}:".encode()
@@ -96,14 +96,14 @@ class Codec:
     def encode_value(self, value: object, *, store_result: bool = True, origin: Origin | None = None) -> bytes:
         """Write the value that an operation returned, or where it is, or why it is not kept; raises nothing.
 
-        Without ``store_result`` (default: True), above ``result_max_bytes`` where no annex keeps it, and where the
+        Without ``store_result`` (default: True), above ``result_max_bytes`` where no storage keeps it, and where the
         serializer refuses the value or cannot read back what it wrote, the payload says so instead. ``origin`` is the
-        run that returned the value (default: None, no annex is asked).
+        run that returned the value (default: None, no storage is asked).
         """
         if not store_result:
             return _UNAVAILABLE + b"store_result is off"
         try:
-            head, body, fits = _twice(self._written, value, bool(self._annex and origin))
+            head, body, fits = _twice(self._written, value, bool(self._storage and origin))
         except Exception as exc:  # noqa: BLE001 - whatever the serializer raises, the operation is done
             return _unavailable(f"the result cannot be serialized as {self._serializer}: {shown(exc)}")
         return head + body if fits else self._elsewhere(head + body, len(body), origin)
@@ -192,17 +192,17 @@ class Codec:
 
     def _elsewhere(self, content: bytes, size: int, origin: Origin | None) -> bytes:
         why = f"the result has {size} bytes, result_max_bytes is {self._max}"
-        if self._annex is None or origin is None:
+        if self._storage is None or origin is None:
             return _unavailable(why)
         try:
-            return _REFERENCE + bytes(_twice(self._annex.keep, content, origin).encode())
-        except Unkept as exc:
+            return _REFERENCE + bytes(_twice(self._storage.keep, content, origin).encode())
+        except NotStored as exc:
             return _unavailable(f"{why}{', and ' * bool(str(exc))}{exc}")
-        except Exception as exc:  # noqa: BLE001 - an annex may raise anything, the operation is done
+        except Exception as exc:  # noqa: BLE001 - a storage may raise anything, the operation is done
             return _unavailable(f"{why}, and it could not be kept elsewhere: {masked(shown(exc))}")
 
     def _follow(self, reference: str, age: float) -> Payload:
-        if self._annex is None:
+        if self._storage is None:
             return Payload(Kind.UNAVAILABLE, reason=f"it is at {reference}, and nothing here can read that")
 
         def decode(content: bytes) -> Payload:
@@ -210,7 +210,7 @@ class Codec:
                 raise ValueError("what it refers to is no value")
             return self.decode(content)
 
-        return self._annex.read(reference, decode, age)
+        return self._storage.read(reference, decode, age)
 
     def _pack(self, value: object) -> tuple[bytes, bytes]:
         content = _dumps(value, serializer=self._serializer)[2]
@@ -249,7 +249,7 @@ def _twice(call: Callable[..., Any], *args: object) -> Any:
     """Call, and once more if that failed: a soft time limit ends it wherever it is, and comes once."""
     try:
         return call(*args)
-    except (OSError, Unkept):  # which no signal raises, and a place that is down would keep us waiting twice
+    except (OSError, NotStored):  # which no signal raises, and a place that is down would keep us waiting twice
         raise
     except Exception:  # noqa: BLE001 - what the value itself is at fault for is raised again
         return call(*args)
@@ -340,8 +340,8 @@ def _type_name(cls: type[BaseException]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"[:_LONGEST_TYPE]
 
 
-class Unkept(Exception):
-    """Raised by an `Annex` that does not keep a result; its text says why, or is empty where none was asked to."""
+class NotStored(Exception):
+    """Raised by a `ResultStorage` that does not keep a result; its text says why, or is empty where none was wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +361,7 @@ class Origin:
     published: bool = False
 
 
-class Annex(ABC):
+class ResultStorage(ABC):
     """Keeps the payloads that are too large for their records."""
 
     @abstractmethod
@@ -369,7 +369,7 @@ class Annex(ABC):
         """Keep a payload and return a reference to it.
 
         Raises:
-            Unkept: it is not kept, and why.
+            NotStored: it is not kept, and why.
             Exception: it could not be kept.
         """
 

@@ -16,13 +16,13 @@ from ..core import guard as guards
 from ..core.backoff import sleep
 from ..core.binding import current_holder, history
 from ..core.guard import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed, in_progress, not_kept
-from ..core.lease import Holding, running
+from ..core.lease import HeldLease, running
 from ..errors import ConfigurationError, Conflict, CrashLoop, KeyReused, MissingKey, PreviouslyFailed, ResultUnavailable
 from ..events import logger
 from ..functions import FunctionBinding, check_returned
 from ..stores.records import Claim, Lease, Reason, Release, new_owner
 from . import job as jobs
-from .horse import Handover
+from .horse import HorsePipe
 
 #: Part of a job's own time limit that may be spent waiting.
 PATIENCE = 0.8
@@ -58,7 +58,7 @@ class JobDelivery:
         # RQ's time limit began before the module of the job was imported, which may have taken long.
         self.came, self.ran = monotonic() - jobs.seconds_running(job), False
         self.given, self.key = job.meta.get(jobs.KEY), ""
-        self.handover = Handover.take()
+        self.handover = HorsePipe.take()
 
     def answer(self) -> Any:
         """Return what the job returns, now or when it ran before; or a `Retry`, with which it will come back.
@@ -83,7 +83,7 @@ class JobDelivery:
             history.flush()  # a horse ends without any further ado
 
     def _delivery(self) -> Delivery:
-        def body(holding: Holding) -> Any:
+        def body(holding: HeldLease) -> Any:
             self._begins(holding)
             with running(holding):
                 value = check_returned(self.binding.name, self.run(*self.args, **self.kwargs))
@@ -146,7 +146,7 @@ class JobDelivery:
         """Return the seconds for which the job waits where it is, lest it goes round in circles."""
         return 0.0 if self._is_synchronous or self._can_be_scheduled else jobs.TURN
 
-    def _begins(self, holding: Holding) -> None:
+    def _begins(self, holding: HeldLease) -> None:
         self.ran = True
         # Before the body, which may write the job's meta itself.
         self._mark(outcome="ran", key=holding.key, fence=holding.fence)
@@ -191,7 +191,7 @@ class JobDelivery:
             # It rings wherever the job happens to be: also between its grant and its body, where nobody would release.
             ending = self._ending(error)
             if isinstance(ending, Release):
-                guards.release_lease(delivery, Holding(guard.store, Lease(delivery.claim, 0), monotonic()), ending)
+                guards.release_lease(delivery, HeldLease(guard.store, Lease(delivery.claim, 0), monotonic()), ending)
             raise
 
     def _stand_aside(self, delivery: Delivery, busy: Busy) -> Any:

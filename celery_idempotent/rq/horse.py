@@ -47,7 +47,7 @@ class Held:
     task_id: str
 
 
-class Handover:
+class HorsePipe:
     """A horse's end.
 
     Arguments:
@@ -60,7 +60,7 @@ class Handover:
         self.owner, self._writer, self._interval = owner, writer, interval
 
     @classmethod
-    def take(cls) -> Handover | None:
+    def take(cls) -> HorsePipe | None:
         """Return what the worker offers, once: a job that this one runs within itself is another delivery."""
         offered = os.environ.pop(ENTRY, None)
         if offered is None:

@@ -168,7 +168,7 @@ NAMESPACE = "idem"
 
 
 @dataclass(frozen=True, slots=True)
-class UsedStore:
+class NamedStore:
     """A store that an app, or somebody at a command line, uses.
 
     Arguments:

@@ -85,7 +85,7 @@ class TestInOneProcess:
         events.remove_counter(counts.count)
 
     def test_an_event_is_counted_though_nobody_hears_it(self) -> None:
-        assert not events.is_heard(Acquired)
+        assert not events.has_receivers(Acquired)
         events.count(Acquired)
         events.emit(Replayed("k"))
         events.emit(Replayed("k"))

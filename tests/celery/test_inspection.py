@@ -18,7 +18,7 @@ from celery import Celery
 from celery_idempotent.celery import inspect as inspection
 from celery_idempotent.celery import pool as leases
 from celery_idempotent.celery.inspect import LiveLease, NoReply
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
@@ -189,8 +189,8 @@ class TestTheMemoryThatChildrenShare:
         yield
         leases._shown.clear()
 
-    def take(self, key: str = "k", **changes: Any) -> Holding:
-        return Holding(MemoryStore(), Lease(claim(key, holder="host:1", **changes), 3), monotonic())
+    def take(self, key: str = "k", **changes: Any) -> HeldLease:
+        return HeldLease(MemoryStore(), Lease(claim(key, holder="host:1", **changes), 3), monotonic())
 
     def from_children(self) -> list[dict[str, Any]]:
         """Return what the main process reads, without what this process knows of itself."""
@@ -305,7 +305,7 @@ class TestTheMemoryThatChildrenShare:
         assert None not in seen
 
     def test_a_run_without_a_lease_is_not_shown(self) -> None:
-        unprotected = Holding(MemoryStore(), Lease(claim(), 0), monotonic())
+        unprotected = HeldLease(MemoryStore(), Lease(claim(), 0), monotonic())
         leases.begin(unprotected, "t", "i")
         leases.end(unprotected)
         assert leases.leases() == []

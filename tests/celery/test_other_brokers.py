@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Queue
 
 from celery_idempotent import IdempotentTask, add_hook, remove_hook
 from celery_idempotent.celery import message as brokers
-from celery_idempotent.celery.message import MESSAGE, Identity
+from celery_idempotent.celery.message import MESSAGE, MessageHeaders
 from celery_idempotent.events import Deferred
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -110,7 +110,7 @@ def test_a_copy_stays_in_its_message_group_and_is_no_duplicate_to_sqs(inside: Ce
                 "delivery_info": published.delivery_info,
             }
         )
-        brokers.publish(charge, request, Identity("owner"), 1.0)
+        brokers.publish(charge, request, MessageHeaders("owner"), 1.0)
         copy = received(connection)
     assert copy.headers["id"] == published.headers["id"]
     assert copy.properties["MessageGroupId"] == "customer-7"
@@ -143,17 +143,17 @@ def test_a_consumer_of_a_fanout_exchange_is_known_by_its_queue_or_on_redis_by_it
 
 
 def test_what_goes_on_with_a_fanned_out_delivery_says_with_whose_unless_that_is_not_known() -> None:
-    mine = Identity("owner", place="mine")
+    mine = MessageHeaders("owner", place="mine")
     assert mine.headers()[MESSAGE]["place"] == "mine"
-    assert "place" not in Identity("owner", place="another,one").headers()[MESSAGE]
-    assert "place" not in Identity("owner").headers()[MESSAGE]
+    assert "place" not in MessageHeaders("owner", place="another,one").headers()[MESSAGE]
+    assert "place" not in MessageHeaders("owner").headers()[MESSAGE]
     others = [("mine", "mine", False), ("mine", "yours", True), ("another,one", "yours", False), ("mine", "", False)]
-    assert [Identity("owner", place=at, meant_for=to).is_anothers for at, to, _ in others] == [
+    assert [MessageHeaders("owner", place=at, meant_for=to).is_anothers for at, to, _ in others] == [
         it for _, _, it in others
     ]
 
 
 def test_what_is_retried_into_the_queue_of_one_worker_keeps_the_key_of_its_delivery() -> None:
     sent = Context({"id": "T1", "headers": {}, MESSAGE: {"place": "mine"}})
-    identity = Identity.take(sent)
+    identity = MessageHeaders.take(sent)
     assert (identity.place, identity.is_anothers) == ("mine", False)

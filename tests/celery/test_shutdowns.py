@@ -19,7 +19,7 @@ from celery_idempotent.celery import pool as celery_pool
 from celery_idempotent.celery.request import IdempotentRequest, cut_off
 from celery_idempotent.celery.worker import ShutdownMarks, keep_watch
 from celery_idempotent.core.binding import heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import RecordUnreadable
 from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
@@ -270,7 +270,7 @@ class TestWhatStoresAreTold:
     ) -> None:
         request, claim = request_of(), Claim("inner", new_owner(), 60, 60)
         leases = [main_store.acquire(each) for each in (request.claim(), claim)]
-        holdings = [heartbeat.watch(Holding(main_store, lease, monotonic())) for lease in leases]
+        holdings = [heartbeat.watch(HeldLease(main_store, lease, monotonic())) for lease in leases]
         try:
             ShutdownMarks(MemoryStore()).mark_held()
             assert asked == []
@@ -294,7 +294,7 @@ class TestWhatStoresAreTold:
         lease = main_store.acquire(Claim("inner", new_owner(), 60, 60))
         watch = threading.Thread(target=keep_watch, args=(set(), ended.is_set))
         watch.start()
-        holding = heartbeat.watch(Holding(main_store, lease, monotonic()))
+        holding = heartbeat.watch(HeldLease(main_store, lease, monotonic()))
         try:
             wait_until(lambda: known(main_store, "inner").reason == Reason.SHUTDOWN, message="the store to be told")
         finally:

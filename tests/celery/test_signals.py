@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import signals
-from celery_idempotent.events import NAMES, Event, emit, is_heard
+from celery_idempotent.events import NAMES, Event, emit, has_receivers
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
@@ -89,15 +89,15 @@ def test_an_event_is_made_only_while_its_signal_has_receivers(monkeypatch: pytes
 
     def other(**_: Any) -> None: ...
 
-    assert not is_heard(events.Acquired)
+    assert not has_receivers(events.Acquired)
     signals.task_acquired.connect(receive)
     signals.task_acquired.connect(other)
-    assert is_heard(events.Acquired)
-    assert not is_heard(events.Completed)
+    assert has_receivers(events.Acquired)
+    assert not has_receivers(events.Completed)
     assert signals.task_acquired.disconnect(receive)
-    assert is_heard(events.Acquired)
+    assert has_receivers(events.Acquired)
     signals.task_acquired.disconnect(other)
-    assert not is_heard(events.Acquired)
+    assert not has_receivers(events.Acquired)
 
 
 def test_a_store_has_no_task_so_the_sender_is_none() -> None:

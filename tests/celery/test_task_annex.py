@@ -10,8 +10,8 @@ from celery import Celery, states
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from celery_idempotent import ConfigurationError, Conflict, IdempotentTask, ResultUnavailable, StoreUnreachable
-from celery_idempotent.celery.app import HANDOVER, TaskAnnex
-from celery_idempotent.core.results import Kind, Origin, Payload, Unkept
+from celery_idempotent.celery.app import HANDOVER, TaskResultStorage
+from celery_idempotent.core.results import Kind, NotStored, Origin, Payload
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
 
@@ -53,8 +53,8 @@ def payload_of(app: Celery) -> bytes:
     return bytes(record.payload)
 
 
-def read(annex: TaskAnnex, reference: str, age: float = HANDOVER) -> Payload:
-    return annex.read(reference, lambda content: Payload(Kind.VALUE, content), age)
+def read(storage: TaskResultStorage, reference: str, age: float = HANDOVER) -> Payload:
+    return storage.read(reference, lambda content: Payload(Kind.VALUE, content), age)
 
 
 def test_a_result_in_the_backend_is_replayed_as_its_consumer_got_it(app: Celery) -> None:
@@ -81,14 +81,14 @@ def test_a_result_may_be_left_nowhere(app: Celery) -> None:
     task = declare(app)
     task.apply(("A",))
     assert payload_of(app).endswith(b" bytes, result_max_bytes is 50")
-    with pytest.raises(Unkept, match=r"^$"):
-        TaskAnnex(task, None).keep(b"x", Origin("key", 1, "id", True))
+    with pytest.raises(NotStored, match=r"^$"):
+        TaskResultStorage(task, None).keep(b"x", Origin("key", 1, "id", True))
     with pytest.raises(ResultUnavailable, match="result_max_bytes is 50"):
         task.apply(("A",))
 
 
 def test_a_task_that_names_no_files_says_where_the_file_is(app: Celery) -> None:
-    found = read(TaskAnnex(declare(app), "backend"), "file:///x")
+    found = read(TaskResultStorage(declare(app), "backend"), "file:///x")
     assert found == Payload(Kind.UNAVAILABLE, reason="it is at file:///x, and large_results names no place of files")
 
 
@@ -97,16 +97,16 @@ def test_a_result_that_is_on_its_way_is_waited_for_and_not_for_ever(app: Celery,
     task = declare(app)
     if state != states.PENDING:
         task.backend.store_result(first, None, state)
-    annex = TaskAnnex(task, None)
+    storage = TaskResultStorage(task, None)
     with pytest.raises(StoreUnreachable, match=f"got {state}: it was settled 59 s ago and is on its way there"):
-        read(annex, f"task:{first}", HANDOVER - 1)
-    found = read(annex, f"task:{first}")
+        read(storage, f"task:{first}", HANDOVER - 1)
+    found = read(storage, f"task:{first}")
     assert found.kind is Kind.UNAVAILABLE
     assert found.reason.startswith(
         f"the result backend was to have it as task {first}, and says {state}: it has expired"
     )
     task.backend.store_result(first, 42, states.SUCCESS)
-    assert read(annex, f"task:{first}") == Payload(Kind.VALUE, 42)
+    assert read(storage, f"task:{first}") == Payload(Kind.VALUE, 42)
 
 
 def test_a_call_of_apply_does_not_wait_for_it(app: Celery) -> None:
@@ -122,7 +122,7 @@ def test_a_call_of_apply_does_not_wait_for_it(app: Celery) -> None:
 def test_what_failed_under_the_first_runs_id_is_no_result(app: Celery, first: str, state: str) -> None:
     task = declare(app)
     task.backend.store_result(first, ValueError("no"), state)
-    assert f"and says {state}" in read(TaskAnnex(task, None), f"task:{first}", 0.0).reason
+    assert f"and says {state}" in read(TaskResultStorage(task, None), f"task:{first}", 0.0).reason
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_a_backend_that_fails_is_asked_again_unless_it_cannot_read(
 
     monkeypatch.setattr(task.backend, "get_task_meta", fail)
     if isinstance(expected, str):
-        assert read(TaskAnnex(task, None), f"task:{first}") == Payload(Kind.UNAVAILABLE, reason=expected)
+        assert read(TaskResultStorage(task, None), f"task:{first}") == Payload(Kind.UNAVAILABLE, reason=expected)
     else:
         with pytest.raises(expected, match="got ConnectionError: the operation is done") as caught:
-            read(TaskAnnex(task, None), f"task:{first}")
+            read(TaskResultStorage(task, None), f"task:{first}")
         assert "secret" not in str(caught.value)
 
 
 def test_a_worker_without_a_backend_says_that_there_is_none(app: Celery, first: str) -> None:
     app.conf.result_backend = None
-    found = read(TaskAnnex(declare(app), None), f"task:{first}", 0.0)
+    found = read(TaskResultStorage(declare(app), None), f"task:{first}", 0.0)
     assert found.reason == f"it was left to a result backend as task {first}; here is none"
 
 
@@ -165,10 +165,10 @@ def test_a_large_result_is_not_held_in_memory_after_its_replay(app: Celery) -> N
 
 
 def test_files_take_what_no_backend_keeps(app: Celery) -> None:
-    app.conf.idempotency["large_results"] = "memory://annex"
+    app.conf.idempotency["large_results"] = "memory://results"
     task = declare(app, ignore_result=True)
     task.apply(("A",))
-    assert payload_of(app).startswith(b"!reference:memory://annex/")
+    assert payload_of(app).startswith(b"!reference:memory://results/")
     assert task.apply(("A",)).get()["text"] == LARGE
     assert task.runs == ["A"]
 

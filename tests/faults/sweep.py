@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Claim, Lease, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import messages
@@ -172,4 +172,4 @@ class Sweep:
 
     def _derived_key(self, name: str) -> str:
         lease = Lease(Claim(self._key(name), "", 1, 1), 0)
-        return Holding(self.store, lease, time.monotonic()).derived_key("charge")
+        return HeldLease(self.store, lease, time.monotonic()).derived_key("charge")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.redis import ClusterStore
@@ -115,7 +115,9 @@ class TestANodeThatIsDown:
         dead, *others = crippled.primaries
         leases = held_in(crippled, store, others, "beating")
         leases[dead] = [Lease(claim(key), 1) for key in crippled.keys_of(dead, 3)]
-        holdings = {node: [Holding(store, lease, monotonic() - 25) for lease in held] for node, held in leases.items()}
+        holdings = {
+            node: [HeldLease(store, lease, monotonic() - 25) for lease in held] for node, held in leases.items()
+        }
         # By `beat` alone: a thread that is asleep looks at a new lease after a third of its ttl, and these are older.
         monkeypatch.setattr("celery_idempotent.core.heartbeat._Server.run", lambda self: None)
         heart = Heartbeat()

@@ -23,7 +23,7 @@ from celery_idempotent import (
     remove_hook,
 )
 from celery_idempotent.celery.signals import EventSignal, store_failed, task_deferred, task_replayed
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.events import Deferred, Hook, Replayed
 from celery_idempotent.metrics import opentelemetry, prometheus
 from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans, hashed
@@ -100,7 +100,7 @@ assert_type(hashed("key"), str)
 
 
 def body(task: IdempotentTask) -> None:
-    assert_type(task.lease, Holding | None)
+    assert_type(task.lease, HeldLease | None)
     if task.lease is not None:
         assert_type(task.lease.fence, int)
         assert_type(task.lease.derived_key("gateway"), str)
@@ -109,7 +109,7 @@ def body(task: IdempotentTask) -> None:
 @idempotent(store="redis://localhost/1", key="order_id", result_ttl="7d")
 def charge(order_id: str, cents: int = 999) -> int:
     lease = current_lease()
-    assert_type(lease, Holding | None)
+    assert_type(lease, HeldLease | None)
     if lease is not None:
         lease.settle(cents, using=None)
     return cents

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_idempotent import events
 from celery_idempotent.core.guard import Ran
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import LeaseLost, SettleNotCommitted, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Reason, Release, State
 from tests.faults.conservation import ENDINGS, STARTS
@@ -67,7 +67,7 @@ def outage(bench: Bench) -> None:
 
 
 #: What happens while a body runs.
-TURNS: dict[str, Callable[[Bench, Holding], object]] = {
+TURNS: dict[str, Callable[[Bench, HeldLease], object]] = {
     "time passes": lambda bench, holding: bench.clock.advance(15.0),
     "the lease is in doubt": lambda bench, holding: bench.clock.advance(57.0),
     "it is renewed": lambda bench, holding: bench.heartbeat.beat(bench.clock()),
@@ -107,7 +107,7 @@ def test_every_run_that_began_is_told_to_have_ended_once(script: Any, patience: 
             for fault in faulty:
                 disturb(bench, *fault)
 
-            def body(holding: Holding, turns: list[str] = turns, raised: BaseException | None = raised) -> int:
+            def body(holding: HeldLease, turns: list[str] = turns, raised: BaseException | None = raised) -> int:
                 assert balance(bench.heard) == 1, "the run that is live"
                 for turn in turns:
                     TURNS[turn](bench, holding)
@@ -150,7 +150,7 @@ def shop(bench: Bench) -> Bench:
 def test_who_is_interrupted_while_it_looks_for_the_commit_of_a_body_that_raised_records_and_tells_what_it_finds(
     shop: Bench, error: BaseException, commits: bool, ending: str, how: str
 ) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         transaction = Transaction()
         holding.settle(1, using=transaction)
         if commits:
@@ -180,7 +180,7 @@ def test_a_final_failure_whose_settling_a_shutdown_interrupts_is_told(bench: Ben
 
 
 def test_a_commit_that_was_not_made_under_a_lease_that_was_lost_is_told(shop: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         holding.settle(1, using=Transaction())
 
     shop.store.after("get", lambda: shop.overtake())
@@ -196,7 +196,7 @@ def test_a_commit_that_was_not_made_gives_the_lease_back_and_is_told(shop: Bench
 
 
 def test_a_run_that_knows_of_its_lost_lease_is_lost_and_nothing_else_if_it_cannot_be_settled(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         bench.overtake()
         bench.heartbeat.beat(bench.clock())
         bench.store.down("settle", "release")
@@ -206,7 +206,7 @@ def test_a_run_that_knows_of_its_lost_lease_is_lost_and_nothing_else_if_it_canno
 
 
 def test_a_commit_that_cannot_be_looked_for_is_told_once_though_the_body_raised(shop: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         settles(holding)
         shop.store.down("get")
         raise ValueError("no")

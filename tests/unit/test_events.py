@@ -31,7 +31,7 @@ from celery_idempotent.events import (
     TakenOver,
     add_hook,
     emit,
-    is_heard,
+    has_receivers,
     log,
     remove_hook,
 )
@@ -135,17 +135,17 @@ def test_a_hook_may_hear_some_kinds_alone_and_be_asked_each_time() -> None:
     kinds: set[type[Event]] = {Completed}
     add_hook(heard.append, kinds)
     try:
-        assert [is_heard(Completed), is_heard(Acquired)] == [True, False]
+        assert [has_receivers(Completed), has_receivers(Acquired)] == [True, False]
         emit(Acquired("k"))
         emit(Completed("k"))
         emit(TakenOver("k"))  # a class is no sign for its subclasses
         kinds.add(Acquired)
         emit(Acquired("k"))
-        assert is_heard(Acquired)
+        assert has_receivers(Acquired)
     finally:
         remove_hook(heard.append)
     assert heard == [Completed("k"), Acquired("k")]
-    assert not is_heard(Completed)
+    assert not has_receivers(Completed)
 
 
 def test_the_log_hears_what_its_logger_writes(caplog: pytest.LogCaptureFixture) -> None:

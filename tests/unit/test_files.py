@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from celery_idempotent.core import file_results
-from celery_idempotent.core.file_results import NAME, FileAnnex, FileReference, check_prefix, sweep
+from celery_idempotent.core.file_results import NAME, FileReference, FileResultStorage, check_prefix, sweep
 from celery_idempotent.core.results import Kind, Origin, Payload
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
 
@@ -28,8 +28,8 @@ def decode(content: bytes) -> Payload:
     return Payload(Kind.VALUE, content)
 
 
-def read(annex: FileAnnex, reference: str) -> Any:
-    found = annex.read(reference, decode, 0.0)
+def read(storage: FileResultStorage, reference: str) -> Any:
+    found = storage.read(reference, decode, 0.0)
     return found.data if found.kind is Kind.VALUE else found.reason
 
 
@@ -42,71 +42,73 @@ def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def annex(prefix: str) -> FileAnnex:
-    return FileAnnex(prefix)
+def storage(prefix: str) -> FileResultStorage:
+    return FileResultStorage(prefix)
 
 
-def test_what_was_kept_is_read_by_whoever_has_the_reference(annex: FileAnnex, prefix: str) -> None:
-    reference = annex.keep(b"json:42", ORIGIN)
+def test_what_was_kept_is_read_by_whoever_has_the_reference(storage: FileResultStorage, prefix: str) -> None:
+    reference = storage.keep(b"json:42", ORIGIN)
     assert reference.startswith(prefix.rstrip("/"))
-    assert read(FileAnnex(prefix + "/"), reference) == b"json:42"
+    assert read(FileResultStorage(prefix + "/"), reference) == b"json:42"
 
 
-def test_no_two_runs_write_to_one_file(annex: FileAnnex) -> None:
-    kept = [annex.keep(content, ORIGIN) for content in (b"a", b"b", b"b")]
+def test_no_two_runs_write_to_one_file(storage: FileResultStorage) -> None:
+    kept = [storage.keep(content, ORIGIN) for content in (b"a", b"b", b"b")]
     assert len({reference.partition("#")[0] for reference in kept}) == 3
-    assert [read(annex, reference) for reference in kept] == [b"a", b"b", b"b"]
+    assert [read(storage, reference) for reference in kept] == [b"a", b"b", b"b"]
 
 
-def test_a_file_is_called_after_its_operation_in_letters_that_every_place_takes(annex: FileAnnex) -> None:
-    name = annex.keep(b"x", ORIGIN).partition("#")[0].rpartition("/")[2]
+def test_a_file_is_called_after_its_operation_in_letters_that_every_place_takes(storage: FileResultStorage) -> None:
+    name = storage.keep(b"x", ORIGIN).partition("#")[0].rpartition("/")[2]
     assert NAME.fullmatch(name)
     assert "-7-" in name
-    assert name[:32] == annex.keep(b"x", Origin(ORIGIN.key, 8)).partition("#")[0].rpartition("/")[2][:32]
-    assert name[:32] not in annex.keep(b"x", Origin("idem:shop.report:A", 7))
+    assert name[:32] == storage.keep(b"x", Origin(ORIGIN.key, 8)).partition("#")[0].rpartition("/")[2][:32]
+    assert name[:32] not in storage.keep(b"x", Origin("idem:shop.report:A", 7))
 
 
-def test_a_file_that_is_gone_is_a_result_that_is_unavailable(annex: FileAnnex, prefix: str) -> None:
-    reference = annex.keep(b"x", ORIGIN)
-    annex.keep(b"y", ORIGIN)
+def test_a_file_that_is_gone_is_a_result_that_is_unavailable(storage: FileResultStorage, prefix: str) -> None:
+    reference = storage.keep(b"x", ORIGIN)
+    storage.keep(b"y", ORIGIN)
     path = reference.partition("#")[0]
     fsspec.open(path).fs.rm(path)
-    assert read(annex, reference) == f"its file {path} is gone"
+    assert read(storage, reference) == f"its file {path} is gone"
 
 
 @pytest.mark.parametrize("content", [b"json:123", b"json:12345 ", b"json:54321", b""])
-def test_a_file_that_was_changed_is_not_read(annex: FileAnnex, content: bytes) -> None:
-    reference = annex.keep(b"json:12345", ORIGIN)
+def test_a_file_that_was_changed_is_not_read(storage: FileResultStorage, content: bytes) -> None:
+    reference = storage.keep(b"json:12345", ORIGIN)
     path = reference.partition("#")[0]
     with fsspec.open(path, "wb") as file:
         file.write(content)
-    assert read(annex, reference) == f"its file {path} is not what was written"
+    assert read(storage, reference) == f"its file {path} is not what was written"
 
 
-def test_no_more_of_a_file_is_read_than_was_written(annex: FileAnnex, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_of_a_file_is_read_than_was_written(
+    storage: FileResultStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths: list[int] = []
     monkeypatch.setattr(FileReference, "fits", lambda self, content: lengths.append(len(content)))
-    reference = annex.keep(b"x" * 10, ORIGIN)
+    reference = storage.keep(b"x" * 10, ORIGIN)
     with fsspec.open(reference.partition("#")[0], "wb") as file:
         file.write(b"x" * 1000)
-    read(annex, reference)
+    read(storage, reference)
     assert lengths == [11]
 
 
 def test_files_may_move_together_with_the_setting(tmp_path: Path) -> None:
-    reference = FileAnnex(f"file://{tmp_path}/before").keep(b"x", ORIGIN)
+    reference = FileResultStorage(f"file://{tmp_path}/before").keep(b"x", ORIGIN)
     (tmp_path / "before").rename(tmp_path / "after")
     (tmp_path / "before").mkdir()
-    assert read(FileAnnex(f"file://{tmp_path}/after"), reference) == b"x"
-    gone = read(FileAnnex(f"file://{tmp_path}/before"), reference)
+    assert read(FileResultStorage(f"file://{tmp_path}/after"), reference) == b"x"
+    gone = read(FileResultStorage(f"file://{tmp_path}/before"), reference)
     assert gone == f"its file file://{tmp_path}/before/{reference.partition('#')[0].rpartition('/')[2]} is gone"
 
 
 def test_nothing_is_opened_because_a_record_names_it(tmp_path: Path) -> None:
-    secret = FileAnnex(f"file://{tmp_path}/secret").keep(b"secret", ORIGIN)
-    annex = FileAnnex(f"file://{tmp_path}/results")
-    annex.keep(b"x", ORIGIN)
-    assert read(annex, secret).endswith(f"is gone; looked for it in file://{tmp_path}/results")
+    secret = FileResultStorage(f"file://{tmp_path}/secret").keep(b"secret", ORIGIN)
+    storage = FileResultStorage(f"file://{tmp_path}/results")
+    storage.keep(b"x", ORIGIN)
+    assert read(storage, secret).endswith(f"is gone; looked for it in file://{tmp_path}/results")
 
 
 @pytest.mark.parametrize(
@@ -122,17 +124,17 @@ def test_nothing_is_opened_because_a_record_names_it(tmp_path: Path) -> None:
 )
 def test_a_reference_of_another_version_is_unreadable(reference: str) -> None:
     with pytest.raises(RecordUnreadable, match=r"Expected a reference to a file, got .*: upgrade this worker"):
-        FileAnnex("memory://x").read(reference, decode, 0.0)
+        FileResultStorage("memory://x").read(reference, decode, 0.0)
 
 
 def test_a_directory_that_is_not_mounted_is_away_and_not_empty(tmp_path: Path) -> None:
-    annex = FileAnnex(f"file://{tmp_path}/results")
-    reference = annex.keep(b"x", ORIGIN)
+    storage = FileResultStorage(f"file://{tmp_path}/results")
+    reference = storage.keep(b"x", ORIGIN)
     (tmp_path / "results").rename(tmp_path / "unmounted")
     with pytest.raises(StoreUnreachable, match=f"Expected to read a result in file://{tmp_path}/results, got FileNot"):
-        annex.read(reference, decode, 0.0)
+        storage.read(reference, decode, 0.0)
     (tmp_path / "unmounted").rename(tmp_path / "results")
-    assert read(annex, reference) == b"x"
+    assert read(storage, reference) == b"x"
 
 
 class Failing(MemoryFileSystem):
@@ -171,11 +173,11 @@ def test_a_place_that_fails_is_asked_again_later(
     monkeypatch.setattr(failing, "error", error)
     reference = str(FileReference.to("failing://x", file_results.name_of(ORIGIN), b"x"))
     with pytest.raises(raised) as caught:
-        FileAnnex("failing://user:secret@host/x").read(reference, decode, 0.0)
+        FileResultStorage("failing://user:secret@host/x").read(reference, decode, 0.0)
     assert "secret" not in str(caught.value)
     assert "failing://***@host/x" in str(caught.value)
     with pytest.raises(type(error)):
-        FileAnnex("failing://x").keep(b"x", ORIGIN)
+        FileResultStorage("failing://x").keep(b"x", ORIGIN)
 
 
 def test_a_password_is_not_written_into_records(failing: type[Failing]) -> None:
@@ -234,19 +236,19 @@ def age(reference: str, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
 
-def test_a_sweep_removes_what_no_record_refers_to_any_more(annex: FileAnnex, prefix: str) -> None:
+def test_a_sweep_removes_what_no_record_refers_to_any_more(storage: FileResultStorage, prefix: str) -> None:
     week = 7 * 86400.0
-    old, young = annex.keep(b"old", ORIGIN), annex.keep(b"young", ORIGIN)
+    old, young = storage.keep(b"old", ORIGIN), storage.keep(b"young", ORIGIN)
     age(old, week + file_results.MARGIN + 60)
     age(young, week + file_results.MARGIN - 60)
     assert sweep(prefix, week) == 1
-    assert read(annex, young) == b"young"
-    assert read(annex, old).endswith("is gone")
+    assert read(storage, young) == b"young"
+    assert read(storage, old).endswith("is gone")
     assert sweep(prefix + "/", week) == 0
 
 
-def test_a_sweep_leaves_what_is_no_result(annex: FileAnnex, prefix: str) -> None:
-    kept = annex.keep(b"x", ORIGIN)
+def test_a_sweep_leaves_what_is_no_result(storage: FileResultStorage, prefix: str) -> None:
+    kept = storage.keep(b"x", ORIGIN)
     other = kept.partition("#")[0].replace(".result", ".results")
     with fsspec.open(other, "wb") as file:
         file.write(b"somebody's")
@@ -262,8 +264,10 @@ def test_there_may_be_nothing_to_sweep(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["rm_file", "modified"])
-def test_two_sweeps_may_meet(annex: FileAnnex, prefix: str, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    age(annex.keep(b"x", ORIGIN), 10 * 86400.0)
+def test_two_sweeps_may_meet(
+    storage: FileResultStorage, prefix: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    age(storage.keep(b"x", ORIGIN), 10 * 86400.0)
 
     def gone(*args: object) -> None:
         raise FileNotFoundError
@@ -273,8 +277,8 @@ def test_two_sweeps_may_meet(annex: FileAnnex, prefix: str, monkeypatch: pytest.
     assert sweep(prefix, 86400.0) == 0
 
 
-def test_times_without_a_zone_are_utc(annex: FileAnnex, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    annex.keep(b"x", ORIGIN)
+def test_times_without_a_zone_are_utc(storage: FileResultStorage, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage.keep(b"x", ORIGIN)
     real: dict[Any, Callable[..., Any]] = {place: place.modified for place in (LocalFileSystem, MemoryFileSystem)}
     for place, modified in real.items():
         monkeypatch.setattr(place, "modified", lambda *args, modified=modified: modified(*args).replace(tzinfo=None))

@@ -15,7 +15,7 @@ from celery_idempotent import events
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.core.guard import Answer, Busy, Delivery, Dropped, Ending, Guard, Ignored, Ran, Replayed
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.core.results import Codec
 from celery_idempotent.errors import (
@@ -67,7 +67,7 @@ class Bench:
     policy: Policy = field(default_factory=Policy)
     owners: int = 0
     #: what the bodies held
-    runs: list[Holding] = field(default_factory=list)
+    runs: list[HeldLease] = field(default_factory=list)
 
     def claim(self, task_id: str = "a", **changes: Any) -> Claim:
         self.owners += 1
@@ -97,7 +97,7 @@ class Bench:
     def delivery(self, body: Any = 42, claim: Claim | None = None, **changes: Any) -> Delivery:
         """Return a delivery whose body returns this value, raises this exception, or does what this function does."""
 
-        def run(holding: Holding) -> Any:
+        def run(holding: HeldLease) -> Any:
             self.runs.append(holding)
             if isinstance(body, BaseException):
                 raise body
@@ -217,14 +217,14 @@ def test_trust_counts_from_before_the_request_that_was_granted_and_not_from_one_
 
 
 def test_a_lease_is_renewed_while_its_body_runs_and_no_longer(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         assert bench.heartbeat.holdings() == [holding]
         for _ in range(10):
             bench.clock.advance(15.0)
             bench.heartbeat.beat(bench.clock())
 
     bench.store.before("settle", lambda: watched.extend(bench.heartbeat.holdings()))
-    watched: list[Holding] = []
+    watched: list[HeldLease] = []
     assert bench.deliver(body) == Ran(None)
     assert bench.store.count("renew") == 5
     assert watched == bench.heartbeat.holdings() == []
@@ -250,7 +250,7 @@ def test_a_lease_is_renewed_before_any_hook_gets_its_first_event(bench: Bench, t
 
 
 def test_a_short_task_costs_two_commands(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         bench.clock.advance(19.9)
         bench.heartbeat.beat(bench.clock())
 
@@ -689,7 +689,7 @@ def test_what_raises_to_be_settled_as_completed_is_raised_and_settled(bench: Ben
 
 
 def test_a_lease_is_not_renewed_any_more_while_it_is_given_back(bench: Bench) -> None:
-    watched: list[Holding] = []
+    watched: list[HeldLease] = []
     bench.store.before("release", lambda: watched.extend(bench.heartbeat.holdings()))
     with suppress(ValueError):
         bench.deliver(
@@ -758,10 +758,10 @@ def ending(request: pytest.FixtureRequest) -> Any:
     return ENDINGS[request.param]()
 
 
-def after(happens: Callable[[], object], ending: Any) -> Callable[[Holding], Any]:
+def after(happens: Callable[[], object], ending: Any) -> Callable[[HeldLease], Any]:
     """Return a body that ends like this after something has happened."""
 
-    def body(holding: Holding) -> Any:
+    def body(holding: HeldLease) -> Any:
         happens()
         if isinstance(ending, BaseException):
             raise ending
@@ -802,7 +802,7 @@ def giving_up(bench: Bench, then: Any) -> Answer:
     """Deliver a body that publishes its retry, and then returns this, raises it, or does what it does."""
     given_up = Release(Reason.RETRY, 30.0, 1)
 
-    def body(holding: Holding) -> Any:
+    def body(holding: HeldLease) -> Any:
         bench.guard().give_up(delivery, holding, given_up, Exception("a retry"))
         if isinstance(then, BaseException):
             raise then
@@ -812,7 +812,7 @@ def giving_up(bench: Bench, then: Any) -> Answer:
     return bench.guard().run(delivery)
 
 
-@pytest.mark.parametrize("then", [42, ValueError("no"), Declined("no"), LostInTask("gone"), Holding.check])
+@pytest.mark.parametrize("then", [42, ValueError("no"), Declined("no"), LostInTask("gone"), HeldLease.check])
 def test_a_run_that_gave_the_operation_up_leaves_it_to_what_carries_it_on(
     bench: Bench, then: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -829,7 +829,7 @@ def test_a_run_that_gave_the_operation_up_ends_with_its_process(bench: Bench) ->
 
 
 def test_a_lease_that_was_given_up_is_not_renewed_and_says_why(bench: Bench) -> None:
-    def then(holding: Holding) -> None:
+    def then(holding: HeldLease) -> None:
         bench.clock.advance(30.0)
         bench.heartbeat.beat(bench.clock())
         assert bench.store.count("renew") == 0
@@ -839,7 +839,7 @@ def test_a_lease_that_was_given_up_is_not_renewed_and_says_why(bench: Bench) -> 
 
 
 def test_a_lease_that_cannot_be_given_up_because_the_store_is_down_is_not_the_runs_any_more(bench: Bench) -> None:
-    def then(holding: Holding) -> str:
+    def then(holding: HeldLease) -> str:
         bench.store.up()
         sure(LostInTask, holding.check)
         return "mine"
@@ -857,7 +857,7 @@ def test_an_unprotected_run_has_nothing_to_give_up(bench: Bench) -> None:
 
 
 def test_what_a_run_settled_within_its_transaction_is_not_given_up(bench: Bench) -> None:
-    def body(holding: Holding) -> Any:
+    def body(holding: HeldLease) -> Any:
         holding.within = ("mine",)
         bench.settle(holding.lease, "mine")
         bench.guard().give_up(delivery, holding, Release(Reason.RETRY), Exception("a retry"))
@@ -985,7 +985,7 @@ def test_who_raises_lease_lost_while_the_store_is_down_leaves_somebody_to_answer
 
 
 def test_a_body_that_checks_learns_that_its_lease_was_lost(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         bench.overtake()
         holding.check()
         pytest.fail("it goes on")
@@ -1041,7 +1041,7 @@ def test_an_event_that_nobody_would_hear_is_not_made_unless_it_is_noted(bench: B
 
 
 def test_to_settle_is_given_up_at_the_deadline_of_the_lease_and_the_value_is_returned(bench: Bench) -> None:
-    def body(holding: Holding) -> str:
+    def body(holding: HeldLease) -> str:
         bench.clock.advance(30.0)
         bench.store.down("settle")
         return "mine"
@@ -1054,7 +1054,7 @@ def test_to_settle_is_given_up_at_the_deadline_of_the_lease_and_the_value_is_ret
 
 
 def test_a_lease_in_doubt_is_tried_to_settle_for_some_seconds(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         bench.clock.advance(57.0)
         bench.store.down("settle")
 
@@ -1066,7 +1066,7 @@ def test_a_lease_in_doubt_is_tried_to_settle_for_some_seconds(bench: Bench) -> N
 
 
 def test_a_lease_in_doubt_settles_once_a_short_outage_is_over(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         bench.clock.advance(57.0)
         bench.store.down("settle")
         bench.clock.at(3.0, bench.store.up)
@@ -1228,7 +1228,7 @@ def test_a_body_that_is_interrupted_ends_as_raising(bench: Bench) -> None:
 
 
 def test_past_max_lease_a_stuck_body_loses_its_lease_to_the_next_delivery(bench: Bench) -> None:
-    def body(holding: Holding) -> None:
+    def body(holding: HeldLease) -> None:
         for _ in range(200):
             bench.clock.advance(1.0)
             bench.heartbeat.beat(bench.clock())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.guard import Busy, Ran, Replayed
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import ConfigurationError, LeaseLost, SettleNotCommitted, StoreUnreachable
 from celery_idempotent.stores import Lease, Outcome, Reason, Release, State
@@ -62,7 +62,7 @@ def transaction() -> Iterator[Transaction]:
     opened.commit()
 
 
-def settles(holding: Holding, result: Any = 42) -> None:
+def settles(holding: HeldLease, result: Any = 42) -> None:
     with transaction() as opened:
         holding.settle(result, using=opened)
 
@@ -104,7 +104,7 @@ def test_a_body_that_settles_and_does_not_commit_fails_and_may_run_again(shop: B
 
 
 def test_a_rollback_that_the_body_lets_out_is_a_failure_like_any(shop: Bench) -> None:
-    def rolls_back(holding: Holding) -> None:
+    def rolls_back(holding: HeldLease) -> None:
         with transaction() as opened:
             holding.settle(42, using=opened)
             raise ValueError("no stock")
@@ -116,7 +116,7 @@ def test_a_rollback_that_the_body_lets_out_is_a_failure_like_any(shop: Bench) ->
 
 
 def test_a_body_may_settle_again_after_it_rolled_back(shop: Bench) -> None:
-    def tries_twice(holding: Holding) -> None:
+    def tries_twice(holding: HeldLease) -> None:
         holding.settle("first", using=Transaction())
         settles(holding, "second")
 
@@ -124,7 +124,7 @@ def test_a_body_may_settle_again_after_it_rolled_back(shop: Bench) -> None:
 
 
 def test_a_body_that_raises_after_its_commit_has_succeeded(shop: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def raises_late(holding: Holding) -> None:
+    def raises_late(holding: HeldLease) -> None:
         settles(holding, "paid")
         raise ValueError("the mail server is down")
 
@@ -134,7 +134,7 @@ def test_a_body_that_raises_after_its_commit_has_succeeded(shop: Bench, caplog: 
 
 
 def test_what_ends_the_process_after_a_commit_comes_out_and_the_commit_counts(shop: Bench) -> None:
-    def stops(holding: Holding) -> None:
+    def stops(holding: HeldLease) -> None:
         settles(holding, "paid")
         raise SystemExit
 
@@ -144,7 +144,7 @@ def test_what_ends_the_process_after_a_commit_comes_out_and_the_commit_counts(sh
 
 
 def test_a_holder_that_was_taken_over_cannot_settle_and_is_answered_as_a_duplicate(shop: Bench) -> None:
-    def is_paused(holding: Holding) -> None:
+    def is_paused(holding: HeldLease) -> None:
         shop.settle(shop.overtake(), "theirs")
         with pytest.raises(LostInTask, match="was lost"):
             holding.settle("mine", using=Transaction())
@@ -161,7 +161,7 @@ def test_a_holder_that_was_taken_over_cannot_settle_and_is_answered_as_a_duplica
 def test_a_commit_that_came_too_late_makes_a_duplicate(shop: Bench) -> None:
     """The store refuses such a commit; whatever came of it, the record is the other's."""
 
-    def is_overtaken(holding: Holding) -> None:
+    def is_overtaken(holding: HeldLease) -> None:
         holding.settle("mine", using=Transaction())
         shop.overtake()
 
@@ -170,7 +170,7 @@ def test_a_commit_that_came_too_late_makes_a_duplicate(shop: Bench) -> None:
 
 
 def test_a_failure_settled_by_another_is_not_taken_for_the_commit(shop: Bench) -> None:
-    def is_overtaken(holding: Holding) -> None:
+    def is_overtaken(holding: HeldLease) -> None:
         holding.settle("mine", using=Transaction())
         shop.settle(shop.overtake(), "theirs")
 
@@ -180,7 +180,7 @@ def test_a_failure_settled_by_another_is_not_taken_for_the_commit(shop: Bench) -
 
 
 def test_a_record_that_somebody_released_is_not_committed_by_us(shop: Bench) -> None:
-    def is_released(holding: Holding) -> None:
+    def is_released(holding: HeldLease) -> None:
         holding.settle("mine", using=Transaction())
         shop.store.inner.release(holding.lease, Release(Reason.CRASHED))
 
@@ -188,7 +188,7 @@ def test_a_record_that_somebody_released_is_not_committed_by_us(shop: Bench) -> 
 
 
 def test_a_record_that_is_gone_was_not_committed(shop: Bench) -> None:
-    def is_forgotten(holding: Holding) -> None:
+    def is_forgotten(holding: HeldLease) -> None:
         holding.settle("mine", using=Transaction())
         shop.store.inner.delete(KEY)
 

@@ -17,7 +17,7 @@ import pytest
 
 from celery_idempotent.core import heartbeat as module
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import LeaseLost, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from tests.unit.scripted import PROMPTLY, Clock, ScriptedStore
@@ -55,8 +55,8 @@ def take(store: ScriptedStore, key: str = "k", *, ttl: float = TTL, owner: str =
     return lease
 
 
-def hold(store: ScriptedStore, clock: Clock, key: str = "k", *, ttl: float = TTL, **options: Any) -> Holding:
-    return Holding(store, take(store, key, ttl=ttl), clock(), **options)
+def hold(store: ScriptedStore, clock: Clock, key: str = "k", *, ttl: float = TTL, **options: Any) -> HeldLease:
+    return HeldLease(store, take(store, key, ttl=ttl), clock(), **options)
 
 
 def take_away(store: ScriptedStore, key: str = "k") -> Lease:
@@ -78,7 +78,7 @@ def test_a_derived_key_is_the_same_for_every_run_everywhere(store: ScriptedStore
     frozen = "9aadc8328dfc49dd6a2287beb2bd0cc3"
     for fence in (0, 7):
         lease = Lease(Claim("idem:shop.charge:ORD-1", f"owner-{fence}", TTL, TTL), fence)
-        assert Holding(store, lease, clock()).derived_key("capture") == frozen
+        assert HeldLease(store, lease, clock()).derived_key("capture") == frozen
     assert frozen == hashlib.sha256(b"idem:shop.charge:ORD-1\ncapture").hexdigest()[:32]
 
 
@@ -100,7 +100,7 @@ def test_a_lease_is_trusted_for_nine_tenths_of_its_ttl(store: ScriptedStore, clo
 def test_trust_counts_from_before_the_request(store: ScriptedStore, clock: Clock) -> None:
     lease, since = take(store), clock()
     clock.advance(30.0)  # so long did the reply travel
-    holding = Holding(store, lease, since)
+    holding = HeldLease(store, lease, since)
     assert holding.deadline == since + 54.0
     assert holding.due == since + 20.0
 
@@ -171,7 +171,7 @@ def test_a_holding_stays_lost_whatever_an_older_answer_says(store: ScriptedStore
 
 
 def test_an_unprotected_run_asks_nobody_and_is_never_lost(store: ScriptedStore, clock: Clock) -> None:
-    holding = Holding(store, Lease(Claim("k", "me", TTL, TTL), 0), clock())
+    holding = HeldLease(store, Lease(Claim("k", "me", TTL, TTL), 0), clock())
     clock.advance(1e6)
     holding.check()
     assert holding.fence == 0
@@ -228,7 +228,7 @@ def test_past_max_lease_the_record_tells_whose_the_lease_is(
     store: ScriptedStore, clock: Clock, state: State, owner: str, ours: bool
 ) -> None:
     lease = take(store, owner="the-holder")
-    holding = Holding(store, lease, clock(), max_lease=10.0)
+    holding = HeldLease(store, lease, clock(), max_lease=10.0)
     clock.advance(54.0)
     store.answer("get", Record("k", state, lease.fence, "".join(list(owner))))
     with nullcontext() if ours else pytest.raises(LeaseLost):
@@ -588,7 +588,7 @@ def test_a_thread_that_wakes_and_has_no_lease_ends_and_the_next_lease_starts_ano
     beating: Heartbeat, store: ScriptedStore
 ) -> None:
     for _ in range(2):
-        holding = beating.watch(Holding(store, take(store, ttl=0.03), module.monotonic()))
+        holding = beating.watch(HeldLease(store, take(store, ttl=0.03), module.monotonic()))
         thread = only(beating).thread
         beating.forget(holding)
         thread.join(PROMPTLY)
@@ -600,12 +600,12 @@ def test_a_server_that_hangs_keeps_no_lease_on_another_from_renewal(beating: Hea
     """Two stores, of which one answers no more: the leases of the other must not run out."""
     hung, sound = ScriptedStore(), ScriptedStore()
     door, renewed = hung.block("renew"), threading.Event()
-    stuck = beating.watch(Holding(hung, take(hung, ttl=0.03), module.monotonic()))
+    stuck = beating.watch(HeldLease(hung, take(hung, ttl=0.03), module.monotonic()))
     assert door.entered.wait(PROMPTLY)
     for _ in range(2):
         sound.after("renew", lambda: None)
     sound.after("renew", renewed.set)
-    beating.watch(Holding(sound, take(sound, ttl=0.03), module.monotonic()))
+    beating.watch(HeldLease(sound, take(sound, ttl=0.03), module.monotonic()))
     assert renewed.wait(PROMPTLY)
     assert stuck.renewals == 0
     door.open()
@@ -627,9 +627,9 @@ def test_a_node_that_hangs_keeps_no_lease_on_another_node_of_its_cluster_from_re
         return renew(leases)
 
     monkeypatch.setattr(store, "renew", half)
-    beating.watch(Holding(store, take(store, "a", ttl=0.03), module.monotonic()))
+    beating.watch(HeldLease(store, take(store, "a", ttl=0.03), module.monotonic()))
     assert stuck.wait(PROMPTLY)
-    beating.watch(Holding(store, take(store, "b", ttl=0.03), module.monotonic()))
+    beating.watch(HeldLease(store, take(store, "b", ttl=0.03), module.monotonic()))
     try:
         assert renewed.wait(PROMPTLY)
     finally:
@@ -686,17 +686,17 @@ def test_a_shorter_ttl_shortens_the_step_and_wakes_the_thread_and_a_longer_does_
 def test_one_daemon_thread_is_started_by_the_first_lease(beating: Heartbeat, store: ScriptedStore) -> None:
     before = set(threading.enumerate())
     for key in "abc":
-        holding = Holding(store, take(store, key), module.monotonic())
+        holding = HeldLease(store, take(store, key), module.monotonic())
         assert beating.watch(holding) is holding
     started = set(threading.enumerate()) - before
     assert [(thread.name, thread.daemon) for thread in started] == [("celery-idempotent-heartbeat", True)]
 
 
 def test_the_thread_renews_by_itself_and_is_woken_by_a_shorter_ttl(beating: Heartbeat, store: ScriptedStore) -> None:
-    beating.watch(Holding(store, take(store, "long", ttl=3000.0), module.monotonic()))
+    beating.watch(HeldLease(store, take(store, "long", ttl=3000.0), module.monotonic()))
     renewed = threading.Event()
     store.after("renew", renewed.set)
-    short = Holding(store, take(store, "short", ttl=0.03), module.monotonic())
+    short = HeldLease(store, take(store, "short", ttl=0.03), module.monotonic())
     beating.watch(short)
     assert renewed.wait(PROMPTLY)
     assert store.calls[0] == ("renew", ([short.lease],))
@@ -705,7 +705,7 @@ def test_the_thread_renews_by_itself_and_is_woken_by_a_shorter_ttl(beating: Hear
 def test_work_may_end_while_the_thread_stands_in_the_store(beating: Heartbeat, store: ScriptedStore) -> None:
     door, renewed = store.block("renew"), threading.Event()
     store.after("renew", renewed.set)
-    first, second = (Holding(store, take(store, key, ttl=0.03), module.monotonic()) for key in ("first", "second"))
+    first, second = (HeldLease(store, take(store, key, ttl=0.03), module.monotonic()) for key in ("first", "second"))
     beating.watch(first)
     assert door.entered.wait(PROMPTLY)
     beating.forget(first)
@@ -750,7 +750,7 @@ import os, sys, threading, warnings
 warnings.simplefilter("ignore")  # newer Pythons dislike a fork with threads: that is what is tried here
 from time import monotonic
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Claim
 from tests.unit.scripted import PROMPTLY, ScriptedStore
 
@@ -758,7 +758,7 @@ store, heart = ScriptedStore(), Heartbeat()
 
 def hold(key):
     lease = store.inner.acquire(Claim(key, "me", 0.03, 60.0))
-    return heart.watch(Holding(store, lease, monotonic()))
+    return heart.watch(HeldLease(store, lease, monotonic()))
 
 def renewals(n):
     renewed = threading.Event()

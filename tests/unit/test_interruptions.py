@@ -16,7 +16,7 @@ import pytest
 
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.history import Flag
-from celery_idempotent.core.lease import Holding
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Claim, Lease
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.sqlite import SqliteStore
@@ -103,9 +103,9 @@ def test_a_flag_wakes_who_waits_for_it_and_tells_who_waited_in_vain() -> None:
 
 def test_leases_are_renewed_after_any_interruption() -> None:
     heart, store = Heartbeat(), MemoryStore()
-    holding = Holding(store, Lease(Claim("k", "me", 3000.0, 60.0), 1), monotonic())
+    holding = HeldLease(store, Lease(Claim("k", "me", 3000.0, 60.0), 1), monotonic())
 
-    heart.watch(Holding(store, Lease(Claim("other", "me", 3000.0, 60.0), 1), monotonic()))  # a thread is running
+    heart.watch(HeldLease(store, Lease(Claim("other", "me", 3000.0, 60.0), 1), monotonic()))  # a thread is running
     [server] = heart._servers.values()
     server.thread = cast(Any, SimpleNamespace(is_alive=lambda: True))  # Thread.is_alive itself bears no interruption
 

@@ -9,7 +9,7 @@ import pytest
 from celery_idempotent.errors import RecordUnreadable
 from celery_idempotent.stores import Claim, Lease, Outcome, Record, State, maintenance
 from celery_idempotent.stores.maintenance import DELETE_BATCH as BATCH
-from celery_idempotent.stores.maintenance import Matches, UsedStore, count, forget, is_held, purge, purge_in_batches
+from celery_idempotent.stores.maintenance import Matches, NamedStore, count, forget, is_held, purge, purge_in_batches
 from celery_idempotent.stores.memory import MemoryStore
 
 
@@ -96,7 +96,7 @@ class Unasked(MemoryStore):
 
 
 def test_who_typed_the_namespace_meant_what_was_typed() -> None:
-    used = UsedStore("here", Unasked(), ("idem",))
+    used = NamedStore("here", Unasked(), ("idem",))
     assert used.meant_key("idem:1") is None
     assert used.meant_prefix("idem:shop.") is None
 

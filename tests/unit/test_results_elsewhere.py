@@ -15,7 +15,7 @@ from kombu import serialization
 from celery_idempotent.core import compression
 from celery_idempotent.core.guard import Busy, Ran, Replayed
 from celery_idempotent.core.policy import Policy
-from celery_idempotent.core.results import Annex, Codec, Kind, Origin, Payload, Unkept
+from celery_idempotent.core.results import Codec, Kind, NotStored, Origin, Payload, ResultStorage
 from celery_idempotent.errors import RecordUnreadable, ResultUnavailable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Outcome, State
 from celery_idempotent.units import masked
@@ -28,8 +28,8 @@ ORIGIN = Origin("key", 1, "id-1")
 
 
 @dataclass
-class Shelf(Annex):
-    """An annex in memory, which fails when it is told to."""
+class Shelf(ResultStorage):
+    """A storage in memory, which fails when it is told to."""
 
     kept: dict[str, bytes] = field(default_factory=dict)
     origins: list[Origin] = field(default_factory=list)
@@ -68,35 +68,37 @@ def codec(**options: Any) -> Codec:
 
 
 def test_what_is_too_large_is_referred_to_and_read_from_there(shelf: Shelf) -> None:
-    assert codec(annex=shelf).encode_value("x" * 8, origin=ORIGIN) == b'json:"xxxxxxxx"'
-    payload = codec(annex=shelf).encode_value("x" * 9, origin=ORIGIN)
+    assert codec(storage=shelf).encode_value("x" * 8, origin=ORIGIN) == b'json:"xxxxxxxx"'
+    payload = codec(storage=shelf).encode_value("x" * 9, origin=ORIGIN)
     assert payload == b"!reference:shelf:0"
     assert shelf.kept == {"shelf:0": b'json:"xxxxxxxxx"'}
     assert shelf.origins == [ORIGIN]
-    assert codec(annex=shelf).decode(payload, age=3.0) == Payload(Kind.VALUE, "x" * 9)
-    codec(annex=shelf).decode(payload)
+    assert codec(storage=shelf).decode(payload, age=3.0) == Payload(Kind.VALUE, "x" * 9)
+    codec(storage=shelf).decode(payload)
     assert shelf.ages == [3.0, float("inf")]
 
 
 def test_what_is_kept_elsewhere_is_compressed_too(shelf: Shelf) -> None:
-    writer = codec(annex=shelf, compress_above=100, compression="zstd")
+    writer = codec(storage=shelf, compress_above=100, compression="zstd")
     payload = writer.encode_value("x" * 5000, origin=ORIGIN)
     [content] = shelf.kept.values()
     assert content.startswith(b"json+zstd:")
     assert len(content) < 100
-    assert codec(annex=shelf).decode(payload).data == "x" * 5000
+    assert codec(storage=shelf).decode(payload).data == "x" * 5000
 
 
 def test_a_result_of_no_run_is_kept_nowhere_else(shelf: Shelf) -> None:
-    assert codec(annex=shelf).encode_value("x" * 9) == (b"!unavailable:the result has 11 bytes, result_max_bytes is 10")
+    assert codec(storage=shelf).encode_value("x" * 9) == (
+        b"!unavailable:the result has 11 bytes, result_max_bytes is 10"
+    )
     assert not shelf.kept
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (Unkept(), ""),
-        (Unkept("nobody reads it"), ", and nobody reads it"),
+        (NotStored(), ""),
+        (NotStored("nobody reads it"), ", and nobody reads it"),
         (OSError(28, "No space left"), ", and it could not be kept elsewhere: OSError: [Errno 28] No space left"),
         (
             RuntimeError("s3://id:secret@host \ud800"),
@@ -104,13 +106,13 @@ def test_a_result_of_no_run_is_kept_nowhere_else(shelf: Shelf) -> None:
         ),
     ],
 )
-def test_what_an_annex_does_not_take_settles_all_the_same(shelf: Shelf, error: Exception, said: str) -> None:
+def test_what_a_storage_does_not_take_settles_all_the_same(shelf: Shelf, error: Exception, said: str) -> None:
     shelf.error = error
-    payload = codec(annex=shelf).encode_value("x" * 9, origin=ORIGIN)
+    payload = codec(storage=shelf).encode_value("x" * 9, origin=ORIGIN)
     assert payload.decode() == f"!unavailable:the result has 11 bytes, result_max_bytes is 10{said}"
 
 
-@pytest.mark.parametrize("place", ["serializer", "annex"])
+@pytest.mark.parametrize("place", ["serializer", "storage"])
 def test_a_soft_time_limit_while_a_result_is_written_costs_no_result(shelf: Shelf, place: str) -> None:
     interruptions: list[Exception] = []
 
@@ -123,11 +125,11 @@ def test_a_soft_time_limit_while_a_result_is_written_costs_no_result(shelf: Shel
             interrupted()
         return json.dumps(value)
 
-    if place == "annex":
+    if place == "storage":
         shelf.meanwhile = interrupted
     serialization.register("interrupted", dumps, json.loads, "application/x-interrupted", "utf-8")
     try:
-        codec = Codec(serializer="interrupted", compress_above=1000, result_max_bytes=10, annex=shelf)
+        codec = Codec(serializer="interrupted", compress_above=1000, result_max_bytes=10, storage=shelf)
         interruptions.append(SoftTimeLimitExceeded())
         assert codec.decode(codec.encode_value("x" * 20, origin=ORIGIN)).data == "x" * 20
         assert not interruptions
@@ -137,11 +139,11 @@ def test_a_soft_time_limit_while_a_result_is_written_costs_no_result(shelf: Shel
 
 def test_what_is_not_read_back_is_not_kept_elsewhere_either(shelf: Shelf) -> None:
     value = {"__type__": "nobody knows", "__value__": 1}
-    assert b"cannot be serialized as json" in codec(annex=shelf).encode_value(value, origin=ORIGIN)
+    assert b"cannot be serialized as json" in codec(storage=shelf).encode_value(value, origin=ORIGIN)
     assert not shelf.kept
 
 
-def test_a_codec_without_an_annex_says_where_the_result_is(shelf: Shelf) -> None:
+def test_a_codec_without_a_storage_says_where_the_result_is(shelf: Shelf) -> None:
     read = codec().decode(b"!reference:file:///x")
     assert read == Payload(Kind.UNAVAILABLE, reason="it is at file:///x, and nothing here can read that")
 
@@ -150,21 +152,21 @@ def test_a_codec_without_an_annex_says_where_the_result_is(shelf: Shelf) -> None
 def test_what_a_reference_leads_to_is_a_value(shelf: Shelf, content: bytes) -> None:
     shelf.kept["shelf:0"] = content
     with pytest.raises(RecordUnreadable):
-        codec(annex=shelf).decode(b"!reference:shelf:0")
+        codec(storage=shelf).decode(b"!reference:shelf:0")
 
 
 @pytest.mark.parametrize("error", [StoreUnreachable("away"), StoreRefused("no"), RecordUnreadable("newer")])
-def test_what_an_annex_says_of_its_place_is_passed_on(shelf: Shelf, error: StoreError) -> None:
+def test_what_a_storage_says_of_its_place_is_passed_on(shelf: Shelf, error: StoreError) -> None:
     shelf.error = error
     with pytest.raises(type(error)) as caught:
-        codec(annex=shelf).decode(b"!reference:shelf:0")
+        codec(storage=shelf).decode(b"!reference:shelf:0")
     assert caught.value is error
 
 
 def test_content_that_is_not_accepted_is_not_read_from_elsewhere_either(shelf: Shelf) -> None:
-    payload = codec(annex=shelf, serializer="pickle").encode_value({"x" * 9}, origin=ORIGIN)
-    assert codec(annex=shelf).decode(payload).kind is Kind.UNAVAILABLE
-    assert codec(annex=shelf, serializer="pickle").decode(payload).data == {"x" * 9}
+    payload = codec(storage=shelf, serializer="pickle").encode_value({"x" * 9}, origin=ORIGIN)
+    assert codec(storage=shelf).decode(payload).kind is Kind.UNAVAILABLE
+    assert codec(storage=shelf, serializer="pickle").decode(payload).data == {"x" * 9}
 
 
 def test_none_compresses_nothing() -> None:
@@ -174,7 +176,7 @@ def test_none_compresses_nothing() -> None:
 
 
 def test_a_result_that_no_reader_would_inflate_is_not_kept(shelf: Shelf) -> None:
-    small = codec(annex=shelf, compress_above=0, largest=1000, result_max_bytes=10**6)
+    small = codec(storage=shelf, compress_above=0, largest=1000, result_max_bytes=10**6)
     assert small.decode(small.encode_value("x" * 998, origin=ORIGIN)).data == "x" * 998
     assert b"it has 1001 bytes, of which no more than 1000 are ever kept" in small.encode_value("x" * 999)
     assert not shelf.kept
@@ -267,7 +269,7 @@ def test_a_serializer_that_takes_no_mapping_leaves_the_name_of_an_exception() ->
 
 @pytest.fixture
 def large(bench: Bench, shelf: Shelf) -> Bench:
-    bench.codec = codec(annex=shelf)
+    bench.codec = codec(storage=shelf)
     return bench
 
 

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kombu import serialization
 
-from celery_idempotent.celery.app import TaskAnnex
+from celery_idempotent.celery.app import TaskResultStorage
 from celery_idempotent.core.results import Codec, Kind, Origin
 
 SERIALIZERS = ["json", "pickle", "yaml", "msgpack"]
@@ -171,16 +171,16 @@ Check = Callable[[Any, str, str], None]
 @pytest.fixture
 def check(serializer: str, tmp_path: Path) -> Check:
     """A function that has a value settled and replayed, and fails if a duplicate is told another story."""
-    annexes = {"record": None, "memory": "memory://results", "file": f"file://{tmp_path}"}
+    places = {"record": None, "memory": "memory://results", "file": f"file://{tmp_path}"}
 
     def replay(value: Any, compression: str, target: str) -> None:
-        annex = TaskAnnex(None, annexes[target])
+        storage = TaskResultStorage(None, places[target])
         codec = Codec(
             serializer=serializer,
             compress_above=100,
             compression=compression,
             result_max_bytes=LIMIT if target == "record" else 50,
-            annex=annex,
+            storage=storage,
         )
         read = codec.decode(codec.encode_value(value, origin=Origin("key", 1)))
         expected = consumed(value, serializer)

@@ -16,7 +16,7 @@ from ..common import CHECKUP, Exit, StoreCommand, from_url, status_of
 from .findings import Finding, Section, Severity
 
 if TYPE_CHECKING:
-    from ...stores.maintenance import UsedStore
+    from ...stores.maintenance import NamedStore
 
 
 @click.command("doctor", cls=StoreCommand)
@@ -52,7 +52,7 @@ def _sections(ctx: click.Context) -> Iterator[Section]:
     from .findings import Patient
     from .stores import sections
 
-    stores: Iterable[UsedStore]
+    stores: Iterable[NamedStore]
     purged: bool | None = None
     if CHECKUP in ctx.meta:
         checkup = ctx.meta[CHECKUP]()

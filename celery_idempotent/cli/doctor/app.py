@@ -21,7 +21,7 @@ from ...core import keys
 from ...core.binding import BACKEND
 from ...errors import ConfigurationError, IdempotencyError
 from ...stores import hide_password
-from ...stores.maintenance import UsedStore
+from ...stores.maintenance import NamedStore
 from . import broker
 from .app_config import Declared, Facts, listed, shortest_interval
 from .findings import Check, Finding, Section, error, examined, failed, info, ok, warning
@@ -448,7 +448,7 @@ class Checkup:
     """
 
     section: Section
-    stores: list[UsedStore]
+    stores: list[NamedStore]
     purged: bool
 
 
@@ -472,7 +472,7 @@ def checkup(app: Any, load: Callable[[], object] = lambda: None) -> Checkup:
     return Checkup(section, stores, any(entry["task"] == PURGE for entry in facts.scheduled.values()))
 
 
-def _own_store(app: Any) -> list[UsedStore]:
+def _own_store(app: Any) -> list[NamedStore]:
     """Return the store that the app names, where its tasks do not let us see which they use."""
     wanted = app.conf.get("idempotency_store")
     if not wanted:
@@ -482,4 +482,4 @@ def _own_store(app: Any) -> list[UsedStore]:
     except ConfigurationError:
         return []
     name = hide_password(wanted) if isinstance(wanted, str) else type(store).__name__
-    return [UsedStore(name, store, (default_namespace(app, None),))]
+    return [NamedStore(name, store, (default_namespace(app, None),))]
