@@ -14,16 +14,15 @@ from typing import Any
 
 from celery_idempotent import events
 from celery_idempotent.celery import pool
-from celery_idempotent.core import guard
-from celery_idempotent.core.guard import Delivery
+from celery_idempotent.core.history import DeliveryEvents
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.metrics.catalogue import CATALOGUE
 from celery_idempotent.metrics.prometheus import DIRECTORY, PrometheusMetrics
-from celery_idempotent.stores import Lease, Reason, Release
+from celery_idempotent.stores import Lease
 
 from .figure import Figure
 from .sampling import interleave, ratio, timed
-from .subject import Subject
+from .subject import NoDelivery, Subject
 
 __all__ = ["measure"]
 
@@ -76,10 +75,10 @@ def _run(subject: Subject, heard: list[Any]) -> float:
     return timed(subject.guarded)
 
 
-def _telling(subject: Subject, tell: Callable[[Delivery, HeldLease], None]) -> float:
+def _telling(subject: Subject, tell: Callable[[NoDelivery, HeldLease], None]) -> float:
     """Return the seconds that it takes to tell that a run began and ended."""
     claim, since = subject.claim(), monotonic()
-    delivery = Delivery(claim, lambda holding: None, lambda error: Release(Reason.FAILED), "shop.charge", "id")
+    delivery = NoDelivery(DeliveryEvents(claim, "shop.charge", "id"))
     holding = HeldLease(subject.store, Lease(claim, 1), since)
 
     def often() -> None:
@@ -89,16 +88,16 @@ def _telling(subject: Subject, tell: Callable[[Delivery, HeldLease], None]) -> f
     return timed(often) / TIMES
 
 
-def _told(delivery: Delivery, holding: HeldLease) -> None:
-    guard.begins(delivery, holding)
-    guard.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
+def _told(delivery: NoDelivery, holding: HeldLease) -> None:
+    delivery.emit_start(holding)
+    delivery.emit_end(holding, events.Completed, ran=1.0, took=0.1)
 
 
-def _shown(delivery: Delivery, holding: HeldLease) -> None:
-    guard.begins(delivery, holding)
-    pool.begin(holding, delivery.task, delivery.task_id)
+def _shown(delivery: NoDelivery, holding: HeldLease) -> None:
+    delivery.emit_start(holding)
+    pool.begin(holding, "shop.charge", delivery.task_id)
     pool.end(holding)
-    guard.ends(delivery, holding, events.Completed, ran=1.0, took=0.1)
+    delivery.emit_end(holding, events.Completed, ran=1.0, took=0.1)
 
 
 @contextmanager

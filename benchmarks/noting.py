@@ -5,17 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 
-from celery_idempotent import events
-from celery_idempotent.core.guard import Delivery
-from celery_idempotent.core.history import History, Story, text_of
+from celery_idempotent.core.history import DeliveryEvents, History, text_of
 from celery_idempotent.events import Event, Replayed, TakenOver
-from celery_idempotent.stores import Claim, Note, Reason, Release
+from celery_idempotent.stores import Note
 from celery_idempotent.stores.records import MOST
 from celery_idempotent.stores.redis.store import history_key
 
 from .figure import Figure
 from .sampling import interleave, ratio, timed
-from .subject import HOUR, Subject
+from .subject import HOUR, NoDelivery, Subject
 
 __all__ = ["measure"]
 
@@ -39,8 +37,8 @@ def measure(subject: Subject, *, blocks: int, calls: int, replays: int) -> list[
 
     def answer(key: str | None, *, noting: bool) -> None:
         claim = subject.claim(key, "another" if key else "")
-        story = Story(note, claim) if noting else None
-        subject.guard.run(_delivery(claim, story))
+        events = DeliveryEvents(claim, "shop.charge", claim.task_id, note if noting else None)
+        subject.guard.run(NoDelivery(events))
 
     def replay(keys: list[str], *, noting: bool) -> Callable[[], object]:
         def work() -> None:
@@ -65,19 +63,6 @@ def measure(subject: Subject, *, blocks: int, calls: int, replays: int) -> list[
         said = f"{samples[f'{name}, noting']}; without {samples[name]}"
         figures.append(Figure("history", f"{name}, noted / not noted", value, "x", spread, note=said))
     return [*figures, *_sizes(subject)]
-
-
-def _delivery(claim: Claim, story: Story | None) -> Delivery:
-    tell, noted = story or events.emit, story or ()
-    return Delivery(claim, _body, _ending, task="shop.charge", task_id=claim.task_id, tell=tell, noted=noted)
-
-
-def _body(holding: object) -> str:
-    return "ch_1N2"
-
-
-def _ending(error: BaseException) -> Release:
-    return Release(Reason.FAILED)
 
 
 def _sizes(subject: Subject) -> list[Figure]:

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import redis
 
 from celery_idempotent.core.breaker import Breaker
-from celery_idempotent.core.guard import Answer, Delivery, Guard
+from celery_idempotent.core.guard import Decision, Delivery, Guard
 from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.history import DeliveryEvents
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.core.results import Codec
@@ -18,12 +19,26 @@ from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
 from tests.servers import RedisServer
 
-__all__ = ["HOUR", "OUTCOME", "StoreSubject", "Subject", "guard_on"]
+__all__ = ["HOUR", "OUTCOME", "NoDelivery", "StoreSubject", "Subject", "guard_on"]
 
 HOUR = 3600.0
 S = TypeVar("S", bound="StoreSubject")
 #: A task that returns an id, say.
 OUTCOME = Outcome(State.COMPLETED, b'json:"ch_1N2"')
+
+
+class NoDelivery(Delivery):
+    """A delivery whose body does nothing."""
+
+    def __init__(self, events: DeliveryEvents) -> None:
+        super().__init__()
+        self.identify(events)
+
+    def body(self, held: HeldLease) -> str:
+        return "ch_1N2"
+
+    def ending(self, error: BaseException) -> Release:
+        return Release(Reason.FAILED)
 
 
 class StoreSubject:
@@ -61,10 +76,9 @@ class StoreSubject:
         self.store.settle(lease, OUTCOME, ttl=24 * HOUR)
         return claim
 
-    def guarded(self, key: str | None = None, task_id: str = "") -> Answer:
+    def guarded(self, key: str | None = None, task_id: str = "") -> Decision:
         """Have the guard answer a delivery whose body does nothing."""
-        delivery = Delivery(self.claim(key, task_id), _body, _ending, task="shop.charge", task_id="id")
-        return self.guard.run(delivery)
+        return self.guard.run(NoDelivery(DeliveryEvents(self.claim(key, task_id), "shop.charge", "id")))
 
 
 class Subject(StoreSubject):
@@ -88,11 +102,3 @@ def guard_on(store: Store) -> Guard:
     policy = Policy()
     codec = Codec(compress_above=int(policy.compress_above), result_max_bytes=int(policy.result_max_bytes))
     return Guard(store, policy, codec, Heartbeat(), Breaker())
-
-
-def _body(holding: HeldLease) -> str:
-    return "ch_1N2"
-
-
-def _ending(error: BaseException) -> Release:
-    return Release(Reason.FAILED)

@@ -7,7 +7,6 @@
     ├── MissingKey               a call gives no key, or arguments that cannot be compared: it fails before it runs
     ├── KeyReused                the same key came with other arguments
     ├── Conflict                 the operation is being done right now, and this caller may not wait
-    ├── Superseded               a later copy or attempt of this message has taken its place
     ├── CrashLoop                the operation killed its worker too many times in a row
     ├── LeaseLost                somebody else took the operation over; this run has become a duplicate
     ├── SettleNotCommitted       the body settled within its own transaction, and that was not committed
@@ -39,7 +38,6 @@ __all__ = [
     "StoreError",
     "StoreRefused",
     "StoreUnreachable",
-    "Superseded",
 ]
 
 
@@ -64,10 +62,6 @@ class Conflict(IdempotencyError):
 
     #: seconds until that lease runs out unless it is renewed; 0 where it is not known
     remaining: float = 0.0
-
-
-class Superseded(IdempotencyError):
-    """Raised when a later copy or attempt of the same message has arrived before this one."""
 
 
 class CrashLoop(IdempotencyError):

@@ -1,7 +1,7 @@
 """Events: every decision about a delivery as one frozen `Event`, the names of the kinds, and the hooks that get them.
 
 A run that was told to begin (`Acquired`, `TakenOver`) is told to end exactly once: by `Completed`, `Failed`,
-`Released`, `ReleaseFailed`, `LeaseMissed` or `SettleFailed`. Of a process that was killed nobody tells it, unless the
+`Released`, `ReleaseFailed`, `LeaseLost` or `SettleFailed`. Of a process that was killed nobody tells it, unless the
 worker that lost it could release its lease; then that tells `Released`.
 
 Events carry keys and ids, never argument values. `celery_idempotent.events` says who hears of them.
@@ -21,16 +21,16 @@ __all__ = [
     "Deferred",
     "Event",
     "Failed",
-    "LeaseMissed",
+    "KeyReused",
+    "LeaseLost",
     "RanUnprotected",
     "ReleaseFailed",
     "Released",
     "Replayed",
-    "Reused",
     "SettleFailed",
     "StoreFailed",
     "StoreRecovered",
-    "Superseding",
+    "Superseded",
     "TakenOver",
 ]
 
@@ -164,12 +164,12 @@ class Deferred(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Superseding(Event):
+class Superseded(Event):
     """A copy was dropped because a later copy or attempt of the same message had taken its place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reused(Event):
+class KeyReused(Event):
     """A key came with other arguments; ``original`` is the task id that used it first."""
 
     original: str = ""
@@ -183,7 +183,7 @@ class CrashLooped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseMissed(Event):
+class LeaseLost(Event):
     """A holder learned that its lease was taken over; ``ending`` is what it was about to record."""
 
     ending: str = ""
@@ -232,10 +232,10 @@ NAMES: dict[type[Event], str] = {
     Replayed: "replayed",
     Conflicted: "conflicted",
     Deferred: "deferred",
-    Superseding: "superseded",
-    Reused: "key_reused",
+    Superseded: "superseded",
+    KeyReused: "key_reused",
     CrashLooped: "crash_looped",
-    LeaseMissed: "lease_lost",
+    LeaseLost: "lease_lost",
     SettleFailed: "settle_failed",
     ReleaseFailed: "release_failed",
     RanUnprotected: "ran_unprotected",
@@ -259,10 +259,10 @@ _LEVELS: dict[type[Event], int] = {
     Completed: logging.DEBUG,
     TakenOver: logging.WARNING,
     CrashLooped: logging.ERROR,
-    Reused: logging.ERROR,
+    KeyReused: logging.ERROR,
     SettleFailed: logging.ERROR,
     ReleaseFailed: logging.ERROR,
-    LeaseMissed: logging.WARNING,
+    LeaseLost: logging.WARNING,
     RanUnprotected: logging.WARNING,
     StoreFailed: logging.ERROR,
     StoreRecovered: logging.WARNING,

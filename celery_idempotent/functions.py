@@ -14,10 +14,22 @@ from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from .core import binding, keys
-from .core.binding import BACKEND, GUARDED_AS, Binding, current_holder
+from .core.binding import BACKEND, GUARDED_AS, Binding
 from .core.compression import LARGEST, NONE
 from .core.file_results import FileResultStorage
-from .core.guard import Answer, Beginning, Busy, Delivery, Ending, Guard, Ignored, Ran, Replayed, in_progress, not_kept
+from .core.guard import (
+    Acquiring,
+    Busy,
+    Decision,
+    Delivery,
+    Ending,
+    Guard,
+    Ignored,
+    Ran,
+    Replayed,
+    in_progress,
+    not_kept,
+)
 from .core.lease import HeldLease, running
 from .core.policy import Policy
 from .core.results import Codec, Kind
@@ -25,7 +37,7 @@ from .errors import ConfigurationError, LeaseLost
 from .stores import open_store
 from .stores.base import Store
 from .stores.maintenance import NAMESPACE
-from .stores.records import Claim, Outcome, Reason, Release, State, new_owner
+from .stores.records import Outcome, Reason, Release, State, new_owner
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,22 +93,17 @@ def idempotent(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            def body(holding: HeldLease) -> Any:
-                with running(holding):
-                    return check_returned(binding.name, function(*args, **kwargs))
-
-            delivery = _delivery(binding, body, args, kwargs)
-            return _conclude(binding, delivery, binding.guard.run(delivery))
+            delivery = CallDelivery(binding, function, args, kwargs)
+            return delivery.conclude(binding.guard.run(delivery))
 
         @functools.wraps(function)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             async def body() -> Any:
                 return check_returned(binding.name, await function(*args, **kwargs))
 
-            asyncio.get_running_loop()  # before anything is asked for that another framework could not wait for
-            delivery = _delivery(binding, _nothing, args, kwargs)
-            conclude = functools.partial(_conclude, binding, delivery)
-            return await run_guarded(binding.guard, delivery, body, conclude)
+            asyncio.get_running_loop()  # before anything is requested that another framework could not wait for
+            delivery = CallDelivery(binding, function, args, kwargs)
+            return await run_guarded(binding.guard, delivery, body, delivery.conclude)
 
         guarded: Any = call_async if inspect.iscoroutinefunction(function) else call
         guarded.__signature__ = binding.signature  # all arguments are handed through
@@ -121,49 +128,50 @@ def _complete(policy: Policy, name: str) -> Policy:
     return policy
 
 
-def _nothing(holding: HeldLease) -> None:
-    """Stand for the body of a coroutine function, which its own task runs."""
+class CallDelivery(Delivery):
+    """One call of a function.
 
+    Arguments:
+        binding: Of the function.
+        function: The function; a coroutine function is run by its own task, and not by `body`.
+        args, kwargs: The call's arguments.
 
-def _delivery(binding: FunctionBinding, body: Callable[[HeldLease], Any], args: Any, kwargs: Any) -> Delivery:
-    policy, owner = binding.policy, new_owner()
-    arguments = binding.arguments(None, args, kwargs)
-    claim = Claim(
-        key=binding.key(None, owner, arguments, None),
-        owner=owner,
-        lease_ttl=policy.lease_ttl,
-        keep_ttl=policy.failure_ttl,
-        task_id=owner,
-        fingerprint=binding.fingerprint(arguments),
-        max_crashes=policy.max_crashes,
-        holder=current_holder(),
-    )
-    story = binding.story(claim)
-    return Delivery(
-        claim,
-        body,
-        binding.ending_of,
-        task=binding.name,
-        task_id=owner,
-        patience=policy.wait_timeout,
-        tell=story,
-        noted=story,
-        max_lease=policy.max_lease,
-        alone=True,
-    )
+    Raises:
+        MissingKey: they do not say which operation this is.
+    """
 
+    alone = True
 
-def _conclude(binding: FunctionBinding, delivery: Delivery, answer: Answer) -> Any:
-    match answer:
-        case Ran(value):
-            return binding.as_replayed(value)
-        case Replayed(value, _):
-            return value
-        case Ignored(_, record):
-            raise not_kept(record, "the run that did it left none")
-        case Busy(remaining) as busy:
-            raise busy.error or in_progress(delivery.claim.key, remaining)
-    raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+    def __init__(self, binding: FunctionBinding, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        super().__init__()
+        self.binding, self.function, self.args, self.kwargs = binding, function, args, kwargs
+        self.patience, self.max_lease = binding.policy.wait_timeout, binding.policy.max_lease
+        owner, arguments = new_owner(), binding.arguments(None, args, kwargs)
+        key, fingerprint = binding.key(None, owner, arguments, None), binding.fingerprint(arguments)
+        claim = binding.claim(key, owner, task_id=owner, fingerprint=fingerprint)
+        self.identify(binding.events_of(claim, owner))
+
+    def body(self, held: HeldLease) -> Any:
+        """Call the function."""
+        with running(held):
+            return check_returned(self.binding.name, self.function(*self.args, **self.kwargs))
+
+    def ending(self, error: BaseException) -> Ending:
+        """Return what the record is to say, as the policy has it."""
+        return self.binding.ending_of(error)
+
+    def conclude(self, decision: Decision) -> Any:
+        """Return to the caller what the guard decided, or raise it."""
+        match decision:
+            case Ran(value):
+                return self.binding.as_replayed(value)
+            case Replayed(value, _):
+                return value
+            case Ignored(_, record):
+                raise not_kept(record, "the run that did it left none")
+            case Busy(remaining) as busy:
+                raise busy.error or in_progress(self.claim.key, remaining)
+        raise AssertionError(f"the guard decided nothing but {decision!r}")  # pragma: no cover
 
 
 #: By URL: functions that name the same store share it, with its connections and renewals.
@@ -366,7 +374,7 @@ def _in_thread_of_its_own(call: Callable[[], T], name: str) -> Future[T]:
 
 
 async def run_guarded(
-    guard: Guard, delivery: Delivery, body: Callable[[], Awaitable[Any]], conclude: Callable[[Answer], T]
+    guard: Guard, delivery: Delivery, body: Callable[[], Awaitable[Any]], conclude: Callable[[Decision], T]
 ) -> T:
     """Run a coroutine in the caller's task under a lease, or answer it without.
 
@@ -377,35 +385,35 @@ async def run_guarded(
         guard: The guard.
         delivery: The delivery, whose own body is not called.
         body: Makes the coroutine.
-        conclude: Makes the caller's result of the guard's answer, or raises; it may be called in any thread.
+        conclude: Makes the caller's result of the guard's decision, or raises; it may be called in any thread.
 
     Raises:
         BaseException: what `Guard.run` raises, and ``conclude``.
     """
-    found = await _begun(guard, delivery)
-    if not isinstance(found, HeldLease):
-        return conclude(found)
-    if not found.fence:
-        with running(found):
+    held = await _acquired(guard, delivery)
+    if not isinstance(held, HeldLease):
+        return conclude(held)
+    if not held.fence:
+        with running(held):
             value = await body()
         return conclude(Ran(value))
     value, error = None, None
     try:
-        with running(found):
+        with running(held):
             value = await body()
     except BaseException as raised:  # noqa: BLE001 - every ending is recorded, and raised again
         error = raised
-    ended = _ending.submit(lambda: conclude(guard.end(delivery, found, value, error)))
+    ended = _ending.submit(lambda: conclude(guard.finish(delivery, held, value, error)))
     if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
         raise error
     await _done(ended)
     return ended.result()
 
 
-async def _begun(guard: Guard, delivery: Delivery) -> HeldLease | Answer:
-    beginning = guard.beginning(delivery)
+async def _acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
+    steps = guard.acquire(delivery)
     while True:
-        asked = _beginning.submit(functools.partial(_step, guard, delivery, beginning))
+        asked = _beginning.submit(functools.partial(_step, guard, delivery, steps))
         try:
             await _done(asked)
         except (asyncio.CancelledError, GeneratorExit):
@@ -419,19 +427,19 @@ async def _begun(guard: Guard, delivery: Delivery) -> HeldLease | Answer:
         await asyncio.sleep(found)
 
 
-def _step(guard: Guard, delivery: Delivery, beginning: Beginning) -> HeldLease | Answer | float:
-    found = beginning.step()
+def _step(guard: Guard, delivery: Delivery, steps: Acquiring) -> HeldLease | Decision | float:
+    found = guard.step(delivery, steps)
     if isinstance(found, HeldLease) and found.fence:
-        guard.hold(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
+        guard.start(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
     return found
 
 
-def _give_back(guard: Guard, delivery: Delivery, asked: Future[HeldLease | Answer | float]) -> None:
+def _give_back(guard: Guard, delivery: Delivery, asked: Future[HeldLease | Decision | float]) -> None:
     if asked.cancelled() or asked.exception():
         return
     found = asked.result()
     if isinstance(found, HeldLease) and found.fence:
-        _ending.submit(lambda: guard.end(delivery, found, None, asyncio.CancelledError()))
+        _ending.submit(lambda: guard.finish(delivery, found, error=asyncio.CancelledError()))
 
 
 async def _done(asked: Future[Any]) -> None:

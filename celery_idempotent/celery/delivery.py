@@ -1,4 +1,4 @@
-"""One delivery of a Celery message: request -> claim, the guard's answer -> Celery's control flow, ending -> record."""
+"""One delivery of a Celery message: request -> claim, decision of the guard -> Celery's control flow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeL
 from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events
-from ..core import guard
 from ..core.backoff import Backoff
-from ..core.binding import check_returned, current_holder
-from ..core.guard import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from ..core.binding import check_returned
+from ..core.guard import Busy, Decision, Delivery, Dropped, Ending, Ignored, Ran, Replayed
+from ..core.history import DeliveryEvents
 from ..core.lease import HeldLease, running
 from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State, attempt_number
@@ -40,17 +40,21 @@ class TaskLeaseLost(LeaseLost, Ignore):
     """`LeaseLost` inside a task: as Celery's `Ignore`, so that ``autoretry_for=(Exception,)`` lets it pass."""
 
 
-class MessageDelivery:
+class CeleryDelivery(Delivery):
     """One delivery of a message to a task.
 
     Arguments:
         task: The task.
         request: Its request, as the tracer pushed it.
-        run: What runs the body.
+        run: Runs the body.
         args, kwargs: The message's arguments.
     """
 
+    lost_error = TaskLeaseLost
+    stopping = staticmethod(pool.is_stopping)
+
     def __init__(self, task: Any, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        super().__init__()
         request._protected = 1  # Celery's word for: further calls of this task are calls of their own
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
@@ -58,14 +62,6 @@ class MessageDelivery:
         canvas.count_parts_once(task.backend)
 
     def answer(self) -> Any:
-        """Answer the delivery; raises what `_answer` raises, and leaves word if the body did not run."""
-        try:
-            return self._answer()
-        finally:
-            if not self.state.begun:
-                pool.answer_unrun(self.state.identity.owner)
-
-    def _answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
 
         Raises:
@@ -75,13 +71,35 @@ class MessageDelivery:
             Reject: the broker takes no copy.
             Exception: what the body raised.
         """
-        if self.state.identity.is_anothers:
-            raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
-        delivery = self._delivery()
+        try:
+            if self.state.identity.is_anothers:
+                raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
+            self._prepare()
+            return self._answer()
+        finally:
+            if not self.state.begun:
+                pool.answer_unrun(self.state.identity.owner)
+
+    def _prepare(self) -> None:
+        task, request = self.task, self.request
+        hard, soft = request.timelimit or (None, None)
+        limits = (hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1])
+        self.patience = PATIENCE * min(limit or float("inf") for limit in limits)
+        if request.is_eager:  # the caller waits, who may be serving a request
+            self.patience = min(self.patience, self.binding.policy.wait_timeout)
+        self.max_lease = self.binding.max_lease(limits[0])
+        self.wants_result, self.published = message.has_reader(task, request), is_published(task, request)
+        self._go_by()
+
+    def _go_by(self, key: str = "") -> None:
+        """Request this key of the store (default: the operation's, as the message names it)."""
+        self.identify(self.binding.events_of(self._claim(key), self.request.id))
+
+    def _answer(self) -> Any:
         while True:
             try:
-                self._revoke_if_expired(delivery.claim)
-                answer = self._leave_replaced() or self.binding.guard.run(delivery)
+                self._revoke_if_expired()
+                decision = self._leave_replaced() or self.binding.guard.run(self)
             except SystemExit as leaving:
                 if pool.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
                     raise
@@ -89,18 +107,54 @@ class MessageDelivery:
                 if was_acked(self.task, self.request):
                     raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
-            if isinstance(answer, Replayed) and (claimed := canvas.chord_claim(self.task, self.request, answer.record)):
-                answer = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
-            if isinstance(answer, Ignored) and self._comes_back(answer):
-                delivery = self._delivery(self.binding.default_key(f"{self.request.id}/{self.state.nesting}"))
+            if isinstance(decision, Replayed):
+                claimed = canvas.chord_claim(self.task, self.request, decision.record)
+                if claimed:
+                    decision = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
+            if isinstance(decision, Ignored) and self._comes_back(decision):
+                self._go_by(self.binding.default_key(f"{self.request.id}/{self.state.nesting}"))
                 continue
-            if not isinstance(answer, Busy):
-                return self._conclude(answer)
-            if answer.awaited and self._has_failed(answer.holder_task_id) and self._free(answer, delivery):
+            if not isinstance(decision, Busy):
+                return self._conclude(decision)
+            if decision.awaited and self._has_failed(decision.holder_task_id) and self._free(decision):
                 continue
-            self._stand_aside(answer)
+            self._stand_aside(decision)
 
-    def _revoke_if_expired(self, claim: Claim) -> None:
+    def body(self, held: HeldLease) -> Any:
+        """Run the task's body."""
+        task, request, state = self.task, self.request, self.state
+        if message.is_expired(task.app, request.expires):
+            raise Expired(f"expired at {request.expires}")
+        # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
+        state.holding, state.entered = held, self.run == task.run
+        state.begun = True
+        if state.identity.copy and held.fence and not held.lease.taken_over:
+            monitoring.resumed(held.key, task.name, request.id, state.identity.copy)
+        state.give_up = partial(self._give_up, held)
+        try:
+            pool.begin(held, task.name, request.id)
+            with running(held):
+                value = check_returned(task.name, self.run(*self.args, **self.kwargs), UNFINISHED)
+        finally:
+            pool.end(held)
+        if request.is_eager and isinstance(value, Retry):
+            raise value  # from retry(throw=False): Celery runs what apply() has for its value
+        return value
+
+    def ending(self, error: BaseException) -> Ending:
+        """Return what the record is to say, given what the body raised."""
+        return ending_of(self.task, self.request, error)
+
+    def recall(self, record: Record) -> None:
+        """Leave out the errbacks that were published when the task failed."""
+        canvas.forget_errbacks(self.request, record)
+
+    def _give_up(self, held: HeldLease, retry: Retry) -> None:
+        if not self.request.is_eager:  # there it is published by nobody
+            pool.end(held)
+            self.binding.guard.give_up(self, held, release_for(self.request, retry), retry)
+
+    def _revoke_if_expired(self) -> None:
         """Raise `Expired` where the expiry has passed, unless the operation is, or was, done by this very task id.
 
         Its caller waits for that run, whose result a revocation would hide. What was begun and not settled is decided
@@ -110,13 +164,13 @@ class MessageDelivery:
             return
         guard = self.binding.guard
         try:
-            record = guard.breaker.call(guard.store, guard.store.get, claim.key)
+            record = guard.breaker.call(guard.store, guard.store.get, self.claim.key)
         except StoreError:
             return  # the guard waits for the store, or does what else the policy says
-        if record is None or record.task_id != claim.task_id:
+        if record is None or record.task_id != self.claim.task_id:
             raise Expired(f"expired at {self.request.expires}")
 
-    def _leave_replaced(self) -> Answer | None:
+    def _leave_replaced(self) -> Decision | None:
         """Settle the operation that this message was published to continue, if its own is another.
 
         The replaced task was replaced by itself with other arguments, which are an operation of their own: what is done
@@ -126,21 +180,21 @@ class MessageDelivery:
         if replaced in ("", self.state.key):
             return None
         known = replaced == self.binding.default_key(request.id)
-        claim = replace(self._claim(), key=replaced, task_id="" if known else request.id, fingerprint="")
+        claim = replace(self.claim, key=replaced, task_id="" if known else request.id, fingerprint="")
         ignored = Outcome(State.COMPLETED, guard.codec.encode_ignored(request.id, self.state.nesting - 1))
-        delivery = Delivery(claim, lambda _: None, lambda _: ignored, task=self.task.name, task_id=request.id)
-        found = guard.begin(delivery)
+        delivery = _WithoutBody(DeliveryEvents(claim, self.task.name, request.id), ignored)
+        found = guard.acquire_now(delivery)
         if not isinstance(found, HeldLease):
             return found if isinstance(found, (Busy, Dropped)) else None
         if found.fence:
             with suppress(Ignore):
-                guard.end(delivery, found, None, Ignore())
+                guard.finish(delivery, found, error=Ignore())
         return None
 
-    def _comes_back(self, answer: Ignored) -> bool:
-        """Tell whether others that replaced this task were replaced by it in turn, so that this is no redelivery."""
-        ours = answer.record.task_id in ("", self.request.id)
-        return ours and answer.nesting is not None and answer.nesting < self.state.nesting
+    def _comes_back(self, decision: Ignored) -> bool:
+        """Return whether others that replaced this task were replaced by it in turn, so that this is no redelivery."""
+        own = decision.record.task_id in ("", self.request.id)
+        return own and decision.nesting is not None and decision.nesting < self.state.nesting
 
     def _has_failed(self, task_id: str | None) -> bool:
         """Tell whether a task that is to go on with the operation has failed meanwhile, so that it never will.
@@ -156,80 +210,28 @@ class MessageDelivery:
             return False
         return meta["status"] in states.PROPAGATE_STATES
 
-    def _free(self, awaited: Busy, delivery: Delivery) -> bool:
-        """Release the operation that a failed task is awaited for, as any failure does; tell whether that was done."""
+    def _free(self, awaited: Busy) -> bool:
+        """Release the operation that a failed task is awaited for, as any failure does; return whether it did."""
         # As the continuation that will not come, however deeply it would have been nested.
-        deepest = replace(delivery.claim, task_id=awaited.holder_task_id or "", nesting=RETRIES_LIMIT - 1)
-        claim = replace(deepest, copy=0, token="", redelivered=False)
-        failed = Delivery(claim, delivery.body, delivery.ending, task=delivery.task)
-        found = self.binding.guard.begin(failed)
-        if not isinstance(found, HeldLease) or not found.fence:
-            return False
-        return guard.release_lease(failed, found, Release(Reason.FAILED))
-
-    def _delivery(self, key: str = "") -> Delivery:
-        task, request, state, run = self.task, self.request, self.state, self.run
-
-        def body(holding: HeldLease) -> Any:
-            if message.is_expired(task.app, request.expires):
-                raise Expired(f"expired at {request.expires}")
-            # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
-            state.holding, state.entered = holding, run == task.run
-            state.begun = True
-            if state.identity.copy and holding.fence and not holding.lease.taken_over:
-                monitoring.resumed(holding.key, task.name, request.id, state.identity.copy)
-            state.give_up = partial(give_up, holding)
-            try:
-                pool.begin(holding, task.name, request.id)
-                with running(holding):
-                    value = check_returned(task.name, run(*self.args, **self.kwargs), UNFINISHED)
-            finally:
-                pool.end(holding)
-            if request.is_eager and isinstance(value, Retry):
-                raise value  # from retry(throw=False): Celery runs what apply() has for its value
-            return value
-
-        def give_up(holding: HeldLease, retry: Retry) -> None:
-            if not request.is_eager:  # there it is published by nobody
-                pool.end(holding)
-                self.binding.guard.give_up(delivery, holding, release_for(request, retry), retry)
-
-        hard, soft = request.timelimit or (None, None)
-        limits = (hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1])
-        patience = PATIENCE * min(limit or float("inf") for limit in limits)
-        if request.is_eager:  # the caller waits, who may be serving a request
-            patience = min(patience, self.binding.policy.wait_timeout)
-        claim = self._claim(key)
-        story = self.binding.story(claim)
-        delivery = Delivery(
-            claim,
-            body,
-            lambda error: ending_of(task, request, error),
-            task=task.name,
-            task_id=request.id,
-            wants_result=message.has_reader(task, request),
-            patience=patience,
-            stopping=pool.is_stopping,
-            tell=story,
-            noted=story,
-            lost_error=TaskLeaseLost,
-            max_lease=self.binding.max_lease(limits[0]),
-            published=is_published(task, request),
-            recalls=partial(canvas.forget_errbacks, request),
+        deepest = replace(self.claim, task_id=awaited.holder_task_id or "", nesting=RETRIES_LIMIT - 1)
+        claim, failed, guard = (
+            replace(deepest, copy=0, token="", redelivered=False),
+            Release(Reason.FAILED),
+            self.binding.guard,
         )
-        return delivery
+        delivery = _WithoutBody(DeliveryEvents(claim, self.task.name), failed)
+        found = guard.acquire_now(delivery)
+        return isinstance(found, HeldLease) and bool(found.fence) and guard.release(delivery, found, failed)
 
-    def _claim(self, key: str = "") -> Claim:
-        """Return what this delivery asks the store for: under its operation's key, or another one that is given."""
-        request, identity, policy = self.request, self.state.identity, self.binding.policy
+    def _claim(self, key: str) -> Claim:
+        """Return what this delivery requests of the store, under its operation's key or the one that is given."""
+        request, identity = self.request, self.state.identity
         named = self.binding.named(identity, request.id, self.args, self.kwargs, request.headers)
         arguments = None if key else named.arguments
         self.state.key, self.state.named = key or named.operation, named.key
-        return Claim(
-            key=self.state.key,
-            owner=identity.owner,
-            lease_ttl=policy.lease_ttl,
-            keep_ttl=policy.failure_ttl,
+        return self.binding.claim(
+            self.state.key,
+            identity.owner,
             task_id="" if arguments is None else request.id,
             nesting=self.state.nesting,
             retries=request.retries or 0,
@@ -238,8 +240,6 @@ class MessageDelivery:
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
             sender=identity.sender,
             fingerprint=self._fingerprint(self.state.key, arguments),
-            max_crashes=policy.max_crashes,
-            holder=current_holder(),
             message_id=request.id,
         )
 
@@ -253,9 +253,9 @@ class MessageDelivery:
             self.state.identity = identity = replace(identity, fingerprint=fingerprint, fingerprint_of=key)
         return identity.fingerprint
 
-    def _conclude(self, answer: Answer) -> Any:
-        """Translate the guard's answer into Celery's control flow."""
-        match answer:
+    def _conclude(self, decision: Decision) -> Any:
+        """Translate the guard's decision into Celery's control flow."""
+        match decision:
             case Ran(value):
                 holding = self.state.holding
                 canvas.give_ids(self.request, self.task.app, holding.fence if holding else 0)
@@ -273,7 +273,7 @@ class MessageDelivery:
                 return value
             case Dropped():
                 raise Ignore("a later copy of this message has taken its place")
-        raise AssertionError(f"the guard gave no answer but {answer!r}")  # pragma: no cover
+        raise AssertionError(f"the guard decided nothing but {decision!r}")  # pragma: no cover
 
     def _continue_once(self, record: Record) -> None:
         """Leave to Celery what it has not dispatched for this task id before."""
@@ -337,11 +337,31 @@ class MessageDelivery:
             time.sleep(min(delay, SLOT_PAUSE))
             return
         _requeue_pauses.pause = REQUEUE_PAUSE[0]
-        told = events.Deferred(self.state.key, task.name, request.id, holder=current_holder(), delay=delay, copy=copy)
-        self.binding.tell(told)
+        self.emit(events.Deferred, delay=delay, copy=copy)
         raise Ignore(
             f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
         )
+
+
+class _WithoutBody(Delivery):
+    """A delivery that only ends another operation.
+
+    Arguments:
+        events: Emits its events.
+        end: What the record is to say.
+    """
+
+    def __init__(self, events: DeliveryEvents, end: Ending) -> None:
+        super().__init__()
+        self.identify(events)
+        self.end = end
+
+    def body(self, held: HeldLease) -> None:
+        """Do nothing; it is not run."""
+
+    def ending(self, error: BaseException) -> Ending:
+        """Return what the record is to say."""
+        return self.end
 
 
 #: Grows from failure to failure of this process, and starts anew with the first copy that is published.

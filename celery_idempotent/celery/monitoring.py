@@ -25,10 +25,10 @@ KINDS = frozenset(
         events.TakenOver,
         events.Replayed,
         events.Deferred,
-        events.Superseding,
-        events.Reused,
+        events.Superseded,
+        events.KeyReused,
         events.CrashLooped,
-        events.LeaseMissed,
+        events.LeaseLost,
         events.SettleFailed,
         events.RanUnprotected,
     }

@@ -15,13 +15,13 @@ from celery.worker import state as worker_state
 from celery.worker.request import Request
 
 from ..core import lease
-from ..core.binding import current_holder
 from ..errors import IdempotencyError
 from ..events import Released, logger
 from ..stores.records import Claim, Reason, new_owner
 from . import canvas, monitoring
 from . import message as messages
 from . import pool as shared
+from .app import TaskBinding
 from .delivery import Expired
 from .message import DELIVERY, KEY, PLAIN, DeliveryState
 
@@ -137,10 +137,10 @@ class IdempotentRequest(Request):
             TypeError: the arguments do not fit the task.
             MissingKey: the key cannot be told.
         """
-        binding = self.task._binding
+        binding: TaskBinding = self.task._binding
         identity = DeliveryState.of(self._context).identity
         named = binding.named(identity, self.id, self._args, self._kwargs, self._context.headers)
-        return Claim(named.operation, self._owner, binding.policy.lease_ttl, binding.policy.failure_ttl)
+        return binding.claim(named.operation, self._owner)
 
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
@@ -184,8 +184,7 @@ class IdempotentRequest(Request):
             claim, binding = self.claim(), self.task._binding
             record = lease.release(binding.guard.store, claim, reason)
             if record is not None:
-                told = reason.value, record.fence
-                binding.tell(Released(claim.key, self.name, self.id, *told, holder=current_holder()))
+                binding.events_of(claim, self.id).emit(Released, reason=reason.value, fence=record.fence)
         except (IdempotencyError, TypeError) as error:
             logger.warning(
                 "%s[%s]: the lost child's lease was not released and runs out by itself: %s", self.name, self.id, error

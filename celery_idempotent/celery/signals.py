@@ -89,14 +89,14 @@ task_replayed = EventSignal(events.Replayed)
 task_conflicted = EventSignal(events.Conflicted)
 #: A duplicate was published again, to be tried later (`Deferred`).
 task_deferred = EventSignal(events.Deferred)
-#: A copy was dropped because a later one has taken its place (`Superseding`).
-task_superseded = EventSignal(events.Superseding)
-#: A key came with other arguments (`Reused`).
-task_key_reused = EventSignal(events.Reused)
+#: A copy was dropped because a later one has taken its place (`Superseded`).
+task_superseded = EventSignal(events.Superseded)
+#: A key came with other arguments (`KeyReused`).
+task_key_reused = EventSignal(events.KeyReused)
 #: An operation was refused because its holders keep dying (`CrashLooped`).
 task_crash_looped = EventSignal(events.CrashLooped)
-#: A holder learned that its lease was taken over (`LeaseMissed`).
-task_lease_lost = EventSignal(events.LeaseMissed)
+#: A holder learned that its lease was taken over (`LeaseLost`).
+task_lease_lost = EventSignal(events.LeaseLost)
 #: The effect happened, and the store could not be told in time (`SettleFailed`).
 task_settle_failed = EventSignal(events.SettleFailed)
 #: A run ended unsettled, and its lease could not be given back (`ReleaseFailed`).

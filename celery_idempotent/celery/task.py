@@ -23,7 +23,7 @@ from . import canvas, declarations, message, worker
 from . import inspect as inspection
 from .app import TaskBinding
 from .declarations import mistaken_key
-from .delivery import SLOT_PAUSE, MessageDelivery, is_outage, put_back, was_acked
+from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
 from .worker import check_declaration
 
@@ -63,7 +63,7 @@ def check_when_started(instance: Any = None, **_: Any) -> None:
 
 def write_history(**_: Any) -> None:
     """Have the last notes of this process written before it ends."""
-    from ..core.binding import history
+    from ..core.history import history
 
     history.flush()
 
@@ -328,7 +328,7 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
 
 def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
-        return MessageDelivery(task, request, run, args, kwargs).answer()
+        return CeleryDelivery(task, request, run, args, kwargs).answer()
     except Exception as error:
         remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
         canvas.give_errback_ids(request, task.app, remembered=remembered)

@@ -211,12 +211,12 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     "Replayed": _replayed,
     "Conflicted": _conflicted,
     "Deferred": _deferred,
-    "Superseding": lambda facts: f"a copy of {_task(facts.get('task_id'))} dropped: a later one has taken its place",
-    "Reused": lambda facts: f"refused to {_task(facts.get('task_id'))}, which has other arguments",
+    "Superseded": lambda facts: f"a copy of {_task(facts.get('task_id'))} dropped: a later one has taken its place",
+    "KeyReused": lambda facts: f"refused to {_task(facts.get('task_id'))}, which has other arguments",
     "CrashLooped": lambda facts: (
         f"refused to {_task(facts.get('task_id'))}, after {_crashes(facts.get('crashes', 0))} in a row"
     ),
-    "LeaseMissed": _missed,
+    "LeaseLost": _missed,
     "SettleFailed": lambda facts: (
         f"done by {_who(facts)}{_after(facts)}, and the store could not be told: {facts.get('error', '')}"
     ),

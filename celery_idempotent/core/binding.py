@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from ..errors import ConfigurationError, MissingKey
-from ..events import Event, emit
+from ..events import Event
 from ..stores.base import Store
 from ..stores.records import Claim
 from . import keys
@@ -18,7 +18,7 @@ from .breaker import Breaker
 from .file_results import check_prefix
 from .guard import Guard
 from .heartbeat import Heartbeat
-from .history import History, Story
+from .history import DeliveryEvents, history
 from .policy import Policy
 from .results import Codec
 
@@ -26,7 +26,6 @@ from .results import Codec
 BACKEND = "backend"
 
 heartbeat = Heartbeat()
-history = History()
 breaker = Breaker()
 
 
@@ -74,19 +73,31 @@ class Binding:
             self._guard = Guard(self._store(), self.policy, self._codec(), heartbeat, breaker)
         return self._guard
 
-    def tell(self, event: Event) -> None:
-        """Hand an event about a delivery to whoever is to hear of it, and note it."""
-        emit(event)
-        self.note(event)
+    def claim(self, key: str, owner: str, **fields: Any) -> Claim:
+        """Return what a delivery requests of the store.
 
-    def note(self, event: Event) -> None:
-        """Note an event in the history of its key, if the policy wants one."""
-        if self.policy.history:
-            history.note(self.guard.store, event, max(self.policy.result_ttl, self.policy.failure_ttl))
+        Arguments:
+            key: The key of its operation.
+            owner: Proof of its lease.
+            fields: What else its framework knows, as in `Claim`.
+        """
+        policy = self.policy
+        return Claim(
+            key=key,
+            owner=owner,
+            lease_ttl=policy.lease_ttl,
+            keep_ttl=policy.failure_ttl,
+            max_crashes=policy.max_crashes,
+            holder=current_holder(),
+            **fields,
+        )
 
-    def story(self, claim: Claim) -> Story:
-        """Return what hears of the events of one delivery, and notes those that are worth it."""
-        return Story(self.note, claim, kept=self.policy.history)
+    def events_of(self, claim: Claim, task_id: str) -> DeliveryEvents:
+        """Return what emits the events of the delivery that makes this claim."""
+        return DeliveryEvents(claim, self.name, task_id, self._note if self.policy.history else None)
+
+    def _note(self, event: Event) -> None:
+        history.note(self.guard.store, event, max(self.policy.result_ttl, self.policy.failure_ttl))
 
     def explicit(self, given: object) -> bool:
         """Tell whether the key is more than the id of a message, given the key that its producer gave, or None."""

@@ -1,14 +1,25 @@
-"""The guard: acquire, run under the heartbeat, settle or release; or replay; or stand aside.
+"""The guard: one delivery goes in, one decision comes out.
 
-It knows no framework and no server. An adapter translates its request into a `Claim`, what an exception means into
-an `Ending`, and the `Answer` into its own control flow; a store decides who holds the lease.
+One delivery in Celery, in the order of the code that it passes:
+
+1. `celery/task.py`: ``IdempotentTask.__call__`` asks whether this call is the delivery.
+2. `celery/delivery.py`: ``CeleryDelivery.answer`` makes the claim, and loops over ``Guard.run``.
+3. here: ``Guard.run`` acquires the lease, has the body run, and settles or releases.
+4. `stores/redis/store.py`: ``acquire``, ``settle`` and ``release``, one script each.
+5. `core/lease.py`: ``HeldLease``, what the body sees while it runs.
+
+A duplicate of a running operation gets ``Busy`` from `Guard.run`, and its adapter brings it back later. A duplicate of
+a finished one gets ``Replayed``. The lease of a child that was killed is released by `celery/request.py`.
+
+The guard knows no framework and no server. An adapter derives its `Delivery`; a store decides who holds the lease.
 """
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Container
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from enum import Enum
 from time import monotonic
@@ -26,15 +37,27 @@ from ..errors import (
     StoreError,
     StoreUnreachable,
 )
-from ..events import Event, count, emit, has_receivers
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from .backoff import Backoff, never, retry_if_interrupted, sleep
 from .breaker import Breaker
 from .heartbeat import Heartbeat
+from .history import DeliveryEvents
 from .lease import HeldLease
 from .policy import Policy
 from .results import Codec, Kind, Origin
+
+#: Seconds between two tries while the store cannot serve: the first pause, and the longest.
+STORE_PAUSE = (0.1, 5.0)
+#: Seconds between two looks of a waiter whether the holder has settled: the first pause, and the longest.
+WAIT_PAUSE = (0.05, 1.0)
+#: Seconds until a record that cannot be read is read again: by then it is repaired, or this worker is upgraded.
+UNREADABLE_PAUSE = 60.0
+#: Seconds to try to settle at least, also where the lease is in doubt: an effect without a record may happen again.
+SETTLE_PATIENCE = 5.0
+
+
+# -- what a delivery is answered ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +91,8 @@ class Ignored:
 class Busy:
     """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds.
 
-    Somebody does it, perhaps as ``holder_task_id``; or ``error`` says why the store could not tell. It is ``awaited``
-    where nobody does it at the moment, and that task is to go on with it.
+    Another delivery does it, perhaps that of ``holder_task_id``; or ``error`` says why the store could not answer. It
+    is ``awaited`` where nothing does it at the moment, and that task is to go on with it.
     """
 
     remaining: float
@@ -83,68 +106,104 @@ class Dropped:
     """A later copy of this message will be answered; this one needs nothing."""
 
 
-Answer: TypeAlias = Ran | Replayed | Ignored | Busy | Dropped
+Decision: TypeAlias = Ran | Replayed | Ignored | Busy | Dropped
+#: Steps towards a lease: the seconds to sleep in between, and what they come to.
+Acquiring: TypeAlias = Generator[float, None, HeldLease | Busy | Refusal]
+#: What the record says once a body has ended.
 Ending: TypeAlias = Release | Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One delivery as an adapter hands it to the guard.
+# -- what the guard is given -------------------------------------------------------------------------------------------
+
+
+class Delivery(ABC):
+    """One delivery of an operation; every framework derives its own.
 
     Arguments:
-        claim: What it asks of the store.
-        body: Runs the work, given what it holds.
-        ending: What an exception of the body means for the record.
-        task: The task's name, for events.
-        task_id: The message's id, for events.
-        wants_result: Whether somebody reads the value: a caller, a callback, a chain, a chord.
-        patience: Longest time in seconds that the delivery may be held before the body runs.
-        least_wait: Tells for how long in seconds it waits for whoever holds the key, whatever the policy says; asked
-            once it meets somebody.
-        stopping: Tells whether this process is about to stop, so that nobody should wait.
-        lost_error: Which `LeaseLost` the body's holding raises.
-        max_lease: Seconds after which its lease is not renewed any more, or None.
-        published: Whether the framework will keep the value under ``task_id``, where others can read it.
-        tell: What hears of this delivery's events; `events.emit`, or what calls it.
-        noted: Kinds of events that it wants even where no hook does.
-        came: Monotonic time at which the delivery came.
-        recalls: Hears of the record of a failure before that is raised again.
-        alone: Whether no other delivery has its task id, so that any may be told that the operation kills its holders.
+        came: Monotonic time at which it came (default: now).
     """
 
+    #: What it requests of the store; set by `identify`.
     claim: Claim
-    body: Callable[[HeldLease], Any]
-    ending: Callable[[BaseException], Ending]
-    task: str = ""
-    task_id: str = ""
+    #: Emits an event about it, see `DeliveryEvents.emit`; set by `identify`.
+    emit: Callable[..., None]
+    #: The id of the message or call, for events and large results; set by `identify`.
+    task_id: str
+    #: Whether a caller, a callback, a chain or a chord reads the value.
     wants_result: bool = True
+    #: Longest time in seconds that it may be held before the body runs.
     patience: float = float("inf")
-    least_wait: Callable[[], float] = lambda: 0.0
-    stopping: Callable[[], bool] = never
+    #: The `LeaseLost` that the methods of its lease raise.
     lost_error: type[LeaseLost] = LeaseLost
+    #: Seconds after which its lease is not renewed any more, or None.
     max_lease: float | None = None
+    #: Whether the framework keeps the value under the task id, where others can read it.
     published: bool = False
-    tell: Callable[[Event], None] = emit
-    noted: Container[type[Event]] = ()
-    came: float = field(default_factory=lambda: monotonic())  # looked up anew, for tests
-    recalls: Callable[[Record], None] = lambda record: None
+    #: Whether no other delivery has its task id, so that any may learn that the operation kills its holders.
     alone: bool = False
+    #: Returns whether this process is about to stop, so that nothing should wait.
+    stopping = staticmethod(never)
+
+    def __init__(self, came: float | None = None) -> None:
+        self.came = monotonic() if came is None else came
+
+    def identify(self, events: DeliveryEvents) -> None:
+        """Set what it requests of the store, and what emits its events."""
+        self.claim, self.emit, self.task_id = events.claim, events.emit, events.task_id
+
+    @abstractmethod
+    def body(self, held: HeldLease) -> Any:
+        """Run the work under a lease, and return its value."""
+
+    @abstractmethod
+    def ending(self, error: BaseException) -> Ending:
+        """Return what the record is to say, given what the body raised."""
+
+    def min_wait(self) -> float:
+        """Return the seconds to wait for a holder whatever the policy says; called once it meets one."""
+        return 0.0
+
+    def recall(self, record: Record) -> None:  # noqa: B027 - most frameworks have nothing to do then
+        """Take note that the failure of this record is about to be raised again."""
 
     @property
     def waited(self) -> float:
         """Seconds since it came."""
         return monotonic() - self.came
 
-    def origin(self, lease: Lease) -> Origin:
-        """Return which run the value is of that the body returns under this lease."""
-        return Origin(lease.key, lease.fence, self.task_id, self.published)
-
-    def event(self, kind: type[Event], **data: Any) -> None:
-        """Tell of an event about this delivery; one that nobody is to hear is counted, and not made."""
-        if kind in self.noted or has_receivers(kind):
-            self.tell(kind(self.claim.key, self.task, self.task_id, holder=self.claim.holder, **data))
+    def emit_start(self, held: HeldLease) -> None:
+        """Emit that a run begins under this lease."""
+        claim, lease = held.lease.claim, held.lease
+        fields: dict[str, Any] = {
+            "fence": lease.fence,
+            "retries": claim.retries,
+            "copy": claim.copy,
+            "redelivered": claim.redelivered,
+            "asked": held.asked,
+            "waited": self.waited,
+        }
+        if lease.taken_over:
+            self.emit(events.TakenOver, crashes=lease.crashes, **fields)
         else:
-            count(kind)
+            self.emit(events.Acquired, **fields)
+        held.open = True
+
+    def emit_end(self, held: HeldLease, kind: type[events.Event], **fields: Any) -> None:
+        """Emit how a run ended; nothing where none began, or where its end was emitted before."""
+        if held.open:
+            held.open = False
+            self.emit(kind, fence=held.fence, **{"ran": held.ran, **fields})
+
+
+# -- the algorithm -----------------------------------------------------------------------------------------------------
+
+
+class Commit(Enum):
+    """What became of a settle within the task's own transaction."""
+
+    YES = "committed"
+    NO = "the lease is as it was before"
+    LOST = "another delivery has the key"
 
 
 @dataclass(eq=False)
@@ -165,8 +224,8 @@ class Guard:
     heartbeat: Heartbeat
     breaker: Breaker
 
-    def run(self, delivery: Delivery) -> Answer:
-        """Answer a delivery: run its body, or replay what an earlier run settled, or say that it must wait.
+    def run(self, delivery: Delivery) -> Decision:
+        """Answer a delivery: run its body, or replay what an earlier run settled, or decide that it must wait.
 
         Raises:
             KeyReused, CrashLoop, Conflict, ResultUnavailable: see `celery_idempotent.errors`; the body did not run.
@@ -174,70 +233,148 @@ class Guard:
             StoreError: the store cannot serve, and the policy is ``on_store_error="raise"``.
             BaseException: what the body raised, or what the settled run raised.
         """
-        found = self.begin(delivery)
-        return self._hold(delivery, found) if isinstance(found, HeldLease) else found
+        held = self.acquire_now(delivery)
+        if not isinstance(held, HeldLease):
+            return held
+        if not held.fence:
+            return Ran(delivery.body(held))
+        try:
+            try:
+                self.start(delivery, held)
+                value = delivery.body(held)
+            except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
+                return self._raised(delivery, held, error)
+            return self._returned(delivery, held, value)
+        finally:
+            self._leave(delivery, held)
 
-    def begin(self, delivery: Delivery) -> HeldLease | Answer:
-        """Return what the body is to run under, or the answer to a delivery whose body is not to run.
+    def acquire_now(self, delivery: Delivery) -> HeldLease | Decision:
+        """Return the lease for the body, or the decision without one; sleep in this thread in between.
 
-        For who runs the body itself, between `hold` and `end`. What holds nothing (fence 0) has nothing to end.
-        Raises what `run` raises before the body.
+        A lease that holds nothing (fence 0) has nothing to finish. Raises what `run` raises before the body.
         """
-        beginning = self.beginning(delivery)
-        while isinstance(found := beginning.step(), float):
+        steps = self.acquire(delivery)
+        while isinstance(found := self.step(delivery, steps), float):
             sleep(found, delivery.stopping)
         return found
 
-    def beginning(self, delivery: Delivery) -> Beginning:
-        """Return the steps of `begin`, for who must not wait in between."""
-        return Beginning(self, delivery)
+    def step(self, delivery: Delivery, steps: Acquiring) -> HeldLease | Decision | float:
+        """Take a step of `acquire`: return what `acquire_now` returns, or the seconds to sleep before the next.
 
-    def _hold(self, delivery: Delivery, holding: HeldLease) -> Answer:
-        if not holding.fence:
-            return Ran(delivery.body(holding))
-        try:
-            try:
-                self.hold(delivery, holding)
-                value = delivery.body(holding)
-            except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
-                return self._raised(delivery, holding, error)
-            return self._returned(delivery, holding, value)
-        finally:
-            self._leave(delivery, holding)
-
-    def hold(self, delivery: Delivery, holding: HeldLease) -> None:
-        """Renew the lease from now on, and emit the event that the body begins."""
-        self.heartbeat.watch(holding)  # first: a hook may take longer than the lease lasts
-        begins(delivery, holding)
-
-    def give_up(self, delivery: Delivery, holding: HeldLease, release: Release, error: BaseException) -> None:
-        """Release the lease of a body that goes on: another message, of which ``error`` tells, carries it on.
-
-        What a body settled within its own transaction is decided by the commit, and not given up.
+        Raises what `run` raises before the body.
         """
-        if not holding.fence or holding.within is not None:
-            return
-        self.heartbeat.forget(holding)
-        holding.given_up = True
-        retry_if_interrupted(lambda: release_lease(delivery, holding, release, error))
-        holding.lost = True
+        try:
+            return next(steps)
+        except StopIteration as done:
+            found: HeldLease | Busy | Refusal = done.value
+        # Not within the generator, which cannot raise a StopIteration that a task is remembered to have raised.
+        return self._refuse(delivery, found) if isinstance(found, Refusal) else found
 
-    def end(self, delivery: Delivery, holding: HeldLease, value: object, error: BaseException | None) -> Answer:
+    def acquire(self, delivery: Delivery) -> Acquiring:
+        """Yield the seconds to sleep before each further request; return the lease, or why there is none."""
+        patience, waiting = Backoff(STORE_PAUSE, delivery.patience, delivery.stopping), None
+        while True:
+            since = monotonic()
+            try:
+                found = self._request(delivery)
+            except StoreError as error:
+                if (decided := self._decide_without_store(delivery, error)) is not None:
+                    return decided
+                if (pause := patience.next()) is None:
+                    return Busy(STORE_PAUSE[1], error=error)
+                yield pause
+                continue
+            if isinstance(found, Lease):
+                held = self._hold(delivery, found, since)
+                if not held.doubtful:
+                    return self._check_crashes(delivery, held)
+                # The answer came so late that another may have the lease by now. Its holder gets the same answer again.
+                if (pause := patience.next()) is None:
+                    self.release(delivery, held, Release(Reason.SHUTDOWN))
+                    return Busy(STORE_PAUSE[1], error=_too_late(held))
+            elif found.verdict is Verdict.CONFLICT:
+                waiting = waiting or self._meet_holder(delivery, found.record, patience)
+                if (pause := waiting.next_for(delivery, found.record)) is None:
+                    return _busy_with(found.record)
+            else:
+                return found
+            yield pause
+
+    def start(self, delivery: Delivery, held: HeldLease) -> None:
+        """Renew the lease from now on, and emit that the body begins; `finish` follows."""
+        self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
+        delivery.emit_start(held)
+
+    def finish(
+        self, delivery: Delivery, held: HeldLease, value: object = None, error: BaseException | None = None
+    ) -> Decision:
         """Answer a delivery whose body returned ``value``, or raised ``error``; raises what `run` raises after it."""
         try:
             if error is not None:
-                return self._raised(delivery, holding, error)
-            return self._returned(delivery, holding, value)
+                return self._raised(delivery, held, error)
+            return self._returned(delivery, held, value)
         finally:
-            self._leave(delivery, holding)
+            self._leave(delivery, held)
 
-    def _leave(self, delivery: Delivery, holding: HeldLease) -> None:
-        # However the body was left, nobody may go on to renew the lease, and how the run ended was told.
-        self.heartbeat.forget(holding)
-        breaks_off(delivery, holding)
+    def give_up(self, delivery: Delivery, held: HeldLease, release: Release, error: BaseException) -> None:
+        """Release the lease of a body that goes on: the message that ``error`` reports carries the operation on.
 
-    def holding(self, delivery: Delivery, lease: Lease, since: float) -> HeldLease:
-        """Return what a body holds under a lease that was asked for at ``since``."""
+        What a body settled within its own transaction is decided by the commit, and not given up.
+        """
+        if not held.fence or held.within is not None:
+            return
+        self.heartbeat.forget(held)
+        held.given_up = True
+        retry_if_interrupted(lambda: self.release(delivery, held, release, error))
+        held.lost = True
+
+    def release(
+        self, delivery: Delivery, held: HeldLease, release: Release, error: BaseException | None = None
+    ) -> bool:
+        """Release after ``error``, and return whether the lease was still this run's, as far as can be known.
+
+        It raises nothing: what the body did counts, and the user's exception wins.
+        """
+        reason, ran = release.reason.value, held.ran
+        try:
+            released: bool = retry_if_interrupted(lambda: held.store.release(held.lease, release))
+        except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
+            if held.lost:
+                return _lost(delivery, held, error)
+            if not held.open:  # no run began under it, so that no event reports this
+                events.logger.error("The lease on %s could not be released: %s", held.key, failure)
+            delivery.emit_end(held, events.ReleaseFailed, reason=reason, error=str(failure), ran=ran)
+            return True
+        if not released:
+            return _lost(delivery, held, error)
+        delivery.emit_end(held, events.Released, reason=reason, ran=ran)
+        return True
+
+    # -- steps of acquire ----------------------------------------------------------------------------------------------
+
+    def _request(self, delivery: Delivery) -> Lease | Refusal:
+        claim = delivery.claim
+        try:
+            return self.breaker.call(self.store, self.store.acquire, claim)
+        except StoreError:
+            raise
+        except BaseException as error:  # interrupted: the store may have granted what nobody would give back
+            release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
+            self.release(delivery, HeldLease(self.store, Lease(claim, 0), monotonic()), release)
+            raise
+
+    def _decide_without_store(self, delivery: Delivery, error: StoreError) -> HeldLease | Busy | None:
+        """Return what the policy decides without the store's answer, or None: to wait for it."""
+        if isinstance(error, RecordUnreadable):
+            return self._unreadable(error)
+        if self.policy.on_store_error == "raise":
+            raise error
+        if self.policy.on_store_error == "run":
+            delivery.emit(events.RanUnprotected, error=str(error))
+            return HeldLease(self.store, Lease(delivery.claim, 0), monotonic())
+        return None
+
+    def _hold(self, delivery: Delivery, lease: Lease, since: float) -> HeldLease:
         return HeldLease(
             self.store,
             lease,
@@ -248,404 +385,265 @@ class Guard:
             result_ttl=self.policy.result_ttl,
         )
 
-    def _completed(self, delivery: Delivery, lease: Lease, value: object) -> Outcome:
-        payload = self.codec.encode_value(value, store_result=self.policy.store_result, origin=delivery.origin(lease))
-        return Outcome(State.COMPLETED, payload)
+    def _check_crashes(self, delivery: Delivery, held: HeldLease) -> HeldLease:
+        lease = held.lease
+        if delivery.alone and lease.taken_over and lease.crashes >= lease.claim.max_crashes:
+            # Stores refuse it themselves where they know the delivery's task id.
+            self.release(delivery, held, Release(Reason.CRASH_LOOP))
+            delivery.emit(events.CrashLooped, crashes=lease.crashes)
+            raise _crash_loop(lease.key, lease.crashes)
+        return held
 
-    def _returned(self, delivery: Delivery, holding: HeldLease, value: object) -> Answer:
-        if holding.given_up:
-            events.logger.info("%s: its result is its retry's, and not what this run returned after it", holding.key)
-            return Dropped()
-        if holding.within is not None:
-            self.heartbeat.forget(holding)
-            (result,) = holding.within
-            answer = retry_if_interrupted(lambda: self._settled_within(delivery, holding, result))
-        else:
-            answer = Ran(value) if retry_if_interrupted(lambda: self._recorded(delivery, holding, value)) else None
-        return duplicate(delivery, self.store, self.policy, self.codec) if answer is None else answer
+    def _meet_holder(self, delivery: Delivery, record: Record, patience: Backoff) -> _Waiting:
+        delivery.emit(
+            events.Conflicted,
+            held_by=record.holder,
+            held_for=_other_task(delivery, record),
+            remaining=record.remaining,
+        )
+        if self.policy.on_conflict == "raise" and _is_anothers(delivery, record):
+            raise _being_done(record)
+        least = delivery.min_wait()
+        limit = max(least, self.policy.wait_timeout if self.policy.on_conflict == "wait" else 0.0)
+        return _Waiting(least, Backoff(WAIT_PAUSE, min(limit, patience.end - monotonic()), delivery.stopping))
 
-    def _recorded(self, delivery: Delivery, holding: HeldLease, value: object) -> bool:
-        outcome = self._completed(delivery, holding.lease, value)
-        self.heartbeat.forget(holding)  # not before: a large result may take longer to write than the lease lasts
-        return settle(delivery, holding, outcome, ttl=self.policy.result_ttl)
+    def _refuse(self, delivery: Delivery, refusal: Refusal) -> Decision:
+        record = refusal.record
+        match refusal.verdict:
+            case Verdict.COMPLETED | Verdict.FAILED:
+                return self._replay(delivery, record)
+            case Verdict.KEY_REUSED:
+                delivery.emit(events.KeyReused, original=_other_task(delivery, record))
+                raise _key_reused(record)
+            case Verdict.CRASH_LOOP:
+                delivery.emit(events.CrashLooped, crashes=record.crashes)
+                raise _crash_loop(record.key, record.crashes)
+        delivery.emit(events.Superseded)
+        return Dropped()
 
-    def _settled_within(self, delivery: Delivery, holding: HeldLease, result: object) -> Answer | None:
-        found = committed(delivery, holding)
-        if found is Commit.LOST:
-            return None
-        if found is Commit.NO:
-            error = not_committed(holding.key)
-            release_lease(delivery, holding, Release(Reason.FAILED), error)
+    # -- replay --------------------------------------------------------------------------------------------------------
+
+    def _replay(self, delivery: Delivery, record: Record) -> Decision:
+        completed = record.state is State.COMPLETED
+        if completed and self.policy.on_duplicate == "raise" and _is_anothers(delivery, record):
+            raise _done_before(record)
+        try:
+            payload = self.codec.decode(record.payload, age=record.age)
+        except StoreError as error:
+            return self._unreadable(error)
+        original, state = _other_task(delivery, record), record.state.value
+        delivery.emit(events.Replayed, age=record.age, original=original, state=state, waited=delivery.waited)
+        if not completed:
+            delivery.recall(record)
+            raise self.codec.rebuild_exception(payload, self.policy.remember_failures)
+        if payload.kind is Kind.VALUE:
+            return Replayed(payload.data, record)
+        if payload.kind is Kind.IGNORED:
+            return Ignored(payload.reason, record, payload.data if isinstance(payload.data, int) else None)
+        if delivery.wants_result:
+            raise not_kept(record, payload.reason)
+        return Replayed(None, record)
+
+    def _unreadable(self, error: StoreError) -> Busy:
+        """Wait for a record that cannot be read, and do not run: it may well say that the operation is done."""
+        if self.policy.on_store_error == "raise":
             raise error
-        return Ran(result)
+        events.logger.error("%s", error)
+        return Busy(UNREADABLE_PAUSE, error=error)
 
-    def _raised(self, delivery: Delivery, holding: HeldLease, error: BaseException) -> Answer:
-        self.heartbeat.forget(holding)
+    def _answer_as_duplicate(self, delivery: Delivery) -> Decision:
+        """Answer a run that lost its lease: with what is settled, or by waiting until something is."""
+        try:
+            record = retry_if_interrupted(lambda: self.store.get(delivery.claim.key))
+        except Exception as error:  # noqa: BLE001 - the store cannot answer, and will be asked again
+            events.logger.warning("What became of %s is not known yet: %s", delivery.claim.key, error)
+            record = None
+        if record is None:
+            return Busy(STORE_PAUSE[1])
+        if record.state in (State.COMPLETED, State.FAILED):
+            return self._replay(delivery, record)
+        return _busy_with(record)
+
+    # -- how a run ends: settled, released, or committed by the task's own transaction ---------------------------------
+    #
+    # Each is tried for as long as that can help, and none raises: what the body did counts.
+
+    def _leave(self, delivery: Delivery, held: HeldLease) -> None:
+        """Make sure, however the body was left, that nothing renews the lease and that its end was emitted."""
+        self.heartbeat.forget(held)
+        if held.open:
+            delivery.emit_end(held, events.SettleFailed, error=f"interrupted by {sys.exc_info()[1]!r}")
+
+    def _returned(self, delivery: Delivery, held: HeldLease, value: object) -> Decision:
+        if held.given_up:
+            events.logger.info("%s: its result is its retry's, and not what this run returned after it", held.key)
+            return Dropped()
+        if held.within is not None:
+            self.heartbeat.forget(held)
+            (result,) = held.within
+            decision = retry_if_interrupted(lambda: self._settled_within(delivery, held, result))
+        else:
+            settled = retry_if_interrupted(lambda: self._settle_value(delivery, held, value))
+            decision = Ran(value) if settled else None
+        return self._answer_as_duplicate(delivery) if decision is None else decision
+
+    def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision:
+        self.heartbeat.forget(held)
         ending = _ending(delivery, error)
-        if holding.given_up:
+        if held.given_up:
             if not isinstance(error, Exception):
                 raise error
             if not isinstance(ending, Release) or ending.reason is Reason.FAILED:
-                events.logger.error("%s raised after it had published its retry", holding.key, exc_info=error)
+                events.logger.error("%s raised after it had published its retry", held.key, exc_info=error)
             return Dropped()
-        ours = retry_if_interrupted(lambda: self._ended(delivery, holding, ending, error))
-        if isinstance(ours, Ran):
-            return ours
-        # Who raises LeaseLost may be acked for it: somebody must be left to answer, also where the store said nothing.
-        if ours and not isinstance(error, LeaseLost):
+        recorded = retry_if_interrupted(lambda: self._record_failure(delivery, held, ending, error))
+        if isinstance(recorded, Ran):
+            return recorded
+        # A run that raises LeaseLost may be acked for it: another delivery must be left to answer, also where the store
+        # gave no answer.
+        if recorded and not isinstance(error, LeaseLost):
             raise error
         if not isinstance(error, Exception):  # the process is to end, whoever holds the lease
             raise error
         if isinstance(ending, Release) and ending.reason is Reason.RETRY:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
-        return duplicate(delivery, self.store, self.policy, self.codec)
+        return self._answer_as_duplicate(delivery)
 
-    def _ended(self, delivery: Delivery, holding: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
-        within = holding.within if isinstance(error, Exception) else None
-        if within and committed(delivery, holding, error) is Commit.YES:
+    def _record_failure(self, delivery: Delivery, held: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
+        within = held.within if isinstance(error, Exception) else None
+        if within and self._find_commit(delivery, held, error) is Commit.YES:
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
-            events.logger.error("%s was committed, and its body raised after that", holding.key, exc_info=error)
+            events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
             return Ran(within[0])
         if isinstance(ending, Release):
-            return release_lease(delivery, holding, ending, error)
+            return self.release(delivery, held, ending, error)
         ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
-        return settle(delivery, holding, ending, ttl=ttl, error=error)
+        return self._settle(delivery, held, ending, ttl=ttl, error=error)
 
+    def _completed(self, delivery: Delivery, lease: Lease, value: object) -> Outcome:
+        origin = Origin(lease.key, lease.fence, delivery.task_id, delivery.published)
+        payload = self.codec.encode_value(value, store_result=self.policy.store_result, origin=origin)
+        return Outcome(State.COMPLETED, payload)
 
-def _ending(delivery: Delivery, error: BaseException) -> Ending:
-    """Ask the adapter what an exception means; should that fail, it must not hide the exception."""
-    try:
-        return retry_if_interrupted(lambda: delivery.ending(error))
-    except Exception:  # noqa: BLE001 - the adapter's own
-        events.logger.exception("%s: what this error means cannot be told: %r", delivery.claim.key, type(error))
-        return Release(Reason.FAILED)
+    def _settle_value(self, delivery: Delivery, held: HeldLease, value: object) -> bool:
+        outcome = self._completed(delivery, held.lease, value)
+        self.heartbeat.forget(held)  # not before: a large result may take longer to write than the lease lasts
+        return self._settle(delivery, held, outcome, ttl=self.policy.result_ttl)
 
+    def _settle(
+        self,
+        delivery: Delivery,
+        held: HeldLease,
+        outcome: Outcome,
+        *,
+        ttl: float,
+        error: BaseException | None = None,
+    ) -> bool:
+        """Settle what the body returned or raised; return whether the lease was still this run's, for all it knows."""
+        pauses, ran, since = _settle_pauses(held), held.ran, monotonic()
+        while True:
+            try:
+                retry_if_interrupted(lambda: held.store.settle(held.lease, outcome, ttl=ttl))
+            except LeaseLost:
+                return _lost(delivery, held, error)
+            except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
+                if retry_if_interrupted(pauses.wait):
+                    continue
+                if held.lost:
+                    return _lost(delivery, held, error)
+                # The effect has happened: to run again for want of a record is the one thing to prevent.
+                delivery.emit_end(held, events.SettleFailed, error=str(failure), ran=ran)
+                return True
+            took = monotonic() - since
+            if outcome.state is State.COMPLETED:
+                delivery.emit_end(held, events.Completed, ran=ran, took=took)
+            else:
+                delivery.emit_end(held, events.Failed, error=type(error).__qualname__, ran=ran, took=took)
+            return True
 
-# How a delivery comes to its lease, or to its answer: in steps, between which it may have to wait.
-#
-# A step asks the store and does not wait. Whoever takes the steps sleeps as they say: a thread, or a coroutine, which
-# must not keep a thread while it does.
-
-
-#: Pauses in seconds while a waiter looks whether the holder settled.
-WAIT_PAUSE = (0.05, 1.0)
-
-
-class Beginning:
-    """One delivery, until its body is to run or it is answered.
-
-    Arguments:
-        guard: Whose delivery it is.
-        delivery: The delivery.
-    """
-
-    def __init__(self, guard: Guard, delivery: Delivery) -> None:
-        self.guard, self.delivery = guard, delivery
-        self.patience = Backoff(STORE_PAUSE, delivery.patience, delivery.stopping)
-        self.waiting: Backoff | None = None
-        self.least = 0.0
-
-    def step(self) -> HeldLease | Answer | float:
-        """Return what the body is to run under, or the answer, or the seconds to sleep before the next step.
-
-        Raises:
-            BaseException: what `Guard.run` raises before the body.
-        """
-        since = monotonic()
-        found = self._acquire()
-        if isinstance(found, StoreError):
-            return self._store_failed(found)
-        if isinstance(found, Lease):
-            return self._granted(found, since)
-        if found.verdict is Verdict.CONFLICT:
-            return self._conflicts(found.record)
-        return refused(self.delivery, found, self.guard.policy, self.guard.codec)
-
-    def _acquire(self) -> Lease | Refusal | StoreError:
-        guard, claim = self.guard, self.delivery.claim
-        try:
-            return guard.breaker.call(guard.store, guard.store.acquire, claim)
-        except StoreError as error:
-            return error
-        except BaseException as error:  # interrupted: the store may have granted what nobody would give back
-            release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
-            release_lease(self.delivery, HeldLease(guard.store, Lease(claim, 0), monotonic()), release)
-            raise
-
-    def _store_failed(self, error: StoreError) -> HeldLease | Answer | float:
-        guard, delivery = self.guard, self.delivery
-        if isinstance(error, RecordUnreadable):
-            return unreadable(guard.policy, error)
-        if guard.policy.on_store_error == "raise":
+    def _settled_within(self, delivery: Delivery, held: HeldLease, result: object) -> Decision | None:
+        found = self._find_commit(delivery, held)
+        if found is Commit.LOST:
+            return None
+        if found is Commit.NO:
+            error = _not_committed(held.key)
+            self.release(delivery, held, Release(Reason.FAILED), error)
             raise error
-        if guard.policy.on_store_error == "run":
-            delivery.event(events.RanUnprotected, error=str(error))
-            return HeldLease(guard.store, Lease(delivery.claim, 0), monotonic())
-        pause = self.patience.next()
-        return Busy(STORE_PAUSE[1], error=error) if pause is None else pause
+        return Ran(result)
 
-    def _granted(self, lease: Lease, since: float) -> HeldLease | Answer | float:
-        delivery, claim = self.delivery, self.delivery.claim
-        holding = self.guard.holding(delivery, lease, since)
-        if holding.doubtful:
-            # The answer came so late that another may have the lease by now. Whoever has it is told so again.
-            pause = self.patience.next()
-            if pause is not None:
-                return pause
-            release_lease(delivery, holding, Release(Reason.SHUTDOWN))
-            return Busy(STORE_PAUSE[1], error=too_late(holding.key, holding.asked, claim.lease_ttl))
-        if delivery.alone and lease.taken_over and lease.crashes >= claim.max_crashes:
-            # Stores tell it to a delivery whose task id they know.
-            release_lease(delivery, holding, Release(Reason.CRASH_LOOP))
-            delivery.event(events.CrashLooped, crashes=lease.crashes)
-            raise crash_loop(lease.key, lease.crashes)
-        return holding
+    def _find_commit(self, delivery: Delivery, held: HeldLease, error: BaseException | None = None) -> Commit | None:
+        """Return whether the transaction in which the body settled was committed; None if the store cannot answer."""
+        pauses, ran, since = _settle_pauses(held), held.ran, monotonic()
+        while True:
+            try:
+                record = retry_if_interrupted(lambda: held.store.get(held.key))
+            except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
+                if retry_if_interrupted(pauses.wait):
+                    continue
+                delivery.emit_end(held, events.SettleFailed, error=str(failure), ran=ran)
+                return None
+            if record is None:
+                return Commit.NO
+            if record.fence == held.fence and record.state is State.COMPLETED:
+                delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
+                return Commit.YES
+            if record.state is State.IN_PROGRESS and record.owner == held.lease.owner:
+                return Commit.NO
+            _lost(delivery, held, error)
+            return Commit.LOST
 
-    def _conflicts(self, record: Record) -> Answer | float:
-        delivery, policy = self.delivery, self.guard.policy
-        another = record.task_id != delivery.claim.task_id
-        if self.waiting is None:
-            conflicts(delivery, record)
-            if policy.on_conflict == "raise" and another:
-                raise being_done(record)
-            self.least = delivery.least_wait()
-            limit = max(self.least, policy.wait_timeout if policy.on_conflict == "wait" else 0.0)
-            self.waiting = Backoff(WAIT_PAUSE, min(limit, self.patience.end - monotonic()), delivery.stopping)
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The pauses of a delivery that met a holder."""
+
+    #: Seconds to wait at least, whoever holds the key.
+    least: float
+    pauses: Backoff
+
+    def next_for(self, delivery: Delivery, record: Record) -> float | None:
+        """Return the next pause; None if it does not wait any longer."""
         # One that comes again by itself need not wait for the holder it met.
-        pause = self.waiting.next() if another or self.least else None
-        if pause is not None:
-            return pause
-        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)
+        return self.pauses.next() if self.least or _is_anothers(delivery, record) else None
 
 
-#: A record that cannot be read is looked at again after this: by then it was mended, or this worker upgraded.
-UNREADABLE_PAUSE = 60.0
+def _is_anothers(delivery: Delivery, record: Record) -> bool:
+    return record.task_id != delivery.claim.task_id
 
 
-def refused(delivery: Delivery, refusal: Refusal, policy: Policy, codec: Codec) -> Answer:
-    """Answer a delivery whose claim was refused for good.
-
-    Raises:
-        KeyReused, CrashLoop, Conflict, ResultUnavailable: see `celery_idempotent.errors`.
-        RecordUnreadable: the record cannot be read, and the policy is ``on_store_error="raise"``.
-        BaseException: what the settled run raised.
-    """
-    record = refusal.record
-    if refusal.verdict in (Verdict.COMPLETED, Verdict.FAILED):
-        return _replay(delivery, record, policy, codec)
-    emit_refused(delivery, refusal)
-    if refusal.verdict is Verdict.KEY_REUSED:
-        raise key_reused(record)
-    if refusal.verdict is Verdict.CRASH_LOOP:
-        raise crash_loop(record.key, record.crashes)
-    return Dropped()
+def _other_task(delivery: Delivery, record: Record) -> str:
+    return record.task_id if _is_anothers(delivery, record) else ""
 
 
-def duplicate(delivery: Delivery, store: Store, policy: Policy, codec: Codec) -> Answer:
-    """Answer a run that lost its lease: with what is settled, or by standing aside until something is."""
-    try:
-        record = retry_if_interrupted(lambda: store.get(delivery.claim.key))
-    except Exception as error:  # noqa: BLE001 - the store cannot tell, and will be asked again
-        events.logger.warning("What became of %s cannot be told yet: %s", delivery.claim.key, error)
-        record = None
-    if record is not None and record.state in (State.COMPLETED, State.FAILED):
-        return _replay(delivery, record, policy, codec)
-    if record is None:
-        return Busy(STORE_PAUSE[1])
+def _busy_with(record: Record) -> Busy:
     return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)
 
 
-def unreadable(policy: Policy, error: StoreError) -> Busy:
-    """Stand aside from a record that cannot be read, and not run: it may well say that the operation is done."""
-    if policy.on_store_error == "raise":
-        raise error
-    events.logger.error("%s", error)
-    return Busy(UNREADABLE_PAUSE, error=error)
-
-
-def _replay(delivery: Delivery, record: Record, policy: Policy, codec: Codec) -> Answer:
-    completed = record.state is State.COMPLETED
-    if completed and policy.on_duplicate == "raise" and record.task_id != delivery.claim.task_id:
-        raise done_before(record)
+def _ending(delivery: Delivery, error: BaseException) -> Ending:
+    """Return what the adapter makes of an exception; should that fail, it must not hide the exception."""
     try:
-        payload = codec.decode(record.payload, age=record.age)
-    except StoreError as error:
-        return unreadable(policy, error)
-    replays(delivery, record)
-    if not completed:
-        delivery.recalls(record)
-        raise codec.rebuild_exception(payload, policy.remember_failures)
-    if payload.kind is Kind.VALUE:
-        return Replayed(payload.data, record)
-    if payload.kind is Kind.IGNORED:
-        return Ignored(payload.reason, record, payload.data if isinstance(payload.data, int) else None)
-    if delivery.wants_result:
-        raise not_kept(record, payload.reason)
-    return Replayed(None, record)
+        return retry_if_interrupted(lambda: delivery.ending(error))
+    except Exception:  # noqa: BLE001 - the adapter's own
+        events.logger.exception("%s: what this error means is not known: %r", delivery.claim.key, type(error))
+        return Release(Reason.FAILED)
 
 
-# How a run ends in the store: settled, released, or committed by the task's own transaction.
-#
-# Each of these is tried for as long as that can help, and none raises: what the body did counts, and the user's
-# exception wins.
-
-
-#: Pauses in seconds between tries while the store cannot serve.
-STORE_PAUSE = (0.1, 5.0)
-#: Least time to try to settle, also where the lease is in doubt: an effect without a record may happen again.
-SETTLE_PATIENCE = 5.0
-
-
-class Commit(Enum):
-    """What became of a settle within the task's own transaction."""
-
-    YES = "committed"
-    NO = "the lease is as it was before"
-    LOST = "another delivery has the key"
-
-
-def settle(
-    delivery: Delivery, holding: HeldLease, outcome: Outcome, *, ttl: float, error: BaseException | None = None
-) -> bool:
-    """Settle what the body returned or raised, and tell whether the lease was still ours, as far as anybody knows."""
-    pauses, ran, since = _patience(holding), holding.ran, monotonic()
-    while True:
-        try:
-            retry_if_interrupted(lambda: holding.store.settle(holding.lease, outcome, ttl=ttl))
-        except LeaseLost:
-            return _lost(delivery, holding, error)
-        except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
-            if retry_if_interrupted(pauses.wait):
-                continue
-            if holding.lost:
-                return _lost(delivery, holding, error)
-            # The effect has happened: to run again for want of a record is the one thing we are here to prevent.
-            ends(delivery, holding, events.SettleFailed, error=str(failure), ran=ran)
-            return True
-        data: dict[str, Any] = {"ran": ran, "took": monotonic() - since}
-        if outcome.state is State.COMPLETED:
-            ends(delivery, holding, events.Completed, **data)
-        else:
-            ends(delivery, holding, events.Failed, error=type(error).__qualname__, **data)
-        return True
-
-
-def release_lease(delivery: Delivery, holding: HeldLease, release: Release, error: BaseException | None = None) -> bool:
-    """Release after ``error``, and tell whether the lease was still ours, as far as anybody knows."""
-    reason, ran = release.reason.value, holding.ran
-    try:
-        ours: bool = retry_if_interrupted(lambda: holding.store.release(holding.lease, release))
-    except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
-        if holding.lost:
-            return _lost(delivery, holding, error)
-        if not holding.open:  # no run began under it, so that no event tells this
-            events.logger.error("The lease on %s could not be released: %s", holding.key, failure)
-        ends(delivery, holding, events.ReleaseFailed, reason=reason, error=str(failure), ran=ran)
-        return True
-    if not ours:
-        return _lost(delivery, holding, error)
-    ends(delivery, holding, events.Released, reason=reason, ran=ran)
-    return True
-
-
-def committed(delivery: Delivery, holding: HeldLease, error: BaseException | None = None) -> Commit | None:
-    """Look whether the transaction in which the body settled was committed; None if the store cannot tell."""
-    pauses, ran, since = _patience(holding), holding.ran, monotonic()
-    while True:
-        try:
-            record = retry_if_interrupted(lambda: holding.store.get(holding.key))
-        except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
-            if retry_if_interrupted(pauses.wait):
-                continue
-            ends(delivery, holding, events.SettleFailed, error=str(failure), ran=ran)
-            return None
-        if record is None:
-            return Commit.NO
-        if record.fence == holding.fence and record.state is State.COMPLETED:
-            ends(delivery, holding, events.Completed, ran=ran, took=monotonic() - since)
-            return Commit.YES
-        if record.state is State.IN_PROGRESS and record.owner == holding.lease.owner:
-            return Commit.NO
-        _lost(delivery, holding, error)
-        return Commit.LOST
-
-
-def _lost(delivery: Delivery, holding: HeldLease, error: BaseException | None) -> bool:
-    loses(delivery, holding, error)
+def _lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> bool:
+    """Emit that the lease was lost by a body that returned, or that raised ``error``; return false."""
+    text = State.COMPLETED.value if error is None else "".join(traceback.format_exception_only(error)).strip()
+    delivery.emit_end(held, events.LeaseLost, ending=text)
     return False
 
 
-def _patience(holding: HeldLease) -> Backoff:
-    limit = max(holding.deadline - monotonic(), SETTLE_PATIENCE)
+def _settle_pauses(held: HeldLease) -> Backoff:
+    limit = max(held.deadline - monotonic(), SETTLE_PATIENCE)
     return Backoff(STORE_PAUSE, limit, never)  # a stopping worker waits for this
 
 
-def begins(delivery: Delivery, holding: HeldLease) -> None:
-    """Tell that the body is about to run."""
-    claim, lease = holding.lease.claim, holding.lease
-    data: dict[str, Any] = {
-        "fence": lease.fence,
-        "retries": claim.retries,
-        "copy": claim.copy,
-        "redelivered": claim.redelivered,
-        "asked": holding.asked,
-        "waited": delivery.waited,
-    }
-    if lease.taken_over:
-        delivery.event(events.TakenOver, crashes=lease.crashes, **data)
-    else:
-        delivery.event(events.Acquired, **data)
-    holding.open = True
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
-def ends(delivery: Delivery, holding: HeldLease, kind: type[events.Event], **data: Any) -> None:
-    """Tell how a run ended; not where none began, and not a second time."""
-    if holding.open:
-        holding.open = False
-        delivery.event(kind, fence=holding.fence, **{"ran": holding.ran, **data})
-
-
-def conflicts(delivery: Delivery, record: Record) -> None:
-    """Tell that the operation is being done, or that its retry is awaited."""
-    held_for = _other(delivery, record)
-    delivery.event(events.Conflicted, held_by=record.holder, held_for=held_for, remaining=record.remaining)
-
-
-def replays(delivery: Delivery, record: Record) -> None:
-    """Tell that the delivery is answered with what is settled."""
-    original, state = _other(delivery, record), record.state.value
-    delivery.event(events.Replayed, age=record.age, original=original, state=state, waited=delivery.waited)
-
-
-def emit_refused(delivery: Delivery, refusal: Refusal) -> None:
-    """Tell that the delivery may neither run nor be answered."""
-    match refusal.verdict:
-        case Verdict.SUPERSEDED:
-            delivery.event(events.Superseding)
-        case Verdict.KEY_REUSED:
-            delivery.event(events.Reused, original=_other(delivery, refusal.record))
-        case _:
-            delivery.event(events.CrashLooped, crashes=refusal.record.crashes)
-
-
-def loses(delivery: Delivery, holding: HeldLease, error: BaseException | None = None) -> None:
-    """Tell that the lease was lost by a body that returned, or that raised ``error``."""
-    text = State.COMPLETED.value if error is None else "".join(traceback.format_exception_only(error)).strip()
-    ends(delivery, holding, events.LeaseMissed, ending=text)
-
-
-def breaks_off(delivery: Delivery, holding: HeldLease) -> None:
-    """Tell, of a run that nothing was told of, that whatever interrupted it kept it from being recorded."""
-    if holding.open:
-        error = sys.exc_info()[1]
-        ends(delivery, holding, events.SettleFailed, error=f"interrupted by {error!r}")
-
-
-def _other(delivery: Delivery, record: Record) -> str:
-    return record.task_id if record.task_id != delivery.claim.task_id else ""
-
-
-def being_done(record: Record) -> Conflict:
+def _being_done(record: Record) -> Conflict:
     """Return the error for a duplicate that may not wait for the holder."""
     holder = record.holder or "a retry that is due later"
     error = Conflict(
@@ -666,12 +664,12 @@ def in_progress(key: str, remaining: float) -> Conflict:
     return error
 
 
-def done_before(record: Record) -> Conflict:
+def _done_before(record: Record) -> Conflict:
     """Return the error for a duplicate that may not be answered with the settled result."""
     return Conflict(f'{record.key!r} was done {record.age:.0f} s ago, and the task says on_duplicate="raise".')
 
 
-def key_reused(record: Record) -> KeyReused:
+def _key_reused(record: Record) -> KeyReused:
     """Return the error for a key that came with other arguments."""
     when = f"{record.age:.0f} s ago" if record.age else "just now"
     return KeyReused(
@@ -681,7 +679,7 @@ def key_reused(record: Record) -> KeyReused:
     )
 
 
-def crash_loop(key: str, crashes: int) -> CrashLoop:
+def _crash_loop(key: str, crashes: int) -> CrashLoop:
     """Return the error for an operation whose holders keep dying."""
     return CrashLoop(
         f"{key!r} has lost its worker {crashes} times in a row; this message does not run it again. "
@@ -697,15 +695,15 @@ def not_kept(record: Record, reason: str) -> ResultUnavailable:
     )
 
 
-def too_late(key: str, took: float, ttl: float) -> StoreUnreachable:
+def _too_late(held: HeldLease) -> StoreUnreachable:
     """Return the error for a lease that was granted when it had nearly run out."""
     return StoreUnreachable(
-        f"The store took {took:.1f} s to grant {key!r} for {ttl:g} s. "
+        f"The store took {held.asked:.1f} s to grant {held.key!r} for {held.lease.claim.lease_ttl:g} s. "
         "Try again, and look at the store and the way to it; a longer lease_ttl bears slower answers."
     )
 
 
-def not_committed(key: str) -> SettleNotCommitted:
+def _not_committed(key: str) -> SettleNotCommitted:
     """Return the error for a body that settled within its transaction and left it open, or rolled it back."""
     return SettleNotCommitted(
         f"The task settled {key!r} within its own transaction and returned, and that transaction is not committed: "

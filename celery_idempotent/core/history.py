@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import StoreUnreachable
-from ..events import Acquired, Completed, Conflicted, Deferred, Event, emit
+from ..events import Acquired, Completed, Conflicted, Deferred, Event, count, emit, has_receivers
 from ..stores.base import Store
 from ..stores.records import MOST, Claim, Note
 
@@ -62,35 +62,40 @@ def _newest(batch: list[_Pending]) -> list[_Pending]:
     return kept[::-1]
 
 
-class Story:
-    """Hand on the events of one delivery, and note them: all from the first one on that is not a plain run's.
-
-    Also the kinds that the delivery wants, whoever else listens.
+class DeliveryEvents:
+    """Emit the events of one delivery, and note in the history all from the first one on that is not a plain run's.
 
     Arguments:
-        note: Notes an event.
-        claim: What the delivery asks for: a copy, a retry and what is redelivered are no plain run.
-        kept: Whether anything is to be noted at all.
+        claim: What the delivery requests: a copy, a retry and what is redelivered are no plain run.
+        task: The task's name (default: none).
+        task_id: The message's id (default: none).
+        note: Notes an event in the history of its key (default: no history is kept).
     """
 
-    __slots__ = ("_copy", "_eventful", "_kept", "_note")
+    __slots__ = ("_eventful", "_note", "claim", "task", "task_id")
 
-    def __init__(self, note: Callable[[Event], None], claim: Claim, *, kept: bool = True) -> None:
-        self._note, self._kept = note, kept
-        self._copy = bool(claim.copy)
+    def __init__(
+        self, claim: Claim, task: str = "", task_id: str = "", note: Callable[[Event], None] | None = None
+    ) -> None:
+        self.claim, self.task, self.task_id, self._note = claim, task, task_id, note
         self._eventful = bool(claim.copy or claim.retries or claim.redelivered)
 
-    def __contains__(self, kind: object) -> bool:
-        if kind is Conflicted and self._copy:
-            return False  # that it was deferred says the same
-        return self._kept and (self._eventful or kind not in _PLAIN)
-
-    def __call__(self, event: Event) -> None:
-        """Tell of an event."""
+    def emit(self, kind: type[Event], **fields: Any) -> None:
+        """Emit an event of this kind; one that nothing receives is counted, and not made."""
+        noted = self._note is not None and self._is_noted(kind)
+        if not noted and not has_receivers(kind):
+            count(kind)
+            return
+        event = kind(self.claim.key, self.task, self.task_id, holder=self.claim.holder, **fields)
         emit(event)
-        if type(event) in self:
+        if noted:
             self._eventful = True
-            self._note(event)
+            self._note(event)  # type: ignore[misc]
+
+    def _is_noted(self, kind: type[Event]) -> bool:
+        if kind is Conflicted and self.claim.copy:
+            return False  # that it was deferred says the same
+        return self._eventful or kind not in _PLAIN
 
 
 class History:
@@ -105,7 +110,7 @@ class History:
         self._reset()
 
     def _reset(self) -> None:
-        self._some, self._hurry = Flag(), Flag()
+        self._some, self._hurry = SignalSafeEvent(), SignalSafeEvent()
         self._starting = threading.Lock()
         self._pending: deque[_Pending] = deque(maxlen=PENDING)
         self._again: list[_Pending] = []
@@ -252,7 +257,7 @@ def text_of(event: Event) -> str:
     return json.dumps(said, separators=(",", ":"))
 
 
-class Flag:
+class SignalSafeEvent:
     """What `threading.Event` is.
 
     That one takes its lock by code in Python. A time limit that rings between the lock and the code behind it leaves it
@@ -284,3 +289,7 @@ class Flag:
             if not self._up:
                 self._raised.wait(timeout)
             return self._up
+
+
+#: The history that this process writes.
+history = History()

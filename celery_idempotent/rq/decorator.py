@@ -18,7 +18,7 @@ from ..functions import FunctionBinding, check_function, policy_of
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE
 from . import job as jobs
-from .delivery import JobDelivery
+from .delivery import RqDelivery
 from .job import store_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -84,7 +84,7 @@ def idempotent(
                 here[written] = make(store_of(wanted.store, job.connection), written)
             token = _answering.set(job)
             try:
-                return JobDelivery(here[written], job, run, args, kwargs).answer()
+                return RqDelivery(here[written], job, run, args, kwargs).answer()
             finally:
                 _answering.reset(token)
 

@@ -12,10 +12,9 @@ from rq.job import Job, Retry
 from rq.timeouts import BaseTimeoutException
 
 from .. import events
-from ..core import guard as guards
 from ..core.backoff import sleep
-from ..core.binding import current_holder, history
-from ..core.guard import Answer, Busy, Delivery, Dropped, Ending, Ignored, Ran, Replayed, in_progress, not_kept
+from ..core.guard import Busy, Decision, Delivery, Dropped, Ending, Ignored, Ran, Replayed, in_progress, not_kept
+from ..core.history import history
 from ..core.lease import HeldLease, running
 from ..errors import ConfigurationError, Conflict, CrashLoop, KeyReused, MissingKey, PreviouslyFailed, ResultUnavailable
 from ..events import logger
@@ -43,21 +42,21 @@ class _Retried(Exception):
         self.retry = retry
 
 
-class JobDelivery:
+class RqDelivery(Delivery):
     """One execution of a job.
 
     Arguments:
         binding: Of the job's function.
         job: The job, as RQ performs it.
-        run: What runs the body.
+        run: Runs the body.
         args, kwargs: The job's arguments.
     """
 
     def __init__(self, binding: FunctionBinding, job: Job, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
         # RQ's time limit began before the module of the job was imported, which may have taken long.
-        self.came, self.ran = monotonic() - jobs.seconds_running(job), False
-        self.given, self.key = job.meta.get(jobs.KEY), ""
+        super().__init__(monotonic() - jobs.seconds_running(job))
+        self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
+        self.given, self.key, self.ran = job.meta.get(jobs.KEY), "", False
         self.handover = HorsePipe.take()
 
     def answer(self) -> Any:
@@ -70,7 +69,10 @@ class JobDelivery:
         try:
             if self.handover is not None:
                 self.handover.check(self.binding)
-            return self._conclude(self._delivery())
+            self._prepare()
+            if self.handover is not None:
+                self.handover.tell(self.binding, self.claim, self.max_lease, self.job.id)
+            return self._conclude(self._run_guarded())
         except _Retried as retried:
             return retried.retry
         except Exception as error:
@@ -82,54 +84,55 @@ class JobDelivery:
         finally:
             history.flush()  # a horse ends without any further ado
 
-    def _delivery(self) -> Delivery:
-        def body(holding: HeldLease) -> Any:
-            self._begins(holding)
-            with running(holding):
-                value = check_returned(self.binding.name, self.run(*self.args, **self.kwargs))
-            if isinstance(value, Retry):
-                raise _Retried(value)
-            return value
+    def body(self, held: HeldLease) -> Any:
+        """Run the job's function; a `Retry` that it returns is no result."""
+        self.ran = True
+        # Before the body, which may write the job's meta itself.
+        self._mark(outcome="ran", key=held.key, fence=held.fence)
+        with running(held):
+            value = check_returned(self.binding.name, self.run(*self.args, **self.kwargs))
+        if isinstance(value, Retry):
+            raise _Retried(value)
+        return value
 
-        claim = self._claim()
-        if self.handover is not None:
-            self.handover.tell(self.binding, claim, self._max_lease, self.job.id)
-        story = self.binding.story(claim)
-        patience = min(PATIENCE * jobs.seconds_allowed(self.job), LONGEST_WAIT) - (monotonic() - self.came)
+    def ending(self, error: BaseException) -> Ending:
+        """Return what the record is to say: RQ runs again what it retries, so that a duplicate waits for that."""
+        job, again = self.job, self.job.should_retry and not self._is_permanent(error)
+        match error:
+            case _Retried(retry=retry):
+                if job.number_of_retries and job.number_of_retries >= retry.max:
+                    return Release(Reason.FAILED)
+                return Release(Reason.RETRY, Retry.get_interval(job.number_of_retries or 0, retry.intervals))
+            case ShutDownImminentException():
+                return Release(Reason.SHUTDOWN)
+        ending = self.binding.ending_of(error)
+        if again and isinstance(ending, Release) and ending.reason is Reason.FAILED:
+            return Release(Reason.RETRY, job.get_retry_interval())
+        return ending
+
+    def min_wait(self) -> float:
+        """Return the seconds for which the job waits where it is, so that it does not go round in circles."""
+        return 0.0 if self._is_synchronous or self._can_be_scheduled else jobs.TURN
+
+    def _prepare(self) -> None:
+        self.identify(self.binding.events_of(self._claim(), self.job.id))
+        self.wants_result, self.max_lease = jobs.has_reader(self.job), self._max_lease()
+        self.patience = min(PATIENCE * jobs.seconds_allowed(self.job), LONGEST_WAIT) - self.waited
         if self._is_synchronous:  # the caller waits, who may be serving a request
-            patience = min(patience, self.binding.policy.wait_timeout)
-        return Delivery(
-            claim,
-            body,
-            self._ending,
-            task=self.binding.name,
-            task_id=self.job.id,
-            wants_result=jobs.has_reader(self.job),
-            patience=patience,
-            least_wait=self._turn,
-            tell=story,
-            noted=story,
-            max_lease=self._max_lease,
-            came=self.came,
-        )
+            self.patience = min(self.patience, self.binding.policy.wait_timeout)
 
     def _claim(self) -> Claim:
         binding, job = self.binding, self.job
         arguments = binding.arguments(self.given, self.args, self.kwargs)
         explicit = binding.explicit(self.given)
         self.key = binding.key(self.given, jobs.occurrence(job), arguments, job.meta)
-        return Claim(
-            key=self.key,
-            owner=self.handover.owner if self.handover is not None else new_owner(),
-            lease_ttl=binding.policy.lease_ttl,
-            keep_ttl=binding.policy.failure_ttl,
+        return binding.claim(
+            self.key,
+            self.handover.owner if self.handover is not None else new_owner(),
             task_id=jobs.occurrence(job) if explicit else "",
             fingerprint=binding.fingerprint(arguments) if explicit else "",
-            max_crashes=binding.policy.max_crashes,
-            holder=current_holder(),
         )
 
-    @property
     def _max_lease(self) -> float | None:
         allowed = jobs.seconds_allowed(self.job)
         return self.binding.policy.max_lease or (allowed + GRACE if allowed < float("inf") else None)
@@ -142,74 +145,47 @@ class JobDelivery:
     def _can_be_scheduled(self) -> bool:
         return jobs.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
 
-    def _turn(self) -> float:
-        """Return the seconds for which the job waits where it is, lest it goes round in circles."""
-        return 0.0 if self._is_synchronous or self._can_be_scheduled else jobs.TURN
+    def _run_guarded(self) -> Decision:
+        guard = self.binding.guard
+        try:
+            return guard.run(self)
+        except BaseTimeoutException as error:
+            # It rings wherever the job happens to be: also between its grant and its body, where nothing would release.
+            ending = self.ending(error)
+            if isinstance(ending, Release):
+                guard.release(self, HeldLease(guard.store, Lease(self.claim, 0), monotonic()), ending)
+            raise
 
-    def _begins(self, holding: HeldLease) -> None:
-        self.ran = True
-        # Before the body, which may write the job's meta itself.
-        self._mark(outcome="ran", key=holding.key, fence=holding.fence)
-
-    def _ending(self, error: BaseException) -> Ending:
-        job, again = self.job, self.job.should_retry and not self._is_permanent(error)
-        match error:
-            case _Retried(retry=retry):
-                if job.number_of_retries and job.number_of_retries >= retry.max:
-                    return Release(Reason.FAILED)
-                return Release(Reason.RETRY, Retry.get_interval(job.number_of_retries or 0, retry.intervals))
-            case ShutDownImminentException():
-                return Release(Reason.SHUTDOWN)
-        ending = self.binding.ending_of(error)
-        if again and isinstance(ending, Release) and ending.reason is Reason.FAILED:
-            # RQ will run it again: whoever else has this key waits for that.
-            return Release(Reason.RETRY, job.get_retry_interval())
-        return ending
-
-    def _conclude(self, delivery: Delivery) -> Any:
-        match self._answer(delivery):
+    def _conclude(self, decision: Decision) -> Any:
+        match decision:
             case Ran(value):
                 return value
             case Replayed(value, record):
-                original = jobs.id_of(record.task_id) if record.task_id != delivery.claim.task_id else ""
+                original = jobs.id_of(record.task_id) if record.task_id != self.claim.task_id else ""
                 self._mark(outcome="replayed", key=record.key, fence=record.fence, original=original)
                 return value
             case Ignored(_, record):
                 raise not_kept(record, "the run that did it left none")
-            case Dropped():  # the lease was lost, and whoever has it now may settle
-                return self._stand_aside(delivery, Busy(jobs.FIRST_DELAY))
+            case Dropped():  # the lease was lost, and its new holder may settle
+                return self._stand_aside(Busy(jobs.FIRST_DELAY))
             case Busy() as busy:
-                return self._stand_aside(delivery, busy)
+                return self._stand_aside(busy)
             case other:  # pragma: no cover
-                raise AssertionError(f"the guard gave no answer but {other!r}")
+                raise AssertionError(f"the guard decided nothing but {other!r}")
 
-    def _answer(self, delivery: Delivery) -> Answer:
-        guard = self.binding.guard
-        try:
-            return guard.run(delivery)
-        except BaseTimeoutException as error:
-            # It rings wherever the job happens to be: also between its grant and its body, where nobody would release.
-            ending = self._ending(error)
-            if isinstance(ending, Release):
-                guards.release_lease(delivery, HeldLease(guard.store, Lease(delivery.claim, 0), monotonic()), ending)
-            raise
-
-    def _stand_aside(self, delivery: Delivery, busy: Busy) -> Any:
+    def _stand_aside(self, busy: Busy) -> Any:
         """Have the job come back later, or fail where nothing would bring it back."""
-        key, job = delivery.claim.key, self.job
+        job = self.job
         if self._is_synchronous:
-            raise busy.error or in_progress(key, busy.remaining)
+            raise busy.error or in_progress(self.key, busy.remaining)
         number = jobs.deferrals(job)
         if self._can_be_scheduled:
             delay = jobs.delay_before(number, busy.remaining, job.ttl)
         else:
             delay, turn = 0, min(jobs.TURN, PATIENCE * jobs.seconds_allowed(job))
-            sleep(max(0.0, turn - delivery.waited))  # who waited for a holder has done so
-        self._mark(outcome="deferred", key=key, deferrals=number + 1)
-        told = events.Deferred(
-            key, self.binding.name, job.id, holder=delivery.claim.holder, delay=delay, copy=number + 1
-        )
-        self.binding.tell(told)
+            sleep(max(0.0, turn - self.waited))  # a delivery that waited for a holder has done so
+        self._mark(outcome="deferred", key=self.key, deferrals=number + 1)
+        self.emit(events.Deferred, delay=delay, copy=number + 1)
         return jobs.put_off(job, delay)
 
     def _is_permanent(self, error: BaseException) -> bool:

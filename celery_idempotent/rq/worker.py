@@ -16,7 +16,8 @@ from typing import Any
 from rq.worker import SpawnWorker, Worker
 
 from ..core import lease
-from ..core.binding import current_holder, history
+from ..core.binding import current_holder
+from ..core.history import history
 from ..errors import IdempotencyError
 from ..events import Released, emit, logger
 from ..stores.records import Claim, Lease, Reason

@@ -222,5 +222,5 @@ def _ended(task: Any = None, kwargs: Any = None, **_: Any) -> None:
 
 
 def _happened(event: events.Event) -> None:
-    if isinstance(event, (events.Replayed, events.Superseding, events.LeaseMissed)):
+    if isinstance(event, (events.Replayed, events.Superseded, events.LeaseLost)):
         Journal.from_env().write(type(event).__name__.lower(), event.task.rpartition(".")[2], id=event.task_id)

@@ -158,7 +158,7 @@ for task in (same, keyed):
 
 def _happened(event: events.Event) -> None:
     name = event.task.rpartition(".")[2]
-    if isinstance(event, (events.Replayed, events.Superseding, events.Conflicted)):
+    if isinstance(event, (events.Replayed, events.Superseded, events.Conflicted)):
         Journal.from_env().write(type(event).__name__.lower(), name, id=event.task_id)
     if isinstance(event, events.Released):
         Gates.from_env().wait(f"released {name}")

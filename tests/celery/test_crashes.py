@@ -136,7 +136,7 @@ def test_a_holder_that_wakes_and_fails_after_its_heir_has_failed_too_adds_no_fai
     # Nothing is settled that it could replay, so it stands aside, and a copy of its message runs once more; so may one
     # that the broker had restored into its worker before it slept.
     journal.wait_for_count(3, "tried", timeout=30)
-    wait_until(lambda: "LeaseMissed" in zombie.logs(), 30, lambda: f"the zombie to learn of it:\n{zombie.logs()}")
+    wait_until(lambda: "LeaseLost key=" in zombie.logs(), 30, lambda: f"the zombie to learn of it:\n{zombie.logs()}")
     wait_until(
         lambda: messages(app.conf.broker_url) == 0,
         60,

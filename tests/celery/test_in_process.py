@@ -24,7 +24,7 @@ from celery_idempotent.celery import canvas as fanout
 from celery_idempotent.celery import delivery, pool, request
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
-from celery_idempotent.celery.delivery import Expired, MessageDelivery
+from celery_idempotent.celery.delivery import CeleryDelivery, Expired
 from celery_idempotent.core.guard import Busy
 from celery_idempotent.stores import Claim, Lease, Reason, Record, State
 from celery_idempotent.stores.memory import MemoryStore
@@ -200,10 +200,10 @@ def test_a_call_of_apply_cannot_be_deferred(app: Celery, store: FailingStore) ->
         task.apply(("A",))
 
 
-def expired(task: Any, task_id: str) -> MessageDelivery:
+def expired(task: Any, task_id: str) -> CeleryDelivery:
     """A delivery of a message whose expiry has passed."""
     sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": "2001-01-01T00:00:00+00:00"}
-    return MessageDelivery(task, Context({**sent, "called_directly": False}), lambda order_id: "ran", ("A",), {})
+    return CeleryDelivery(task, Context({**sent, "called_directly": False}), lambda order_id: "ran", ("A",), {})
 
 
 def test_an_expired_message_of_what_was_never_begun_leaves_no_record(app: Celery, store: FailingStore) -> None:
@@ -246,15 +246,17 @@ def test_a_store_that_cannot_say_whether_an_expired_message_runs_is_asked_again(
 
 
 @pytest.fixture
-def deferring(app: Celery) -> MessageDelivery:
+def deferring(app: Celery) -> CeleryDelivery:
     """A delivery that is about to stand aside."""
     task = declare(app, raising(AssertionError("it ran")))
     message = Context({"id": "T1", "args": ["A"], "kwargs": {}, "delivery_info": {}, "called_directly": False})
-    return MessageDelivery(task, message, task.run, ("A",), {})
+    delivery = CeleryDelivery(task, message, task.run, ("A",), {})
+    delivery._prepare()
+    return delivery
 
 
 def test_a_soft_limit_that_hits_while_a_copy_is_published_does_not_have_the_message_acked_without_one(
-    deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
+    deferring: CeleryDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[bool] = []
 
@@ -271,7 +273,7 @@ def test_a_soft_limit_that_hits_while_a_copy_is_published_does_not_have_the_mess
 
 
 def test_a_soft_limit_that_hits_time_and_again_is_the_tasks(
-    deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
+    deferring: CeleryDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "publish", lambda *_, **__: (_ for _ in ()).throw(SoftTimeLimitExceeded()))
     with pytest.raises(SoftTimeLimitExceeded):
@@ -279,7 +281,7 @@ def test_a_soft_limit_that_hits_time_and_again_is_the_tasks(
 
 
 def test_a_broker_that_is_away_gets_the_message_back_after_a_pause(
-    deferring: MessageDelivery, monkeypatch: pytest.MonkeyPatch
+    deferring: CeleryDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[bool] = []
     monkeypatch.setattr(delivery._requeue_pauses, "wait", lambda: waits.append(True))

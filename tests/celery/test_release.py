@@ -63,7 +63,7 @@ def test_what_a_paused_holder_holds_is_released_and_it_wakes_as_a_duplicate(
     aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
     settled = aftermath.record()
     paused.resume()
-    wait_until(lambda: "LeaseMissed" in paused.logs(), 30, lambda: f"the holder to learn of it; {paused.logs()}")
+    wait_until(lambda: "LeaseLost key=" in paused.logs(), 30, lambda: f"the holder to learn of it; {paused.logs()}")
     aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
     after = aftermath.record()
     assert settled is not None

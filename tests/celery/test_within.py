@@ -108,7 +108,7 @@ def test_a_holder_that_wakes_after_its_lease_cannot_commit_what_another_has_done
     start_worker(WITHIN, **options)
     taken = result.get(timeout=60)
     zombie.resume()
-    wait_until(lambda: "LeaseMissed" in zombie.logs(), 60, lambda: f"the zombie to learn of it:\n{zombie.logs()}")
+    wait_until(lambda: "LeaseLost key=" in zombie.logs(), 60, lambda: f"the zombie to learn of it:\n{zombie.logs()}")
     assert journal.count("started") == 2
     assert business.charges() == [("ORD-1", taken)]
     assert app.module.charge.delay("ORD-1").get(timeout=60) == taken

@@ -34,7 +34,7 @@ def test_a_holder_that_wakes_after_its_lease_has_become_a_duplicate_however_it_e
         psutil.Process(pid).kill()
     zombie.resume()
     # What it wanted to say is logged, and no more; a retry is not even published.
-    sign = {"be killed": "exited with", "check": "LeaseLost: ", "retry": "LeaseLost: "}.get(ending, "LeaseMissed")
+    sign = {"be killed": "exited with", "check": "LeaseLost: ", "retry": "LeaseLost: "}.get(ending, "LeaseLost key=")
     wait_until(lambda: sign in zombie.logs(), 30, lambda: f"the zombie to learn of it; its log:\n{zombie.logs()}")
     aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)
     other = parting.module.part.delay("ORD-1", f"{ending} at first")

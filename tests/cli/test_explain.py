@@ -90,7 +90,7 @@ def test_with_several_stores_each_tells_what_it_knows() -> None:
     own, other = Shelf(), Shelf()
     app = app_with(own, other)
     settle(other, KEY)
-    note(own, events.Reused(KEY, task_id="T2"))
+    note(own, events.KeyReused(KEY, task_id="T2"))
     said = by_app(app, "explain", KEY)
     assert said.status == Exit.OK
     assert [line for line in said.out.splitlines() if line.startswith(KEY)] == [
@@ -137,10 +137,10 @@ EVERY = [
     (events.Conflicted(KEY, held_by="host:1", **LONG), "is being done by host:1 for the same task"),
     (events.Conflicted(KEY, remaining=3, **LONG), "while it waits for a retry"),
     (events.Deferred(KEY, delay=30, copy=2, **LONG), "deferred: its copy 2 tries again in 30 s"),
-    (events.Superseding(KEY, **LONG), "a copy of task 00000000... dropped: a later one has taken its place"),
-    (events.Reused(KEY, original=SECOND, **LONG), "which has other arguments"),
+    (events.Superseded(KEY, **LONG), "a copy of task 00000000... dropped: a later one has taken its place"),
+    (events.KeyReused(KEY, original=SECOND, **LONG), "which has other arguments"),
     (events.CrashLooped(KEY, crashes=5, **LONG), "after 5 crashes in a row"),
-    (events.LeaseMissed(KEY, ending="ValueError: x", ran=9, **LONG), "taken over after 9 s: ValueError, unrecorded"),
+    (events.LeaseLost(KEY, ending="ValueError: x", ran=9, **LONG), "taken over after 9 s: ValueError, unrecorded"),
     (events.SettleFailed(KEY, error="down " * 50, ran=9, **LONG), "after 9 s, and the store could not be told: down"),
     (events.RanUnprotected(KEY, error="down", **LONG), "without a lease, since the store could not serve: down"),
 ]

@@ -19,7 +19,7 @@ ENDINGS = (
     events.Failed,
     events.Released,
     events.ReleaseFailed,
-    events.LeaseMissed,
+    events.LeaseLost,
     events.SettleFailed,
 )
 TOLD = frozenset((*STARTS, *ENDINGS))

@@ -165,7 +165,7 @@ class Ledger:
             "runs after settle": len(self.after_settle()),
             "runs under the lease of a killed one": len(runs) - len({(run.order, run.fence) for run in runs}),
             "values returned unrecorded (SettleFailed)": self.counts["SettleFailed"],
-            "holders that found their lease gone (LeaseMissed)": self.counts["LeaseMissed"],
+            "holders that found their lease gone (LeaseLost)": self.counts["LeaseLost"],
             "lost": lost,
             "recovery of killed bodies, median / worst": (
                 f"{median(times):.1f} / {max(times):.1f} s ({len(times)})" if times else "-"

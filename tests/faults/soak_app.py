@@ -116,7 +116,7 @@ def confirm(key: str, fence: int, sent: float) -> None:
 
 
 def tell(event: events.Event) -> None:
-    if isinstance(event, (events.SettleFailed, events.LeaseMissed)):
+    if isinstance(event, (events.SettleFailed, events.LeaseLost)):
         Journal.from_env().write(type(event).__name__, event.key)
 
 

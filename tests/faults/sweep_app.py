@@ -13,7 +13,7 @@ from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import IdempotentRequest
-from celery_idempotent.celery.delivery import MessageDelivery
+from celery_idempotent.celery.delivery import CeleryDelivery
 from celery_idempotent.stores.redis import RedisStore
 from tests.celery.apps import from_env
 from tests.celery.journal import Journal
@@ -141,7 +141,7 @@ if points is not None:
     points.around(RedisStore, "acquire", "before acquire is sent", "after acquire, before the body")
     points.around(RedisStore, "settle", "before settle is sent", "settle applied, reply not used")
     points.around(RedisStore, "announce", "before the announce mark", "announce mark set, reply not used")
-    points.around(MessageDelivery, "answer", after="after settle, value not returned")
+    points.around(CeleryDelivery, "answer", after="after settle, value not returned")
     points.around(Backend, "mark_as_done", "before the result is stored", "after the result is stored")
     signals.task_prerun.connect(enter, weak=False)
     signals.task_postrun.connect(leave, weak=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_idempotent import functions
-from celery_idempotent.core.binding import history
+from celery_idempotent.core.history import history
 from celery_idempotent.stores import Store, open_store
 from tests.unit.scripted import listening
 

@@ -268,7 +268,7 @@ def test_a_key_with_other_arguments_is_refused(store: Store, heard: list[Event])
     with pytest.raises(KeyReused, match="other arguments"):
         charge("ORD-1", cents=1)
     assert runs == ["ORD-1"]
-    assert names(heard)[-1] == "Reused"
+    assert names(heard)[-1] == "KeyReused"
 
 
 def test_arguments_may_be_left_out_of_the_comparison(memory: MemoryStore) -> None:
@@ -471,7 +471,7 @@ def test_a_run_that_lost_its_lease_answers_with_what_was_settled(
 
     charge, runs = counted(store, body)
     assert charge("ORD-1") == "theirs"
-    assert names(heard) == ["Acquired", "TakenOver", "Completed", "LeaseMissed", "Replayed"]
+    assert names(heard) == ["Acquired", "TakenOver", "Completed", "LeaseLost", "Replayed"]
     assert told_in_pairs(heard)
 
 

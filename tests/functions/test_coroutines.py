@@ -162,7 +162,7 @@ def test_a_run_that_lost_its_lease_answers_with_what_was_settled(
 
     charge, runs = counted(store, body)
     assert run(charge("ORD-1")) == "theirs"
-    assert names(heard) == ["Acquired", "TakenOver", "Completed", "LeaseMissed", "Replayed"]
+    assert names(heard) == ["Acquired", "TakenOver", "Completed", "LeaseLost", "Replayed"]
 
 
 @pytest.mark.parametrize(("says", "runs_it"), [("wait", False), ("raise", False), ("run", True)])

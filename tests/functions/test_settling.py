@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from celery_idempotent import SettleNotCommitted, current_lease, idempotent
-from celery_idempotent.core.binding import history
+from celery_idempotent.core.history import history
 from celery_idempotent.errors import LeaseLost
 from celery_idempotent.events import Event
 from celery_idempotent.stores import State, Store, open_store

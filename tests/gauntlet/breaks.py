@@ -135,27 +135,27 @@ BREAKS = [
         "a result lasts as long as a lease",
         (
             "core/guard.py",
-            "holding, outcome, ttl=self.policy.result_ttl",
-            "holding, outcome, ttl=self.policy.lease_ttl",
+            "held, outcome, ttl=self.policy.result_ttl",
+            "held, outcome, ttl=self.policy.lease_ttl",
         ),
     ),
     broken(
         11,
         "a lease lasts as long as a result",
-        ("celery/delivery.py", "lease_ttl=policy.lease_ttl,", "lease_ttl=policy.result_ttl,"),
+        ("core/binding.py", "lease_ttl=policy.lease_ttl,", "lease_ttl=policy.result_ttl,"),
     ),
     broken(
         12,
         "the guard remembers the call it is in",
         (
             "core/guard.py",
-            "holding = self.guard.holding(delivery, lease, since)",
-            "self.guard.held = holding = self.guard.holding(delivery, lease, since)",
+            "held = self._hold(delivery, found, since)",
+            "self.held = held = self._hold(delivery, found, since)",
         ),
         (
             "core/guard.py",
-            "settle(delivery, holding, outcome, ",
-            "settle(delivery, self.held, outcome, ",
+            "return self._settle(delivery, held, outcome, ",
+            "return self._settle(delivery, self.held, outcome, ",
         ),
     ),
     broken(
@@ -182,9 +182,9 @@ BREAKS = [
         "without a key the task runs unprotected",
         (
             "celery/delivery.py",
-            "        delivery = self._delivery()\n",
-            "        try:\n            delivery = self._delivery()\n"
-            "        except Exception:\n            return self.run(*self.args, **self.kwargs)\n",
+            "            self._prepare()\n",
+            "            try:\n                self._prepare()\n"
+            "            except Exception:\n                return self.run(*self.args, **self.kwargs)\n",
         ),
     ),
     broken(
@@ -208,8 +208,8 @@ BREAKS = [
         "a duplicate is dropped",
         (
             "core/guard.py",
-            "(Verdict.COMPLETED, Verdict.FAILED):\n        return _replay(delivery, record, policy, codec)",
-            "(Verdict.COMPLETED, Verdict.FAILED):\n        return Dropped()",
+            "case Verdict.COMPLETED | Verdict.FAILED:\n                return self._replay(delivery, record)",
+            "case Verdict.COMPLETED | Verdict.FAILED:\n                return Dropped()",
         ),
     ),
     broken(17, "None is made up where no value was kept", ("core/guard.py", "if delivery.wants_result:", "if False:")),
@@ -243,10 +243,9 @@ BREAKS = [
         "a waiter that gives up tidies up",
         (
             "core/guard.py",
-            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
-            "        if pause is None:\n"
-            "            self.guard.store.delete(record.key)\n"
-            "        return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)",
+            "                    return _busy_with(found.record)\n",
+            "                    self.store.delete(found.record.key)\n"
+            "                    return _busy_with(found.record)\n",
         ),
     ),
     broken(
@@ -254,12 +253,11 @@ BREAKS = [
         "look first and then claim",
         (
             "core/guard.py",
-            "        found = self._acquire()\n",
-            "        looked = self.guard.store.get(self.delivery.claim.key)\n"
-            "        if looked is not None and looked.state.value == 'completed':\n"
-            "            found = Refusal(Verdict.COMPLETED, looked)\n"
-            "            return refused(self.delivery, found, self.guard.policy, self.guard.codec)\n"
-            "        found = self._acquire()\n",
+            "            since = monotonic()\n            try:\n",
+            "            looked = self.store.get(delivery.claim.key)\n"
+            "            if looked is not None and looked.state.value == 'completed':\n"
+            "                return Refusal(Verdict.COMPLETED, looked)\n"
+            "            since = monotonic()\n            try:\n",
         ),
         (
             ACQUIRE,
@@ -284,7 +282,7 @@ BREAKS = [
     broken(
         24,
         "what a zombie raises is stored",
-        ("core/guard.py", "if ours and not isinstance(error, LeaseLost):", "if True:"),
+        ("core/guard.py", "if recorded and not isinstance(error, LeaseLost):", "if True:"),
     ),
     broken(
         25,

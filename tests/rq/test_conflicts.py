@@ -17,7 +17,7 @@ from rq.utils import now
 from celery_idempotent import Policy, events
 from celery_idempotent.rq import job as jobs
 from celery_idempotent.rq.decorator import JobBinding
-from celery_idempotent.rq.delivery import JobDelivery
+from celery_idempotent.rq.delivery import RqDelivery
 from celery_idempotent.stores.memory import MemoryStore
 from tests.proxy import Proxy
 from tests.rq import shop
@@ -250,9 +250,10 @@ def test_its_time_began_before_its_module_was_imported(desk: Desk) -> None:
     binding = JobBinding(
         shop.charge.__wrapped__, Policy(), name=None, namespace="idem", store=MemoryStore, serializer="json"
     )
-    delivery = JobDelivery(binding, job, shop.charge, ("ORD-1",), {})._delivery()
+    delivery = RqDelivery(binding, job, shop.charge, ("ORD-1",), {})
+    delivery._prepare()
     assert 0 < delivery.patience <= 0.8 * 180 - 100
-    assert delivery.least_wait() == 1
+    assert delivery.min_wait() == 1
 
 
 # -- where it is enqueued ----------------------------------------------------------------------------------------------

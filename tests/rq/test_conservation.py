@@ -55,7 +55,7 @@ def test_every_run_that_began_ends_once_however_jobs_end(desk: Desk, seed: int) 
     assert len(began) > 25
     assert len(set(began)) == len(began)
     assert sorted(began) == sorted(ended)
-    assert {type(event) for event in heard} >= {events.Completed, events.Released, events.Failed, events.LeaseMissed}
+    assert {type(event) for event in heard} >= {events.Completed, events.Released, events.Failed, events.LeaseLost}
 
 
 @pytest.mark.parametrize("worker", ["rq.Worker", "tests.rq.shop.TellingWorker"], ids=["stock", "ours"])

@@ -13,7 +13,7 @@ from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
 from celery_idempotent import events
-from celery_idempotent.core.guard import Beginning
+from celery_idempotent.core.guard import Guard
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.rq.job import occurrence
 from celery_idempotent.stores import State
@@ -263,7 +263,7 @@ def test_a_job_whose_time_is_up_while_it_claims_leaves_no_lease_behind(desk: Des
 
 
 @pytest.mark.parametrize(
-    "where", [(Beginning, "step"), (Heartbeat, "watch"), (Heartbeat, "forget")], ids=["granted", "renewed", "over"]
+    "where", [(Guard, "_hold"), (Heartbeat, "watch"), (Heartbeat, "forget")], ids=["granted", "renewed", "over"]
 )
 def test_a_job_whose_time_is_up_between_two_steps_of_its_guard_leaves_no_lease_behind(
     desk: Desk, where: tuple[type[Any], str], monkeypatch: pytest.MonkeyPatch

@@ -408,7 +408,7 @@ def test_a_horse_that_slept_past_its_lease_comes_back_for_what_its_heir_has_sett
     shop.gates["charged"].reached(timeout=PATIENCE)
     for pid in (first.pid, horse):
         os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: "LeaseMissed" in first.logs(), PATIENCE, shop.logs)
+    wait_until(lambda: "LeaseLost key=" in first.logs(), PATIENCE, shop.logs)
     wait_until(lambda: slow.get_meta(refresh=True)["idempotency"]["outcome"] == "deferred", PATIENCE, shop.logs)
     shop.gates.open_all()
     # A stock worker whose alarm rings just when its horse ends takes it for killed, for a while.

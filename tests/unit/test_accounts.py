@@ -47,7 +47,7 @@ def test_a_run_that_goes_on_is_live(path: Path) -> None:
     ("told", "fault"),
     [
         ([(GONE, "Acquired", 1), (GONE, "Acquired", 2), (GONE, "Completed", 2)], "began 1 times, ended 0 times"),
-        ([(ALIVE, "Acquired", 1), (ALIVE, "Released", 1), (ALIVE, "LeaseMissed", 1)], "began 1 times, ended 2 times"),
+        ([(ALIVE, "Acquired", 1), (ALIVE, "Released", 1), (ALIVE, "LeaseLost", 1)], "began 1 times, ended 2 times"),
         ([(ALIVE, "Completed", 1)], "ended and never began"),
         (
             [(GONE, "Acquired", 1), (GONE, "Completed", 1), (MAIN, "Released", 1)],

@@ -186,7 +186,7 @@ def test_a_commit_that_was_not_made_under_a_lease_that_was_lost_is_told(shop: Be
     shop.store.after("get", lambda: shop.overtake())
     with pytest.raises(SettleNotCommitted):
         shop.deliver(body)
-    assert shop.told == ["Acquired", "LeaseMissed"]
+    assert shop.told == ["Acquired", "LeaseLost"]
 
 
 def test_a_commit_that_was_not_made_gives_the_lease_back_and_is_told(shop: Bench) -> None:
@@ -202,7 +202,7 @@ def test_a_run_that_knows_of_its_lost_lease_is_lost_and_nothing_else_if_it_canno
         bench.store.down("settle", "release")
 
     bench.deliver(body)
-    assert bench.told == ["Acquired", "LeaseMissed"]
+    assert bench.told == ["Acquired", "LeaseLost"]
 
 
 def test_a_commit_that_cannot_be_looked_for_is_told_once_though_the_body_raised(shop: Bench) -> None:

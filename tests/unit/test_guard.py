@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from celery_idempotent import events
+from celery_idempotent.core import history
 from celery_idempotent.core.breaker import Breaker
-from celery_idempotent.core.guard import Answer, Busy, Delivery, Dropped, Ending, Guard, Ignored, Ran, Replayed
+from celery_idempotent.core.guard import Busy, Decision, Delivery, Dropped, Ending, Guard, Ignored, Ran, Replayed
 from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.core.history import DeliveryEvents
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.core.results import Codec
@@ -52,6 +54,20 @@ class Stopped(BaseException):
 
 class LostInTask(LeaseLost):
     """An adapter's own LeaseLost."""
+
+
+class ScriptedDelivery(Delivery):
+    """A delivery whose body and ending are functions."""
+
+    def __init__(self, run: Callable[[HeldLease], Any], end: Callable[[BaseException], Ending]) -> None:
+        super().__init__()
+        self.run, self.end = run, end
+
+    def body(self, held: HeldLease) -> Any:
+        return self.run(held)
+
+    def ending(self, error: BaseException) -> Ending:
+        return self.end(error)
 
 
 @dataclass
@@ -103,10 +119,16 @@ class Bench:
                 raise body
             return body(holding) if callable(body) else body
 
-        options = {"ending": self.ending, "task": "shop.charge", "task_id": "id-1", "lost_error": LostInTask, **changes}
-        return Delivery(claim or self.claim(), run, **options)
+        delivery = ScriptedDelivery(run, self.ending)
+        delivery.lost_error = LostInTask
+        note = changes.pop("note", None)
+        delivery.identify(DeliveryEvents(claim or self.claim(), "shop.charge", "id-1", note))
+        for name, value in changes.items():
+            assert hasattr(delivery, name), name
+            setattr(delivery, name, value)
+        return delivery
 
-    def deliver(self, body: Any = 42, claim: Claim | None = None, **changes: Any) -> Answer:
+    def deliver(self, body: Any = 42, claim: Claim | None = None, **changes: Any) -> Decision:
         return self.guard().run(self.delivery(body, claim, **changes))
 
     def guard(self) -> Guard:
@@ -395,7 +417,7 @@ def test_a_superseded_copy_is_dropped_and_told(bench: Bench) -> None:
     assert isinstance(bench.deliver(claim=bench.claim(copy=2, token="two")), Busy)
     bench.heard.clear()
     assert bench.deliver(claim=bench.claim(copy=1, token="one")) == Dropped()
-    assert bench.heard == [events.Superseding(KEY, "shop.charge", "id-1")]
+    assert bench.heard == [events.Superseded(KEY, "shop.charge", "id-1")]
     assert bench.runs == []
     assert bench.record.owner == lease.owner
 
@@ -407,7 +429,7 @@ def test_the_same_key_with_other_arguments_is_refused(bench: Bench) -> None:
     assert str(error).startswith(
         f"The key '{KEY}' was used 90 s ago with other arguments (by task b). Expected the same"
     )
-    assert bench.heard == [events.Reused(KEY, "shop.charge", "id-1", original="b")]
+    assert bench.heard == [events.KeyReused(KEY, "shop.charge", "id-1", original="b")]
     assert bench.runs == []
 
 
@@ -720,7 +742,7 @@ def test_an_adapter_that_cannot_tell_what_an_exception_means_does_not_hide_it(
     error = ValueError("no")
     assert sure(ValueError, lambda: bench.deliver(error, ending=ending)) is error
     assert (bench.record.state, bench.record.reason) == (State.RELEASED, "failed")
-    assert f"{KEY}: what this error means cannot be told: <class 'ValueError'>" in caplog.text
+    assert f"{KEY}: what this error means is not known: <class 'ValueError'>" in caplog.text
     assert "a bug" in caplog.text
 
 
@@ -776,7 +798,7 @@ def test_a_run_that_lost_its_lease_is_answered_with_what_the_other_settled(bench
 
     answer = bench.deliver(after(overtaken, ending))
     assert answer == Replayed("theirs", bench.record)
-    assert bench.told == ["Acquired", "LeaseMissed", "Replayed"]
+    assert bench.told == ["Acquired", "LeaseLost", "Replayed"]
 
 
 def test_a_run_that_lost_its_lease_raises_the_failure_that_the_other_settled(bench: Bench, ending: Any) -> None:
@@ -795,10 +817,10 @@ def test_a_run_that_lost_its_lease_stands_aside_while_the_other_runs(bench: Benc
 
     assert bench.deliver(after(overtaken, ending)) == Busy(45.0, "b")
     assert bench.record.state is State.IN_PROGRESS
-    assert bench.told == ["Acquired", "LeaseMissed"]
+    assert bench.told == ["Acquired", "LeaseLost"]
 
 
-def giving_up(bench: Bench, then: Any) -> Answer:
+def giving_up(bench: Bench, then: Any) -> Decision:
     """Deliver a body that publishes its retry, and then returns this, raises it, or does what it does."""
     given_up = Release(Reason.RETRY, 30.0, 1)
 
@@ -885,7 +907,7 @@ def test_a_run_that_lost_its_lease_stands_aside_if_the_store_cannot_say_what_bec
 ) -> None:
     bench.store.down("get", error=reason)
     assert bench.deliver(after(bench.overtake, ending)) == Busy(5.0, None)
-    assert f"What became of {KEY} cannot be told yet: {reason}" in caplog.text
+    assert f"What became of {KEY} is not known yet: {reason}" in caplog.text
 
 
 def test_a_run_that_knows_of_its_lost_lease_stands_aside_if_the_store_is_down(bench: Bench, ending: Any) -> None:
@@ -895,7 +917,7 @@ def test_a_run_that_knows_of_its_lost_lease_stands_aside_if_the_store_is_down(be
         bench.store.down()
 
     assert bench.deliver(after(overtaken, ending)) == Busy(5.0, None)
-    assert bench.told[-1] == "LeaseMissed"
+    assert bench.told[-1] == "LeaseLost"
 
 
 def test_a_lost_run_is_answered_by_the_rules_for_duplicates(bench: Bench, ending: Any) -> None:
@@ -929,8 +951,8 @@ def test_a_lost_run_asks_again_what_became_of_it_if_it_was_interrupted(bench: Be
 def test_what_a_lost_run_was_about_to_record_is_told(bench: Bench, ending: Any, text: str) -> None:
     with suppress(SystemExit):
         bench.deliver(after(bench.overtake, ending))
-    [missed] = [event for event in bench.heard if isinstance(event, events.LeaseMissed)]
-    assert missed == events.LeaseMissed(KEY, "shop.charge", "id-1", ending=text, fence=1000000000)
+    [missed] = [event for event in bench.heard if isinstance(event, events.LeaseLost)]
+    assert missed == events.LeaseLost(KEY, "shop.charge", "id-1", ending=text, fence=1000000000)
 
 
 @pytest.mark.parametrize(
@@ -948,7 +970,7 @@ def test_what_ends_the_process_comes_out_whoever_holds_the_lease(
             bench.fail(lease, Declined("theirs"))
 
     assert sure(type(error), lambda: bench.deliver(after(overtaken, error))) is error
-    assert bench.told == ["Acquired", "LeaseMissed"]
+    assert bench.told == ["Acquired", "LeaseLost"]
     assert bench.store.count("get") == 0
 
 
@@ -969,7 +991,7 @@ def test_a_retry_that_was_published_goes_on_in_place_of_a_run_that_lost_its_leas
 
     ending = Release(Reason.RETRY, 0.0, 1)
     assert bench.deliver(after(overtaken, ValueError("retry")), ending=lambda error: ending) == Dropped()
-    assert bench.told == ["Acquired", "LeaseMissed"]
+    assert bench.told == ["Acquired", "LeaseLost"]
 
 
 def test_who_raises_lease_lost_without_having_lost_it_leaves_somebody_to_answer(bench: Bench) -> None:
@@ -1029,15 +1051,20 @@ def test_events_say_how_long_things_took_and_who_tells_it(bench: Bench) -> None:
     assert (replayed.waited, replayed.age) == (1.0, 1.0)
 
 
-def test_an_event_that_nobody_would_hear_is_not_made_unless_it_is_noted(bench: Bench) -> None:
-    told: list[events.Event] = []
+def test_an_event_that_has_no_receiver_is_not_made_unless_it_is_noted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[events.Event] = []
+    made = []
+    monkeypatch.setattr(history, "emit", lambda event: made.append(type(event)))
     events.remove_hook(bench.heard.append)
     try:
-        for noted in ((), (events.Completed,)):
-            bench.deliver("x", bench.claim(key=f"k{len(noted)}"), tell=told.append, noted=noted)
+        bench.deliver("x", bench.claim(key="k0"), note=noted.append)
+        assert (noted, made) == ([], [])
+        bench.deliver("x", bench.claim(key="k1", copy=1), note=noted.append)
     finally:
         events.add_hook(bench.heard.append)
-    assert [type(event) for event in told] == [events.Completed]
+    assert [type(event) for event in noted] == made == [events.Acquired, events.Completed]
 
 
 def test_to_settle_is_given_up_at_the_deadline_of_the_lease_and_the_value_is_returned(bench: Bench) -> None:
@@ -1099,7 +1126,7 @@ def test_a_lease_that_is_lost_while_it_waits_to_settle_makes_a_duplicate_of_its_
     bench.store.down("settle")
     bench.clock.at(2.5, lambda: (bench.store.inner.delete(KEY), bench.done_elsewhere(), bench.store.up()))
     assert bench.deliver("mine") == Replayed("theirs", bench.record)
-    assert bench.told == ["Acquired", "LeaseMissed", "Replayed"]
+    assert bench.told == ["Acquired", "LeaseLost", "Replayed"]
 
 
 def test_a_lost_reply_to_settle_is_asked_for_again(bench: Bench) -> None:
@@ -1242,8 +1269,10 @@ def test_past_max_lease_a_stuck_body_loses_its_lease_to_the_next_delivery(bench:
 
 
 def test_a_delivery_without_more_has_a_reader_and_all_the_time_there_is(bench: Bench) -> None:
-    delivery = Delivery(bench.claim(), lambda holding: None, bench.ending)
-    assert (delivery.task, delivery.task_id, delivery.wants_result) == ("", "", True)
+    delivery = ScriptedDelivery(lambda held: None, bench.ending)
+    delivery.identify(DeliveryEvents(bench.claim()))
+    assert (delivery.task_id, delivery.wants_result, delivery.published, delivery.alone) == ("", True, False, False)
+    assert delivery.min_wait() == 0
     assert delivery.patience == float("inf")
     assert delivery.stopping() is False
     assert delivery.lost_error is LeaseLost

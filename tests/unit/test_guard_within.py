@@ -166,7 +166,7 @@ def test_a_commit_that_came_too_late_makes_a_duplicate(shop: Bench) -> None:
         shop.overtake()
 
     assert isinstance(shop.deliver(is_overtaken), Busy)
-    assert "LeaseMissed" in shop.told
+    assert "LeaseLost" in shop.told
 
 
 def test_a_failure_settled_by_another_is_not_taken_for_the_commit(shop: Bench) -> None:

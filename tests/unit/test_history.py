@@ -9,15 +9,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from celery_idempotent.core import binding
 from celery_idempotent.core import history as module
 from celery_idempotent.core.binding import Binding
-from celery_idempotent.core.history import LONGEST, PENDING, TRIES, History, Story, text_of
+from celery_idempotent.core.history import LONGEST, PENDING, TRIES, DeliveryEvents, History, text_of
 from celery_idempotent.core.policy import Policy
+from celery_idempotent.core.results import Codec
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
 from celery_idempotent.events import (
     Acquired,
@@ -25,7 +27,7 @@ from celery_idempotent.events import (
     Conflicted,
     Deferred,
     Event,
-    LeaseMissed,
+    LeaseLost,
     Replayed,
     SettleFailed,
     TakenOver,
@@ -74,64 +76,69 @@ def still(monkeypatch: pytest.MonkeyPatch) -> History:
 # -- which events are noted --------------------------------------------------------------------------------------------
 
 
-def story(**claim: Any) -> tuple[Story, list[Event]]:
-    noted: list[Event] = []
-    return Story(noted.append, Claim("k", "me", 60.0, KEEP, **claim)), noted
+def delivery(note: Callable[[Event], None] | None, **claim: Any) -> DeliveryEvents:
+    return DeliveryEvents(Claim("k", "me", 60.0, KEEP, holder="host:1", **claim), "shop.charge", "task-1", note)
+
+
+def kinds(events: list[Event]) -> list[type[Event]]:
+    return [type(event) for event in events]
 
 
 def test_a_first_run_that_completes_is_not_noted(heard: list[Event]) -> None:
-    tell, noted = story()
-    for event in (Acquired("k"), Completed("k")):
-        assert type(event) not in tell
-        tell(event)
+    noted: list[Event] = []
+    told = delivery(noted.append)
+    told.emit(Acquired, fence=7)
+    told.emit(Completed, fence=7)
     assert noted == []
-    assert heard == [Acquired("k"), Completed("k")]
+    assert heard == [Acquired("k", "shop.charge", "task-1", fence=7), Completed("k", "shop.charge", "task-1", fence=7)]
+    assert [event.holder for event in heard] == ["host:1", "host:1"]
 
 
 def test_of_a_run_that_took_over_all_is_noted_from_then_on(heard: list[Event]) -> None:
-    tell, noted = story()
-    events = [TakenOver("k", crashes=1), Completed("k")]
-    for event in events:
-        assert type(event) in tell
-        tell(event)
-    assert noted == heard == events
+    noted: list[Event] = []
+    told = delivery(noted.append)
+    told.emit(TakenOver, crashes=1)
+    told.emit(Completed)
+    assert noted == heard
+    assert kinds(noted) == [TakenOver, Completed]
 
 
 @pytest.mark.parametrize("claim", [{"copy": 1}, {"retries": 1}, {"redelivered": True}])
 def test_of_a_copy_a_retry_and_a_redelivery_all_is_noted(claim: dict[str, Any]) -> None:
-    tell, noted = story(**claim)
-    for event in (Acquired("k", copy=1), Completed("k")):
-        tell(event)
-    assert [type(event) for event in noted] == [Acquired, Completed]
-
-
-def test_a_task_without_history_has_nothing_noted_and_no_event_made_for_a_note(heard: list[Event]) -> None:
     noted: list[Event] = []
-    tell = Story(noted.append, Claim("k", "me", 60.0, KEEP, copy=1), kept=False)
-    events = [TakenOver("k"), Completed("k"), Deferred("k", copy=2), Replayed("k")]
-    for event in events:
-        assert type(event) not in tell
-        tell(event)
-    assert noted == []
-    assert heard == events
+    told = delivery(noted.append, **claim)
+    told.emit(Acquired)
+    told.emit(Completed)
+    assert kinds(noted) == [Acquired, Completed]
 
 
-def test_the_binding_of_a_task_without_history_wants_no_events_for_it() -> None:
-    claim = Claim("k", "me", 60.0, KEEP)
-    kept, left_out = (Binding("t", inspect.signature(len), Policy(history=on), "idem") for on in (True, False))
-    assert Replayed in kept.story(claim)
-    assert Replayed not in left_out.story(claim)
+def test_a_delivery_without_history_emits_its_events_all_the_same(heard: list[Event]) -> None:
+    told = delivery(None, copy=1)
+    for kind in (TakenOver, Completed, Deferred, Replayed):
+        told.emit(kind)
+    assert kinds(heard) == [TakenOver, Completed, Deferred, Replayed]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_policy_says_whether_a_task_has_a_history(still: History, kept: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr(binding, "history", still)
+    store = Batches()
+    task = Binding("t", inspect.signature(len), Policy(history=kept), "idem")
+    monkeypatch.setattr(task, "_store", lambda: store)
+    monkeypatch.setattr(task, "_codec", lambda: Codec(compress_above=1024, result_max_bytes=1024))
+    task.events_of(Claim("k", "me", 60.0, KEEP), "task-1").emit(Replayed)
+    still.write()
+    assert [facts_of(entry.text)["event"] for entry in store.history("k")] == ["Replayed"] * kept
 
 
 def test_a_message_that_is_deferred_for_hours_does_not_fill_the_history_of_its_key(still: History) -> None:
     store = Batches()
     noted: list[Event] = []
     for copy in range(1, 1001):
-        tell = Story(noted.append, Claim("k", "me", 60.0, KEEP, copy=copy - 1))
-        tell(Conflicted("k"))
+        delivery(noted.append, copy=copy - 1).emit(Conflicted)
         still.note(store, Deferred("k", copy=copy), KEEP)
     still.write()
-    assert [type(event) for event in noted] == [Conflicted]
+    assert kinds(noted) == [Conflicted]
     assert [facts_of(noted.text)["copy"] for noted in store.history("k")] == [2**n for n in range(10)]
 
 
@@ -148,7 +155,7 @@ def test_a_note_says_what_happened_and_neither_the_key_nor_what_is_empty() -> No
 
 def test_of_an_exception_its_type_is_noted_and_not_its_message() -> None:
     """A message may have argument values in it, or be endless."""
-    assert facts_of(text_of(LeaseMissed("k", ending="ValueError: card 4111 1111")))["ending"] == "ValueError"
+    assert facts_of(text_of(LeaseLost("k", ending="ValueError: card 4111 1111")))["ending"] == "ValueError"
     assert len(facts_of(text_of(SettleFailed("k", error="x" * 5000)))["error"]) == LONGEST
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from celery_idempotent.core.heartbeat import Heartbeat
-from celery_idempotent.core.history import Flag
+from celery_idempotent.core.history import SignalSafeEvent
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Claim, Lease
 from celery_idempotent.stores.memory import MemoryStore
@@ -78,7 +78,7 @@ def is_free(lock: threading.Lock | threading.RLock) -> bool:
 
 
 def test_a_flag_can_be_raised_after_any_interruption() -> None:
-    flag = Flag()
+    flag = SignalSafeEvent()
 
     def work() -> None:
         flag.set()
@@ -90,7 +90,7 @@ def test_a_flag_can_be_raised_after_any_interruption() -> None:
 
 
 def test_a_flag_wakes_who_waits_for_it_and_tells_who_waited_in_vain() -> None:
-    flag, woken = Flag(), []
+    flag, woken = SignalSafeEvent(), []
     assert (flag.is_set(), flag.wait(0.001)) == (False, False)
     thread = threading.Thread(target=lambda: woken.append(flag.wait(PROMPTLY)))
     thread.start()

@@ -26,7 +26,7 @@ signals.task_prerun.connect(count_run, weak=False)
 
 if GUARDS:
     from celery_idempotent import IdempotentTask
-    from celery_idempotent.celery.delivery import MessageDelivery
+    from celery_idempotent.celery.delivery import CeleryDelivery
 
     Celery.task_cls = "celery_idempotent:IdempotentTask"  # as text, which Celery does not take for an app's own choice
     celery.Task = IdempotentTask  # for tasks that a suite declares as classes
@@ -36,10 +36,10 @@ if GUARDS:
 
         of_django.DjangoTask = type("DjangoTask", (IdempotentTask, of_django.DjangoTask), {"abstract": True})
 
-    answer = MessageDelivery.answer
+    answer = CeleryDelivery.answer
 
-    def counted(self: MessageDelivery) -> Any:
+    def counted(self: CeleryDelivery) -> Any:
         count("guarded", self.task.name)
         return answer(self)
 
-    MessageDelivery.answer = counted  # type: ignore[method-assign]
+    CeleryDelivery.answer = counted  # type: ignore[method-assign]

@@ -26,10 +26,10 @@ if GUARDS:
     from rq import get_current_job
 
     from celery_idempotent.rq import idempotent
-    from celery_idempotent.rq.delivery import JobDelivery
+    from celery_idempotent.rq.delivery import RqDelivery
 
     find = Job.func.fget  # type: ignore[attr-defined]
-    answer = JobDelivery.answer
+    answer = RqDelivery.answer
 
     @functools.cache
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,9 +45,9 @@ if GUARDS:
             return types.MethodType(guarded(function.__func__), function.__self__)
         return guarded(function)
 
-    def counted_answer(self: JobDelivery) -> Any:
+    def counted_answer(self: RqDelivery) -> Any:
         count("guarded", self.binding.name)
         return answer(self)
 
     Job.func = property(guarded_func)  # type: ignore[assignment]
-    JobDelivery.answer = counted_answer  # type: ignore[method-assign]
+    RqDelivery.answer = counted_answer  # type: ignore[method-assign]
