@@ -1007,7 +1007,7 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
     """billiard says that it kills the child, and does it afterwards: until then its body goes on."""
     looks: list[bool] = []
     lives = request.shared.lives
-    monkeypatch.setattr(request.worker, "enforces_limits", True)
+    monkeypatch.setattr(request.shared, "enforces_limits", True)
     monkeypatch.setattr(request.shared, "lives", lambda pid: looks.append(lives(pid)) or looks[-1])
     task = declare(app, raising(AssertionError("it ran")))
     task.delay("A")
