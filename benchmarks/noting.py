@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from celery_idempotent.core.history import DeliveryEvents, History, text_of
 from celery_idempotent.events import Event, Replayed, TakenOver
-from celery_idempotent.stores import Note
-from celery_idempotent.stores.records import MOST
+from celery_idempotent.stores import HistoryEntry
+from celery_idempotent.stores.records import HISTORY_LIMIT
 from celery_idempotent.stores.redis.store import history_key
 
 from .figure import Figure
@@ -68,9 +68,12 @@ def measure(subject: Subject, *, blocks: int, calls: int, replays: int) -> list[
 def _sizes(subject: Subject) -> list[Figure]:
     key, ids = "idem:shop.charge::ORD-1234567", {"task_id": str(uuid.uuid4()), "holder": "worker-7.example.org:4711"}
     found = []
-    for number, event in ((1, TakenOver(key, fence=1, crashes=1, **ids)), (MOST, Replayed(key, age=3.5, **ids))):
+    for number, event in (
+        (1, TakenOver(key, fence=1, crashes=1, **ids)),
+        (HISTORY_LIMIT, Replayed(key, age=3.5, **ids)),
+    ):
         subject.client.delete(history_key(key))
-        subject.store.note([Note(key, text_of(event), 0, 24 * HOUR)] * number)
+        subject.store.append_history([HistoryEntry(key, text_of(event), 0, 24 * HOUR)] * number)
         size = float(subject.client.memory_usage(history_key(key), samples=0) or 0)
         found.append(Figure("history", f"history of {number} note{'s' * (number > 1)}", size, "bytes"))
     return found

@@ -138,10 +138,10 @@ class FolderStore(Store):
                 self.write(lease.key, row)
             return ours
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         with self.turn() as now:
             _, row = self.read(self.path(key), now)
-            settled = rules.announce(row, task_id)
+            settled = rules.mark_dispatched(row, task_id)
             if settled and row is not None:
                 self.write(key, row)
             return settled

@@ -117,7 +117,7 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
     if not (request.chord and request.group) or request.is_eager:
         return 0.0
     if counts_parts(task, request):
-        if request.id in record.announced or record.task_id not in ("", request.id):
+        if request.id in record.dispatched or record.task_id not in ("", request.id):
             return 0.0
         if _part_is_counted(backend, request):
             return 0.0
@@ -153,7 +153,7 @@ def give_ids(request: Any, app: Any, fence: int) -> None:
 
 def forget_errbacks(request: Any, record: Record) -> None:
     """Take away the errbacks of a remembered failure, if this message has set them off before."""
-    if request.id in record.announced:
+    if request.id in record.dispatched:
         request.errbacks = None
 
 

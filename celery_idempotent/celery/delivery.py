@@ -278,7 +278,7 @@ class CeleryDelivery(Delivery):
     def _continue_once(self, record: Record) -> None:
         """Leave to Celery what it has not dispatched for this task id before."""
         task, request = self.task, self.request
-        if request.id in record.announced:
+        if request.id in record.dispatched:
             canvas.clear(task, request)
             return
         if canvas.counts_parts(task, request) and canvas.chord_is_over(task, request):
@@ -426,7 +426,7 @@ def release_for(request: Any, retry: Retry) -> Release:
 
 
 def _reason_of_exit(request: Any, state: DeliveryState, error: BaseException) -> Reason:
-    told = pool.announced(state.identity.owner)
+    told = pool.exit_reason(state.identity.owner)
     if told is not None:
         return told
     if pool.is_stopping() or request.is_eager:

@@ -238,7 +238,7 @@ def prepare_notices() -> None:
     _words, _unrun = mmap.mmap(-1, NOTICES * NOTICE_SIZE), mmap.mmap(-1, NOTICES * NOTICE_SIZE)
 
 
-def announce(owner: str, reason: Reason) -> None:
+def set_exit_reason(owner: str, reason: Reason) -> None:
     """Leave word that the delivery of this owner is about to be ended."""
     if _words is not None:
         word = bytes([_REASONS.index(reason)]) + owner.encode()
@@ -246,7 +246,7 @@ def announce(owner: str, reason: Reason) -> None:
         _words[place : place + NOTICE_SIZE] = word[:NOTICE_SIZE].ljust(NOTICE_SIZE, b"\0")
 
 
-def announced(owner: str) -> Reason | None:
+def exit_reason(owner: str) -> Reason | None:
     """Return why the delivery of this owner is being ended, or None: nobody said that it would be."""
     if _words is None:
         return None

@@ -162,7 +162,7 @@ class IdempotentRequest(Request):
 
     def _announce(self, reason: Reason) -> None:
         self._told = reason
-        shared.announce(self._owner, reason)
+        shared.set_exit_reason(self._owner, reason)
 
     def _reason_of_loss(self, error: BaseException) -> Reason:
         terminating = worker_state.should_terminate not in (None, False)

@@ -88,7 +88,7 @@ def mark_failure_announced(sender: Any = None, **_: Any) -> None:
 
 def _announce(task: Any, request: Any, key: str) -> None:
     try:
-        task._binding.guard.store.announce(key, request.id)
+        task._binding.guard.store.mark_dispatched(key, request.id)
     except StoreError as error:
         logger.warning(
             "%s[%s] has dispatched what follows it, and the store could not be told: %s", task.name, request.id, error

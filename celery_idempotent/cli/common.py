@@ -22,7 +22,7 @@ from click.core import ParameterSource
 
 from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..stores.history import text_of_operator
-from ..stores.records import Note
+from ..stores.records import HistoryEntry
 from .search import task_of
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
     forgotten = event == "ForgottenByOperator"
     facts = {"state": str(record.state) if forgotten else "", "holder": record.holder, "task_id": record.task_id}
     keep = used.keep_ttls.get(task_of(record.key), KEEP)
-    return Trace(Note(record.key, text_of_operator(event, operator(), **facts), 0.0, keep), failed)
+    return Trace(HistoryEntry(record.key, text_of_operator(event, operator(), **facts), 0.0, keep), failed)
 
 
 def confirmed(question: str, *, yes: bool, verb: str) -> bool:

@@ -18,7 +18,7 @@ from .show import facts_of_record, unknown
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
-    from ..stores.records import Noted
+    from ..stores.records import PastEvent
 
 
 #: Columns of a line where nobody says how many there are.
@@ -53,11 +53,11 @@ def _explain(stores: Stores, key: str, *, as_json: bool) -> None:
         unknown(stores, key)
 
 
-def _found(used: NamedStore, key: str) -> tuple[Record | None, Sequence[Noted]]:
+def _found(used: NamedStore, key: str) -> tuple[Record | None, Sequence[PastEvent]]:
     return used.store.get(key), used.store.history(key)
 
 
-def _as_json(key: str, store: str, record: Record | None, history: Sequence[Noted]) -> str:
+def _as_json(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     from ..stores.history import facts_of
 
     now = datetime.now(timezone.utc)
@@ -74,7 +74,7 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Note
     return json.dumps({**said, "meaning": meaning(record)})
 
 
-def _as_text(key: str, store: str, record: Record | None, history: Sequence[Noted]) -> str:
+def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
     lines = [f"{key} in {store}" if store else key, *_told(history, width)]
     for title, text in (("Now", standing(record)), ("What this means", meaning(record))):
@@ -82,7 +82,7 @@ def _as_text(key: str, store: str, record: Record | None, history: Sequence[Note
     return "\n".join(lines)
 
 
-def _told(history: Sequence[Noted], width: int) -> list[str]:
+def _told(history: Sequence[PastEvent], width: int) -> list[str]:
     from ..stores.history import facts_of
 
     now = datetime.now()

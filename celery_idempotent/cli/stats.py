@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
 
 
-#: What the names of `Store.room` mean; a name that is not here is printed as it is.
+#: What the names of `Store.usage` mean; a name that is not here is printed as it is.
 ROOM = {
     "record_bytes": "about {} a record",
     "memory_bytes": "{} for all that the server has",
@@ -62,7 +62,7 @@ def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
                 tally.add(1)
         if survey.complete:
             with suppress(StoreError):  # a right that the rest needs not
-                survey.room = used.store.room(survey.sample)
+                survey.room = used.store.usage(survey.sample)
         return survey
 
     stores, facts = stores_of(ctx), {}

@@ -47,7 +47,7 @@ class Heartbeat:
         """Renew the lease until `forget` is called."""
         if self._pid != os.getpid():  # our threads stayed behind in the parent
             self._reset()
-        address = (holding.store, holding.store.part(holding.key))
+        address = (holding.store, holding.store.shard(holding.key))
         with self._lock:
             server = self._servers.get(address)
             if server is None:
@@ -127,7 +127,7 @@ class _Server:
         store = self.address[0]
         for holding in list(self.holdings.values()):
             if holding.due <= now < holding.until and not holding.lost:
-                due[store.part(holding.key)].append(holding)  # by now it may be another part's
+                due[store.shard(holding.key)].append(holding)  # by now it may be another part's
         for holdings in due.values():
             self._renew(store, holdings)
         if due:

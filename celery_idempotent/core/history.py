@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from ..errors import StoreUnreachable
 from ..events import Acquired, Completed, Conflicted, Deferred, Event, count, emit, has_receivers
 from ..stores.base import Store
-from ..stores.records import MOST, Claim, Note
+from ..stores.records import HISTORY_LIMIT, Claim, HistoryEntry
 
 logger = logging.getLogger("celery_idempotent.history")
 
@@ -57,7 +57,7 @@ def _newest(batch: list[_Pending]) -> list[_Pending]:
     kept = []
     for pending in reversed(batch):
         counts[pending.event.key] += 1
-        if counts[pending.event.key] <= MOST:
+        if counts[pending.event.key] <= HISTORY_LIMIT:
             kept.append(pending)
     return kept[::-1]
 
@@ -213,7 +213,9 @@ class History:
         now = monotonic()
         failed: Exception
         try:
-            store.note([Note(each.event.key, text_of(each.event), now - each.since, each.keep) for each in batch])
+            store.append_history(
+                [HistoryEntry(each.event.key, text_of(each.event), now - each.since, each.keep) for each in batch]
+            )
         except StoreUnreachable as error:
             failed = error
         except Exception as error:  # noqa: BLE001 - a store of somebody else's, or it refuses us: no task fails for it

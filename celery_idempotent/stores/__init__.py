@@ -9,15 +9,15 @@ from importlib import import_module
 
 from ..errors import ConfigurationError
 from .base import Store
-from .records import Claim, Lease, Note, Noted, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from .records import Claim, HistoryEntry, Lease, Outcome, PastEvent, Reason, Record, Refusal, Release, State, Verdict
 
 __all__ = [
     "SCHEMES",
     "Claim",
+    "HistoryEntry",
     "Lease",
-    "Note",
-    "Noted",
     "Outcome",
+    "PastEvent",
     "Reason",
     "Record",
     "Refusal",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
-from .records import Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State
+from .records import Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 
 __all__ = ["Store"]
 
@@ -32,7 +32,7 @@ class Store(ABC):
     `celery_idempotent.stores.rules`, in Python; a store that decides on its server is held against it by the tests.
     """
 
-    #: Whether the store keeps what is noted; those that do override `note` and `history`.
+    #: Whether the store keeps what is noted; those that do override `entry` and `history`.
     keeps_history = False
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Store(ABC):
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         """Let each lease last its ttl from now on, and return those that are lost; one round trip for all."""
 
-    def part(self, key: str) -> str:
+    def shard(self, key: str) -> str:
         """Return which part of the store has a key, where parts can fail apart; asks nobody and never raises.
 
         What is renewed together is of one part, so that leases do not run out because another part is down.
@@ -94,7 +94,7 @@ class Store(ABC):
         return False
 
     @abstractmethod
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         """Remember that what ``task_id`` sets off was dispatched; false if the record is not a settled one."""
 
     @abstractmethod
@@ -112,14 +112,14 @@ class Store(ABC):
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         """Iterate over the records whose key begins with ``prefix``, in no order, without blocking the store."""
 
-    def note(self, notes: Sequence[Note]) -> None:  # noqa: B027 - a store need not keep them
-        """Add to the histories of keys what happened to them: each keeps its newest ``notes.MOST``, oldest first.
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:  # noqa: B027 - a store need not keep them
+        """Add to the histories of keys what happened to them; each keeps its newest ``records.HISTORY_LIMIT`` entries.
 
-        No promise hangs on it. It touches no record, need not be atomic, and may write a note twice if its reply was
+        No promise hangs on it. It touches no record, need not be atomic, and may write an entry twice if its reply was
         lost. A history is kept for as long as its newest note is to be kept; `scan` never shows it.
         """
 
-    def history(self, key: str) -> Sequence[Noted]:
+    def history(self, key: str) -> Sequence[PastEvent]:
         """Return what was noted of a key, oldest first; its record may be there or not."""
         return ()
 
@@ -140,7 +140,7 @@ class Store(ABC):
     def apply_schema(self) -> None:  # noqa: B027 - most stores need none
         """Create what the store needs on its server, or upgrade it; safe to repeat, also at the same time."""
 
-    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+    def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         """Return what the server tells of the room that the records take, asked cheaply; empty if it tells nothing.
 
         The names say the unit, as in ``memory_bytes``; which there are is the store's to say.

@@ -21,7 +21,7 @@ from ..errors import ConfigurationError, RecordUnreadable, StoreError, StoreUnre
 from ..units import parse_duration
 from . import SCHEMES, hide_password, open_store, unknown_parameter
 from .base import Store
-from .records import Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State, Verdict
+from .records import Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State, Verdict
 from .redis.records import answered, ms, whole
 from .redis.store import RedisStore
 
@@ -163,8 +163,8 @@ class CachedStore(Store):
         # Nothing is told to the cache: who knows whether this commits. The first duplicate will tell it.
         self.durable.settle_within(lease, outcome, ttl=ttl, using=using)
 
-    def announce(self, key: str, task_id: str) -> bool:
-        settled = self.durable.announce(key, task_id)
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
+        settled = self.durable.mark_dispatched(key, task_id)
         if settled:
             self._ask(self._outcomes.mark, key, task_id)
         return settled
@@ -193,8 +193,8 @@ class CachedStore(Store):
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         return self.durable.renew(leases)
 
-    def part(self, key: str) -> str:
-        return self.durable.part(key)
+    def shard(self, key: str) -> str:
+        return self.durable.shard(key)
 
     def release(self, lease: Lease, release: Release) -> bool:
         return self.durable.release(lease, release)
@@ -205,10 +205,10 @@ class CachedStore(Store):
     def get(self, key: str) -> Record | None:
         return self.durable.get(key)
 
-    def note(self, notes: Sequence[Note]) -> None:
-        self.durable.note(notes)
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:
+        self.durable.append_history(entries)
 
-    def history(self, key: str) -> Sequence[Noted]:
+    def history(self, key: str) -> Sequence[PastEvent]:
         return self.durable.history(key)
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
@@ -223,8 +223,8 @@ class CachedStore(Store):
     def apply_schema(self) -> None:
         self.durable.apply_schema()
 
-    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        return self.durable.room(sample)
+    def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return self.durable.usage(sample)
 
     def ping(self) -> None:
         self.durable.ping()
@@ -364,7 +364,7 @@ def outcome_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record | None:
             payload=raw[b"payload"],
             age=max(0, now - whole(raw[b"ended"])) / 1e6,
             retention=max(0, whole(raw[b"expires"]) - now) / 1e6,
-            announced=frozenset(name[10:].decode() for name in marks),
+            dispatched=frozenset(name[10:].decode() for name in marks),
         )
     except (KeyError, ValueError) as error:
         raise RecordUnreadable(

@@ -7,36 +7,36 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .records import MOST, Note, Noted
+from .records import HISTORY_LIMIT, HistoryEntry, PastEvent
 from .rules import SECOND
 
 #: When it happened, in microseconds of the store's clock, and what.
 Line = tuple[int, str]
 
 
-def grouped(notes: Iterable[Note]) -> dict[str, list[Note]]:
+def grouped(entries: Iterable[HistoryEntry]) -> dict[str, list[HistoryEntry]]:
     """Return the notes by key, in their order and sorted by it: the newest of each, and none whose time is over."""
-    found: dict[str, list[Note]] = defaultdict(list)
-    for note in notes:
-        if note.ago < note.keep:
-            found[note.key].append(note)
-    return {key: found[key][-MOST:] for key in sorted(found)}
+    found: dict[str, list[HistoryEntry]] = defaultdict(list)
+    for entry in entries:
+        if entry.ago < entry.keep:
+            found[entry.key].append(entry)
+    return {key: found[key][-HISTORY_LIMIT:] for key in sorted(found)}
 
 
-def lines(notes: Sequence[Note], now: int) -> list[Line]:
+def lines(entries: Sequence[HistoryEntry], now: int) -> list[Line]:
     """Return notes as lines, at the store's time in microseconds."""
-    return [(now - round(note.ago * SECOND), note.text) for note in notes]
+    return [(now - round(entry.ago * SECOND), entry.text) for entry in entries]
 
 
-def expiry(notes: Sequence[Note], now: int) -> int:
+def expiry(entries: Sequence[HistoryEntry], now: int) -> int:
     """Return until when the history is kept to which these notes are added: all of it as long as its newest note."""
-    return now + max(round((note.keep - note.ago) * SECOND) for note in notes)
+    return now + max(round((entry.keep - entry.ago) * SECOND) for entry in entries)
 
 
-def told(found: Iterable[Line], now: int) -> list[Noted]:
+def told(found: Iterable[Line], now: int) -> list[PastEvent]:
     """Return lines as they are given back: oldest first, whoever was first to write them, and the newest alone."""
     ordered = sorted(found, key=lambda line: line[0])
-    return [Noted(text, max(0, now - at) / SECOND) for at, text in ordered[-MOST:]]
+    return [PastEvent(text, max(0, now - at) / SECOND) for at, text in ordered[-HISTORY_LIMIT:]]
 
 
 #: What operators do to a key. These entries outlive the record that they are about.

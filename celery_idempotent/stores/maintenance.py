@@ -11,7 +11,7 @@ from itertools import islice
 from ..errors import RecordUnreadable, StoreError
 from .base import Store
 from .history import is_operators
-from .records import Note, Record, State
+from .records import HistoryEntry, Record, State
 
 #: Keys that are read ahead of what is deleted.
 DELETE_BATCH = 100
@@ -101,7 +101,7 @@ def erase(store: Store, key: str, trace: Trace | None = None) -> bool:
     except StoreError:  # there is none, or it cannot be read: the record can be deleted all the same
         earlier = []
     known = store.delete(key)
-    trace.leave(store, *(Note(key, noted.text, noted.age, trace.note.keep) for noted in earlier))
+    trace.leave(store, *(HistoryEntry(key, noted.text, noted.age, trace.entry.keep) for noted in earlier))
     return known
 
 
@@ -114,13 +114,13 @@ class Trace:
         failed: Called with the error of a store that does not take it; what was done stays done.
     """
 
-    note: Note
+    entry: HistoryEntry
     failed: Callable[[StoreError], object]
 
-    def leave(self, store: Store, *earlier: Note) -> None:
+    def leave(self, store: Store, *earlier: HistoryEntry) -> None:
         """Write the entry, behind those that are to be kept."""
         try:
-            store.note([*earlier, self.note])
+            store.append_history([*earlier, self.entry])
         except StoreError as error:
             self.failed(error)
 

@@ -11,7 +11,7 @@ from ..errors import LeaseLost
 from . import history as histories
 from . import rules, unknown_parameter
 from .base import Store
-from .records import MOST, Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State
+from .records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 
 __all__ = ["MemoryStore"]
 
@@ -92,9 +92,9 @@ class MemoryStore(Store):
         with self._lock:
             return rules.mark_shutdown(self._row(lease.key, self._now()), lease)
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         with self._lock:
-            return rules.announce(self._row(key, self._now()), task_id)
+            return rules.mark_dispatched(self._row(key, self._now()), task_id)
 
     def get(self, key: str) -> Record | None:
         with self._lock:
@@ -109,14 +109,14 @@ class MemoryStore(Store):
             self._histories.pop(key, None)
             return known
 
-    def note(self, notes: Sequence[Note]) -> None:
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:
         with self._lock:
             now = self._now()
-            for key, mine in histories.grouped(notes).items():
+            for key, mine in histories.grouped(entries).items():
                 lines = [*self._lines(key, now), *histories.lines(mine, now)]
-                self._histories[key] = (histories.expiry(mine, now), lines[-MOST:])
+                self._histories[key] = (histories.expiry(mine, now), lines[-HISTORY_LIMIT:])
 
-    def history(self, key: str) -> list[Noted]:
+    def history(self, key: str) -> list[PastEvent]:
         with self._lock:
             now = self._now()
             return histories.told(self._lines(key, now), now)

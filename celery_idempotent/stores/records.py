@@ -176,7 +176,7 @@ class Record:
     ``held_for`` those since the lease was taken (IN_PROGRESS), or 0 where the store does not tell; ``retention`` those
     that it is kept from now on if nobody touches it, or 0 where the store does not tell. ``waiting`` is how many tasks
     have met the operation while it was being done, or waited for its retry, and have not run since; ``Store.get`` and
-    ``Store.scan`` tell it, for people. ``announced`` holds ids of tasks whose callbacks were dispatched: the answer to
+    ``Store.scan`` tell it, for people. ``dispatched`` holds ids of tasks whose callbacks were dispatched: the answer to
     a claim names no other than the claim's own, since their number must not make it longer; ``Store.get`` and
     ``Store.scan`` name all that are kept.
     """
@@ -196,7 +196,7 @@ class Record:
     held_for: float = field(default=0.0, compare=False)
     retention: float = field(default=0.0, compare=False)
     waiting: int = field(default=0, compare=False)
-    announced: frozenset[str] = frozenset()
+    dispatched: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +208,11 @@ class Refusal:
 
 
 #: Notes of one key that are kept, the newest.
-MOST = 50
+HISTORY_LIMIT = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class HistoryEntry:
     """Something that happened to a key.
 
     Arguments:
@@ -229,7 +229,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class PastEvent:
     """A note as a store gives it back: what happened, and ``age`` seconds ago by the store's clock."""
 
     text: str

@@ -14,7 +14,7 @@ from functools import partial
 
 from .records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 
-__all__ = ["Row", "acquire", "announce", "mark_shutdown", "release", "renew", "settle", "view"]
+__all__ = ["Row", "acquire", "mark_dispatched", "mark_shutdown", "release", "renew", "settle", "view"]
 
 
 SECOND = 1_000_000
@@ -28,7 +28,7 @@ MOST_WAITING = 1000
 MOST_MARKS = 1100
 #: Tasks of a settled record whose dispatched callbacks are remembered. If the message of a task that was forgotten is
 #: delivered again, they are dispatched again, under the ids that they had before.
-MOST_ANNOUNCED = 250
+MOST_DISPATCHED = 250
 
 _KEEPS_CRASHES = {Reason.SHUTDOWN, Reason.REVOKED}
 _KEEPS_MARK = {Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED}
@@ -56,7 +56,7 @@ class Row:
     #: per task id the attempt below which copies are superseded
     attempts: dict[str, int] = field(default_factory=dict)
     #: the task ids whose callbacks were dispatched, the oldest first
-    announced: list[str] = field(default_factory=list)
+    dispatched: list[str] = field(default_factory=list)
 
 
 def view(key: str, row: Row, now: int, claim: Claim | None = None) -> Record:
@@ -85,7 +85,7 @@ def view(key: str, row: Row, now: int, claim: Claim | None = None) -> Record:
         held_for=max(0, now - row.fence) / SECOND if row.state is State.IN_PROGRESS else 0.0,
         retention=max(0, row.expires - now) / SECOND,
         waiting=len(row.waiting),
-        announced=frozenset(name for name in row.announced if claim is None or name == claim.announcer),
+        dispatched=frozenset(name for name in row.dispatched if claim is None or name == claim.announcer),
     )
 
 
@@ -245,14 +245,14 @@ def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
     return True
 
 
-def announce(row: Row | None, task_id: str) -> bool:
+def mark_dispatched(row: Row | None, task_id: str) -> bool:
     """Remember in the row that the callbacks of a task were dispatched; tell whether there is a settled row for it.
 
     The first is kept for good, since it nearly always is the task that did the operation, and of the others the newest.
     """
     if row is None or row.state not in (State.COMPLETED, State.FAILED):
         return False
-    if task_id not in row.announced:
-        row.announced.append(task_id)
-        del row.announced[1 : max(1, 1 + len(row.announced) - MOST_ANNOUNCED)]
+    if task_id not in row.dispatched:
+        row.dispatched.append(task_id)
+        del row.dispatched[1 : max(1, 1 + len(row.dispatched) - MOST_DISPATCHED)]
     return True

@@ -14,8 +14,8 @@ from typing import BinaryIO
 import pytest
 
 from ..stores.base import Store
-from ..stores.records import MOST, Lease, Note, Outcome, Reason, State
-from ..stores.rules import MOST_ANNOUNCED
+from ..stores.records import HISTORY_LIMIT, HistoryEntry, Lease, Outcome, Reason, State
+from ..stores.rules import MOST_DISPATCHED
 from ._facts import (
     DONE,
     KEEP,
@@ -94,11 +94,11 @@ class KeepingFacts(Ages):
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: str(outcome.state))
     def test_the_callbacks_of_a_task_are_announced_once(self, store: Store, outcome: Outcome) -> None:
         store.settle(take(store), outcome, ttl=RESULT)
-        assert known(store).announced == frozenset()
+        assert known(store).dispatched == frozenset()
         for task_id in ("a", "b b", "a"):
-            assert store.announce(KEY, task_id)
+            assert store.mark_dispatched(KEY, task_id)
         record = known(store)
-        assert record.announced == {"a", "b b"}
+        assert record.dispatched == {"a", "b b"}
         assert (record.payload, verdict(store)) == (outcome.payload, outcome.state.value)
         self.age(store, KEY, RESULT + 1)
         assert store.get(KEY) is None
@@ -107,32 +107,32 @@ class KeepingFacts(Ages):
         """The answer to a claim must not grow with the number of duplicates that its key has had."""
         store.settle(take(store), DONE, ttl=RESULT)
         for task_id in ("a", "b b", "c"):
-            assert store.announce(KEY, task_id)
+            assert store.mark_dispatched(KEY, task_id)
         for task_id, told in {"a": {"a"}, "b b": {"b b"}, "b": set(), "": set()}.items():
-            assert refused(store, task_id=task_id)[1].announced == told
+            assert refused(store, task_id=task_id)[1].dispatched == told
         # Where the key is the task id, a claim has no task id, and the message has one all the same.
-        assert refused(store, task_id="", message_id="c")[1].announced == {"c"}
+        assert refused(store, task_id="", message_id="c")[1].dispatched == {"c"}
 
     def test_of_many_that_announced_the_first_and_the_newest_are_remembered(self, store: Store) -> None:
         store.settle(take(store), DONE, ttl=RESULT)
-        names = [f"{number:036d}" for number in range(MOST_ANNOUNCED + 20)]
+        names = [f"{number:036d}" for number in range(MOST_DISPATCHED + 20)]
         for name in names:
-            assert store.announce(KEY, name)
-        assert store.announce(KEY, names[-5])  # again, for want of a reply
-        kept = {names[0], *names[1 - MOST_ANNOUNCED :]}
-        assert known(store).announced == kept
-        told = {name for name in names[:40] + names[-40:] if refused(store, task_id=name)[1].announced}
+            assert store.mark_dispatched(KEY, name)
+        assert store.mark_dispatched(KEY, names[-5])  # again, for want of a reply
+        kept = {names[0], *names[1 - MOST_DISPATCHED :]}
+        assert known(store).dispatched == kept
+        told = {name for name in names[:40] + names[-40:] if refused(store, task_id=name)[1].dispatched}
         assert told == kept & {*names[:40], *names[-40:]}
         assert refused(store, task_id="new")[1].payload == DONE.payload
 
     def test_only_what_is_settled_is_announced(self, store: Store) -> None:
-        assert not store.announce(KEY, "a")
+        assert not store.mark_dispatched(KEY, "a")
         assert store.get(KEY) is None
         lease = take(store)
-        assert not store.announce(KEY, "a")
+        assert not store.mark_dispatched(KEY, "a")
         free(store, lease, Reason.FAILED)
-        assert not store.announce(KEY, "a")
-        assert known(store).announced == frozenset()
+        assert not store.mark_dispatched(KEY, "a")
+        assert known(store).dispatched == frozenset()
 
     def test_a_record_tells_how_long_it_is_kept_where_the_store_knows(self, store: Store) -> None:
         lease = take(store)
@@ -159,7 +159,7 @@ class KeepingFacts(Ages):
         self.age(store, KEY, RESULT - 10)
         assert known(store) is not None
         assert len(list(store.scan())) == 1
-        store.announce(KEY, "a")
+        store.mark_dispatched(KEY, "a")
         self.age(store, KEY, 11)
         assert store.get(KEY) is None
 
@@ -205,7 +205,7 @@ class KeepingFacts(Ages):
 
     def test_a_record_that_is_found_says_what_it_says_when_it_is_looked_up(self, store: Store) -> None:
         store.settle(take(store, "a:1", fingerprint="f"), DONE, ttl=RESULT)
-        store.announce("a:1", "b b")
+        store.mark_dispatched("a:1", "b b")
         retry(store, take(store, "a:2"))
         take(store, "a:3", holder="host:1", task_id="☃ b")
         for found in store.scan(prefix="a:"):
@@ -253,9 +253,9 @@ class KeepingFacts(Ages):
         assert known(store).owner == lease.owner
 
 
-def note(*texts: str, key: str = KEY, ago: float = 0.0, keep: float = KEEP) -> list[Note]:
+def note(*texts: str, key: str = KEY, ago: float = 0.0, keep: float = KEEP) -> list[HistoryEntry]:
     """Return notes of a key."""
-    return [Note(key, text, ago, keep) for text in texts]
+    return [HistoryEntry(key, text, ago, keep) for text in texts]
 
 
 def told(store: Store, key: str = KEY) -> list[str]:
@@ -274,24 +274,24 @@ class NotingFacts(Ages):
         return store
 
     def test_a_store_that_keeps_no_history_takes_notes_and_tells_nothing(self, store: Store) -> None:
-        store.note(note("begun"))
+        store.append_history(note("begun"))
         assert bool(told(store)) is store.keeps_history
 
     def test_what_was_noted_comes_back_in_its_order(self, keeping: Store) -> None:
-        keeping.note([])
+        keeping.append_history([])
         assert told(keeping) == []
-        keeping.note(note("one", "two"))
-        keeping.note(note("three"))
+        keeping.append_history(note("one", "two"))
+        keeping.append_history(note("three"))
         assert told(keeping) == ["one", "two", "three"]
 
     def test_what_is_noted_late_stands_where_it_happened(self, keeping: Store) -> None:
         """Two processes write down what they saw each in its own time."""
-        keeping.note(note("taken over", ago=10))
-        keeping.note(note("its child died", ago=20))
+        keeping.append_history(note("taken over", ago=10))
+        keeping.append_history(note("its child died", ago=20))
         assert told(keeping) == ["its child died", "taken over"]
 
     def test_the_age_of_a_note_is_told_by_the_clock_of_the_store(self, keeping: Store) -> None:
-        keeping.note([*note("old", ago=100), *note("new", ago=0.5)])
+        keeping.append_history([*note("old", ago=100), *note("new", ago=0.5)])
         old, new = keeping.history(KEY)
         assert 100 <= old.age < 130
         assert 0.4 <= new.age < 30
@@ -299,39 +299,39 @@ class NotingFacts(Ages):
 
     def test_each_key_has_a_history_of_its_own(self, keeping: Store) -> None:
         other = f"{KEY}-2"
-        keeping.note([*note("one"), *note("other", key=other), *note("two")])
+        keeping.append_history([*note("one"), *note("other", key=other), *note("two")])
         assert (told(keeping), told(keeping, other)) == (["one", "two"], ["other"])
         assert told(keeping, KEY[:-1]) == []
 
     def test_the_newest_notes_of_a_key_are_kept(self, keeping: Store) -> None:
         for start in range(0, 120, 40):
-            keeping.note(note(*(str(number) for number in range(start, start + 40))))
-        assert told(keeping) == [str(number) for number in range(120 - MOST, 120)]
-        keeping.note(note(*(str(number) for number in range(120, 320))))
-        assert told(keeping) == [str(number) for number in range(320 - MOST, 320)]
+            keeping.append_history(note(*(str(number) for number in range(start, start + 40))))
+        assert told(keeping) == [str(number) for number in range(120 - HISTORY_LIMIT, 120)]
+        keeping.append_history(note(*(str(number) for number in range(120, 320))))
+        assert told(keeping) == [str(number) for number in range(320 - HISTORY_LIMIT, 320)]
 
     @pytest.mark.parametrize(
         "text", ["", " ", "a\nb", "☃ 🎉", '{"a":"\\u0000"}', "\\0 \\", "'; --", "1 2 3", "x" * 5000]
     )
     def test_any_text_may_be_noted(self, keeping: Store, text: str) -> None:
-        keeping.note(note(text, "next"))
+        keeping.append_history(note(text, "next"))
         assert told(keeping) == [text, "next"]
 
     @pytest.mark.parametrize("key", ["☃ b", "a\nb", "%", "{a}", "a\\b"])
     def test_the_key_may_be_any_text(self, keeping: Store, key: str) -> None:
-        keeping.note(note("one", key=key))
+        keeping.append_history(note("one", key=key))
         assert told(keeping, key) == ["one"]
 
     def test_what_was_noted_is_kept_for_its_time_and_not_longer(self, keeping: Store) -> None:
-        keeping.note(note("over", ago=100, keep=90))
+        keeping.append_history(note("over", ago=100, keep=90))
         assert told(keeping) == []
-        keeping.note(note("kept", ago=100, keep=200))
-        keeping.note(note("late", ago=100, keep=90))
+        keeping.append_history(note("kept", ago=100, keep=200))
+        keeping.append_history(note("late", ago=100, keep=90))
         assert told(keeping) == ["kept"]
 
     def test_a_history_outlives_its_record_and_needs_none(self, keeping: Store) -> None:
         keeping.settle(take(keeping), DONE, ttl=RESULT)
-        keeping.note(note("replayed", keep=10 * RESULT))
+        keeping.append_history(note("replayed", keep=10 * RESULT))
         self.age(keeping, KEY, RESULT + 1)
         keeping.purge()
         assert keeping.get(KEY) is None
@@ -339,14 +339,14 @@ class NotingFacts(Ages):
 
     def test_a_history_changes_no_record(self, keeping: Store) -> None:
         lease = take(keeping)
-        keeping.note(note("begun"))
+        keeping.append_history(note("begun"))
         assert known(keeping).owner == lease.owner
         keeping.settle(lease, DONE, ttl=RESULT)
-        keeping.note(note("replayed"))
+        keeping.append_history(note("replayed"))
         assert known(keeping).payload == DONE.payload
 
     def test_a_history_is_not_taken_for_a_record(self, keeping: Store) -> None:
-        keeping.note(note("one"))
+        keeping.append_history(note("one"))
         assert keeping.get(KEY) is None
         assert list(keeping.scan()) == []
         take(keeping)
@@ -355,7 +355,7 @@ class NotingFacts(Ages):
 
     def test_a_key_that_is_forgotten_has_no_history_any_more(self, keeping: Store) -> None:
         take(keeping)
-        keeping.note([*note("one"), *note("other", key="other")])
+        keeping.append_history([*note("one"), *note("other", key="other")])
         assert keeping.delete(KEY)
         assert (told(keeping), told(keeping, "other")) == ([], ["other"])
         assert not keeping.delete("other")

@@ -199,16 +199,16 @@ def _watch(**_: Any) -> None:
     signals.before_task_publish.connect(_publishing, weak=False)
     signals.task_postrun.connect(_ended, weak=False)
     events.add_hook(_happened)
-    announce = RedisStore.announce
+    mark = RedisStore.mark_dispatched
 
     def dispatched(self: RedisStore, *args: Any) -> bool:
         """Celery has dispatched what follows, and the record does not say so yet."""
         if current_task:
             tag = current_task.request.kwargs.get("tag")
             Gates.from_env().wait(f"dispatched {current_task.name.rpartition('.')[2]} of {tag}")
-        return announce(self, *args)
+        return mark(self, *args)
 
-    RedisStore.announce = dispatched  # type: ignore[method-assign]
+    RedisStore.mark_dispatched = dispatched  # type: ignore[method-assign]
 
 
 def _publishing(sender: str = "", body: Any = None, **_: Any) -> None:

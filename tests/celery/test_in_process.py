@@ -49,9 +49,9 @@ class FailingStore(MemoryStore):
         self._may("get")
         return super().get(key)
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         self._may("announce")
-        return super().announce(key, task_id)
+        return super().mark_dispatched(key, task_id)
 
     def _may(self, verb: str) -> None:
         if verb in self.failing:
@@ -145,9 +145,9 @@ def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
     for reason in Reason:
         owner = new_owner()
-        pool.announce(owner, reason)
-        assert pool.announced(owner) is reason
-        assert pool.announced(new_owner()) is None
+        pool.set_exit_reason(owner, reason)
+        assert pool.exit_reason(owner) is reason
+        assert pool.exit_reason(new_owner()) is None
 
 
 def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
@@ -155,9 +155,9 @@ def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
 ) -> None:
     monkeypatch.setattr(pool, "NOTICES", 1)
     first, second = new_owner(), new_owner()
-    pool.announce(first, Reason.REVOKED)
-    pool.announce(second, Reason.SHUTDOWN)
-    assert (pool.announced(first), pool.announced(second)) == (None, Reason.SHUTDOWN)
+    pool.set_exit_reason(first, Reason.REVOKED)
+    pool.set_exit_reason(second, Reason.SHUTDOWN)
+    assert (pool.exit_reason(first), pool.exit_reason(second)) == (None, Reason.SHUTDOWN)
 
 
 def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(words: None) -> None:
@@ -174,8 +174,8 @@ def test_where_there_is_no_worker_nobody_leaves_word(monkeypatch: pytest.MonkeyP
     owner = new_owner()
     pool.answer_unrun(owner)
     assert not pool.was_unrun(owner)
-    pool.announce(owner, Reason.REVOKED)
-    assert pool.announced(owner) is None
+    pool.set_exit_reason(owner, Reason.REVOKED)
+    assert pool.exit_reason(owner) is None
 
 
 def test_the_same_task_that_ignored_itself_ignores_itself_again(app: Celery) -> None:
@@ -479,10 +479,10 @@ def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celer
     with pytest.raises(Exception, match="nope"):
         task.apply(("A",), task_id="T1", link=collect.s().set(serializer="nope"))
     [record] = store.scan()
-    assert (record.state, record.announced) == (State.COMPLETED, frozenset())
+    assert (record.state, record.dispatched) == (State.COMPLETED, frozenset())
     assert task.apply(("A",), task_id="T1", link=collect.s()).get() == "A"
     [record] = store.scan()
-    assert record.announced == {"T1"}
+    assert record.dispatched == {"T1"}
 
 
 def retry_with_other_arguments(self: Any, order_id: str, cents: int) -> int:

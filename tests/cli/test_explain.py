@@ -18,7 +18,7 @@ from celery_idempotent.cli.explain import meaning, sentence, span, standing
 from celery_idempotent.core.history import text_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.events import Event
-from celery_idempotent.stores import Note, Noted, Reason, Record, State, Store
+from celery_idempotent.stores import HistoryEntry, PastEvent, Reason, Record, State, Store
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
@@ -29,7 +29,7 @@ FIRST, SECOND = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 
 
 def note(store: Store, *told: Event, ago: float = 0.0) -> None:
-    store.note([Note(KEY, text_of(event), ago, 3600 + ago) for event in told])
+    store.append_history([HistoryEntry(KEY, text_of(event), ago, 3600 + ago) for event in told])
 
 
 def test_what_happened_is_told_in_order_and_what_it_means(on_redis: Run, redis_store: RedisStore) -> None:
@@ -104,7 +104,7 @@ def test_with_several_stores_each_tells_what_it_knows() -> None:
 class Refusing(Shelf):
     """A store that does not let us read what was noted."""
 
-    def history(self, key: str) -> list[Noted]:
+    def history(self, key: str) -> list[PastEvent]:
         raise StoreRefused("no right to it")
 
 
@@ -114,7 +114,7 @@ def test_a_store_that_refuses_its_history_says_so(by_url: Callable[..., Said]) -
 
 
 def test_an_older_day_is_told_with_its_date(on_shelf: Run, shelf: Shelf) -> None:
-    shelf.note([Note(KEY, "mended by hand", 3 * 86400, 9 * 86400)])
+    shelf.append_history([HistoryEntry(KEY, "mended by hand", 3 * 86400, 9 * 86400)])
     assert re.search(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  \(3 d ago\)  mended by hand\n", on_shelf("explain", KEY).out)
 
 
@@ -285,7 +285,7 @@ def test_what_an_operator_only_asked_for_is_not_noted(on_shelf: Run, shelf: Shel
 class Mute(Shelf):
     """Forgets and releases, and takes no notes."""
 
-    def note(self, notes: object) -> None:
+    def append_history(self, notes: object) -> None:
         raise StoreRefused("Expected the table of histories, and it is not there.")
 
 

@@ -135,7 +135,7 @@ def test_each_store_is_counted_by_itself() -> None:
 
 def test_a_store_that_refuses_to_tell_its_room_is_counted_all_the_same() -> None:
     class Secretive(Shelf):
-        def room(self, sample: object = ()) -> dict[str, int]:
+        def usage(self, sample: object = ()) -> dict[str, int]:
             raise StoreRefused("The store refused us.")
 
     store = Secretive()

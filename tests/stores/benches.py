@@ -50,7 +50,7 @@ def verb(store: Store, name: str, lease: Lease = NOBODYS) -> Callable[[], object
         "settle": lambda: store.settle(lease, DONE, ttl=60),
         "release": lambda: store.release(lease, Release(Reason.FAILED)),
         "mark_shutdown": lambda: store.mark_shutdown(lease),
-        "announce": lambda: store.announce(lease.key, "a"),
+        "announce": lambda: store.mark_dispatched(lease.key, "a"),
         "get": lambda: store.get(lease.key),
         "delete": lambda: store.delete(lease.key),
         "scan": lambda: list(store.scan()),

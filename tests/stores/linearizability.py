@@ -142,7 +142,7 @@ class Machine:
         return rules.release(self.row, operation.subject, operation.details, NOW)
 
     def announce(self, operation: Operation) -> Any:
-        return rules.announce(self.row, operation.details)
+        return rules.mark_dispatched(self.row, operation.details)
 
     def get(self, operation: Operation) -> Any:
         return None if self.row is None else rules.view(self.key, self.row, NOW)
@@ -188,7 +188,7 @@ class Machine:
         """Return a machine that goes its own way from here."""
         row = self.row
         if row is not None:
-            marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "announced": list(row.announced)}
+            marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "announced": list(row.dispatched)}
             row = replace(row, **marks)
         return Machine(self.key, row, self.floor, self.fences_fall)
 
@@ -199,7 +199,7 @@ class Machine:
         row = self.row
         flat = (row.state, row.fence, row.owner, row.task_id, row.holder, row.crashes, row.reason, row.fingerprint)
         times = (row.payload, row.lease_end, row.not_before, row.expires)
-        marks = (frozenset(row.waiting.items()), frozenset(row.attempts.items()), tuple(row.announced))
+        marks = (frozenset(row.waiting.items()), frozenset(row.attempts.items()), tuple(row.dispatched))
         return (self.floor, *flat, *times, *marks)
 
 

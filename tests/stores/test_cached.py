@@ -42,9 +42,9 @@ class Behind(MemoryStore):
         self.asked["settle"] += 1
         super().settle(lease, outcome, ttl=ttl)
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         self.asked["announce"] += 1
-        return super().announce(key, task_id)
+        return super().mark_dispatched(key, task_id)
 
 
 Front = Callable[..., CachedStore]
@@ -124,7 +124,7 @@ class TestWhatItAnswers:
 
     def test_the_record_of_a_hit_is_that_of_the_durable_store(self, store: CachedStore, behind: Behind) -> None:
         settled(store, fingerprint="f")
-        store.announce(KEY, "c d")
+        store.mark_dispatched(KEY, "c d")
         hit, truth = refused(store).record, known(behind)
         assert replace(hit, age=truth.age) == replace(truth, announced=frozenset())  # those of others are not told
         assert 0 <= hit.age < 30
@@ -161,18 +161,18 @@ class TestWhatItAnswers:
     ) -> None:
         settled(store)
         asker = delivery.get("task_id", "b")
-        behind.announce(KEY, asker)  # by somebody who could not tell the cache
+        behind.mark_dispatched(KEY, asker)  # by somebody who could not tell the cache
         behind.asked.clear()
         answer = refused(store, **delivery)
         assert behind.asked["acquire"] == 1
-        assert answer.record.announced == {asker}
+        assert answer.record.dispatched == {asker}
 
     def test_a_task_that_was_announced_is_announced_in_the_cache(self, store: CachedStore, behind: Behind) -> None:
         """A producer may publish a message twice, and no broker marks that."""
         settled(store)
-        assert refused(store).record.announced == frozenset()
-        assert store.announce(KEY, "b")
-        assert refused(store).record.announced == {"b"}
+        assert refused(store).record.dispatched == frozenset()
+        assert store.mark_dispatched(KEY, "b")
+        assert refused(store).record.dispatched == {"b"}
         assert behind.asked["acquire"] == 1
 
     def test_an_announcement_that_comes_before_the_outcome_is_kept_with_it(
@@ -181,17 +181,17 @@ class TestWhatItAnswers:
         settled(store)
         stale = known(behind)
         redis_client.flushdb()
-        assert store.announce(KEY, "b")
+        assert store.mark_dispatched(KEY, "b")
         assert 0 < redis_client.ttl(ENTRY) <= 3600
         assert store._outcomes.find(KEY) is None
         store._outcomes.keep(stale, 600)  # by one who read it before
-        assert refused(store).record.announced == {"b"}
+        assert refused(store).record.dispatched == {"b"}
 
     def test_nothing_is_announced_in_the_cache_that_is_not_completed(
         self, store: CachedStore, redis_client: Any
     ) -> None:
         take(store)
-        assert not store.announce(KEY, "a")
+        assert not store.mark_dispatched(KEY, "a")
         assert not redis_client.exists(ENTRY)
 
     @pytest.mark.parametrize(("ttl", "max_age", "kept"), [(600, 60, 60), (60, 600, 60)])
@@ -232,13 +232,13 @@ class TestWhatItAnswers:
         self, store: CachedStore, behind: Behind
     ) -> None:
         settled(store)
-        store.announce(KEY, "c")
+        store.mark_dispatched(KEY, "c")
         earlier = known(behind)
         behind.offset += 601
         settled(store, OTHER, redelivered=True)
         store._outcomes.keep(earlier, 600)
         answer = refused(store)
-        assert (answer.record.payload, answer.record.announced) == (OTHER.payload, frozenset())
+        assert (answer.record.payload, answer.record.dispatched) == (OTHER.payload, frozenset())
         assert behind.asked["acquire"] == 2
 
     def test_what_was_read_long_ago_is_not_cached(
@@ -350,8 +350,8 @@ class TestCachesThatFail:
         answer = store.acquire(claim(fresh, task_id="b"))
         assert isinstance(answer, Refusal)
         assert (answer.verdict, answer.record.payload) == (Verdict.COMPLETED, DONE.payload)
-        assert store.announce(fresh, "b")
-        assert known(store, fresh).announced == {"b"}
+        assert store.mark_dispatched(fresh, "b")
+        assert known(store, fresh).dispatched == {"b"}
         store.ping()
 
     def test_a_cache_that_was_never_there(self, front: Front) -> None:
@@ -495,7 +495,7 @@ class TestCommands:
         server = own_redis()
         store = front(server.url())
         settled(store, key="warm")  # the scripts are loaded, the connection is open
-        store.announce("warm", "a")
+        store.mark_dispatched("warm", "a")
         refused(store, key="warm")
         lease = take(store, key="unlooked", redelivered=True)
         assert self.count(server, lambda: take(store)) == 1
@@ -503,7 +503,7 @@ class TestCommands:
         assert self.count(server, lambda: store.settle(lease, DONE, ttl=60)) == 1
         assert self.count(server, lambda: refused(store, key=lease.key)) == 1
         assert self.count(server, lambda: refused(store, key=lease.key, redelivered=True)) == 1  # tells the cache
-        assert self.count(server, lambda: store.announce(lease.key, "b")) == 1
+        assert self.count(server, lambda: store.mark_dispatched(lease.key, "b")) == 1
         assert self.count(server, lambda: store.get(lease.key)) == 0
         assert self.count(server, lambda: list(store.scan())) == 0
         assert self.count(server, lambda: store.release(lease, Release(Reason.FAILED))) == 0
@@ -617,7 +617,7 @@ def test_what_the_operators_of_a_store_do_is_done_behind_the_cache(store: Cached
 
 def test_leases_are_renewed_apart_where_the_durable_store_has_parts(front: Front, redis_url: str) -> None:
     class Parted(Behind):
-        def part(self, key: str) -> str:
+        def shard(self, key: str) -> str:
             return f"node of {key}"
 
-    assert front(redis_url, Parted()).part(KEY) == f"node of {KEY}"
+    assert front(redis_url, Parted()).shard(KEY) == f"node of {KEY}"

@@ -69,7 +69,7 @@ class Faults(Twins):
             seen = (theirs.record.state, theirs.record.payload, theirs.record.task_id, theirs.record.fingerprint)
             assert seen == (ours.record.state, ours.record.payload, ours.record.task_id, ours.record.fingerprint)
             assert (
-                theirs.record.announced <= ours.record.announced
+                theirs.record.dispatched <= ours.record.dispatched
             )  # what it lost may be dispatched again, under its ids
         self.look(claim.key)
         return None

@@ -298,9 +298,9 @@ def test_a_record_belongs_to_the_part_that_its_node_is(
     shared_cluster: Cluster, cluster_url: str, opened_cluster: OpenCluster
 ) -> None:
     store = opened_cluster(cluster_url)
-    assert store.part("key") == ""  # nobody was asked yet
+    assert store.shard("key") == ""  # nobody was asked yet
     store.ping()
-    parts = {node: {store.part(key) for key in shared_cluster.keys_of(node, 5)} for node in shared_cluster.primaries}
+    parts = {node: {store.shard(key) for key in shared_cluster.keys_of(node, 5)} for node in shared_cluster.primaries}
     assert parts == {node: {f"127.0.0.1:{node.port}"} for node in shared_cluster.primaries}
 
 

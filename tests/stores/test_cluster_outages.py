@@ -204,7 +204,7 @@ def test_slots_that_no_node_serves_are_unreachable(
     with pytest.raises(StoreUnreachable, match=f"no node of the cluster serves slot {slot}"):
         take(store, key)
     assert take(store, other).fence > 0
-    assert store.part(key) == ""
+    assert store.shard(key) == ""
 
 
 class TestLostReplies:
@@ -219,7 +219,7 @@ class TestLostReplies:
     def store(self, between: Proxy, opened_cluster: OpenCluster) -> ClusterStore:
         store = opened_cluster(f"redis+cluster://127.0.0.1:{between.port}?socket_timeout=0.5")
         store.ping()
-        assert store.part("key") == f"127.0.0.1:{between.port}"
+        assert store.shard("key") == f"127.0.0.1:{between.port}"
         empty_cluster(store)
         return store
 
@@ -304,7 +304,7 @@ def test_a_replica_that_is_promoted_serves_what_it_has(
     assert take(store, free.key).fence > free.fence
     store.settle(held, DONE, ttl=600)
     assert known(store, held.key).state is State.COMPLETED
-    assert store.part(held.key) == f"127.0.0.1:{replica.port}"
+    assert store.shard(held.key) == f"127.0.0.1:{replica.port}"
 
     primary.start()  # it comes back as a replica of its own replica
     wait_until(lambda: b"slave" in info(primary), 60, "the old primary to follow")
@@ -343,4 +343,4 @@ def test_a_failover_by_hand_costs_no_call(own_cluster: Callable[..., Cluster], o
             failures.append(error)
     assert failures == []
     assert store.renew(leases[10:]) == []
-    assert store.part(leases[0].key) == f"127.0.0.1:{replica.port}"
+    assert store.shard(leases[0].key) == f"127.0.0.1:{replica.port}"

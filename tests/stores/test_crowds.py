@@ -13,7 +13,7 @@ from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.rules import MOST_ANNOUNCED, MOST_MARKS, MOST_WAITING
+from celery_idempotent.stores.rules import MOST_DISPATCHED, MOST_MARKS, MOST_WAITING
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.stores.benches import DONE, KEY, claim, known, take
 
@@ -130,7 +130,7 @@ def weighed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 #: Bytes of the marks where they are in the row, and the row is read from a disk of this machine.
-IN_THE_ROW = 40 * MOST_ANNOUNCED
+IN_THE_ROW = 40 * MOST_DISPATCHED
 
 
 def test_a_replay_reads_no_more_after_many_duplicates_have_announced_their_callbacks(weighed: Weighed) -> None:
@@ -141,13 +141,13 @@ def test_a_replay_reads_no_more_after_many_duplicates_have_announced_their_callb
         assert waits(store, "another") is Verdict.COMPLETED
 
     sizes = []
-    for names in (NAMES[:10], NAMES[: 2 * MOST_ANNOUNCED]):
+    for names in (NAMES[:10], NAMES[: 2 * MOST_DISPATCHED]):
         for name in names:
-            assert store.announce(KEY, name)
+            assert store.mark_dispatched(KEY, name)
         sizes.append(weighed.of(replay))
     few, many = sizes
     assert many <= few + (IN_THE_ROW if isinstance(store, SqliteStore) else 40)
-    assert len(known(store).announced) == MOST_ANNOUNCED
+    assert len(known(store).dispatched) == MOST_DISPATCHED
 
 
 def test_ten_thousand_duplicates_cost_a_replay_and_a_conflict_in_redis_nothing(
@@ -163,7 +163,7 @@ def test_ten_thousand_duplicates_cost_a_replay_and_a_conflict_in_redis_nothing(
     ]
     before = [weighed.of(ask) for ask in asks]
     for name in NAMES:
-        assert redis_store.announce("settled", name)
+        assert redis_store.mark_dispatched("settled", name)
     for name in NAMES:
         redis_store.acquire(claim("held", task_id=name))
     assert [weighed.of(ask) for ask in asks] == pytest.approx(before, abs=40)
@@ -173,7 +173,7 @@ def test_ten_thousand_duplicates_cost_a_replay_and_a_conflict_in_redis_nothing(
     whole = {f"cmdstat_{name}" for name in ("hgetall", "hkeys", "hvals", "hscan")}
     assert not whole & client.info("commandstats").keys()
     # The hashes themselves end somewhere too.
-    assert client.hlen("settled") < 2 * MOST_ANNOUNCED + 20
+    assert client.hlen("settled") < 2 * MOST_DISPATCHED + 20
     assert client.hlen("held") < MOST_WAITING + 20
 
 
@@ -182,10 +182,10 @@ def test_marks_of_an_earlier_version_are_known_in_redis(redis_store: RedisStore)
     redis_store.settle(take(redis_store, task_id="first"), DONE, ttl=600)
     redis_store._client.hset(KEY, mapping={f"announced:{name}": "1" for name in "abc"})
     for name in ("d", "e"):
-        assert redis_store.announce(KEY, name)
-    assert known(redis_store).announced == set("abcde")
+        assert redis_store.mark_dispatched(KEY, name)
+    assert known(redis_store).dispatched == set("abcde")
     answers = [redis_store.acquire(claim(task_id=name)) for name in ("b", "e")]
-    assert [answer.record.announced for answer in answers if isinstance(answer, Refusal)] == [{"b"}, {"e"}]
+    assert [answer.record.dispatched for answer in answers if isinstance(answer, Refusal)] == [{"b"}, {"e"}]
 
 
 @thorough
@@ -195,24 +195,24 @@ def test_marks_of_an_earlier_version_are_known_and_bounded_in_postgresql(postgre
     marks = json.dumps(dict.fromkeys(NAMES[:1000], 1))
     query = postgres_store._schema.render("update {table} set announced = %s::jsonb where key = %s returning 1")
     postgres_store._run(query, (marks, KEY))
-    assert known(postgres_store).announced == set(NAMES[:1000])
-    assert postgres_store.announce(KEY, "new")
-    kept = known(postgres_store).announced
-    assert (len(kept), {"new", NAMES[0], NAMES[999]} <= kept) == (MOST_ANNOUNCED, True)
+    assert known(postgres_store).dispatched == set(NAMES[:1000])
+    assert postgres_store.mark_dispatched(KEY, "new")
+    kept = known(postgres_store).dispatched
+    assert (len(kept), {"new", NAMES[0], NAMES[999]} <= kept) == (MOST_DISPATCHED, True)
     postgres_store.close()
 
 
 def test_marks_in_a_cache_end_too(fresh_redis: Callable[[], str]) -> None:
     store = CachedStore.from_url(f"cached+memory://?cache={fresh_redis()}")
     store.settle(take(store, task_id="first"), DONE, ttl=600)
-    for name in NAMES[: 2 * MOST_ANNOUNCED]:
-        assert store.announce(KEY, name)
-        assert store.announce(KEY, name)  # again, for want of a reply
+    for name in NAMES[: 2 * MOST_DISPATCHED]:
+        assert store.mark_dispatched(KEY, name)
+        assert store.mark_dispatched(KEY, name)  # again, for want of a reply
     cache = store._outcomes._redis._client
-    assert cache.hlen(f"cached:{KEY}") < 2 * MOST_ANNOUNCED + 20
-    told = {name: store.acquire(claim(task_id=name)) for name in (NAMES[1], NAMES[MOST_ANNOUNCED + 5])}
-    assert [answer.record.announced for answer in told.values() if isinstance(answer, Refusal)] == [
+    assert cache.hlen(f"cached:{KEY}") < 2 * MOST_DISPATCHED + 20
+    told = {name: store.acquire(claim(task_id=name)) for name in (NAMES[1], NAMES[MOST_DISPATCHED + 5])}
+    assert [answer.record.dispatched for answer in told.values() if isinstance(answer, Refusal)] == [
         frozenset(),
-        {NAMES[MOST_ANNOUNCED + 5]},
+        {NAMES[MOST_DISPATCHED + 5]},
     ]
     store.close()

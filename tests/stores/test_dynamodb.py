@@ -84,7 +84,7 @@ class TestWhatATaskCosts:
         assert sent == {"UpdateItem": 1}
         store.settle(lease, DONE, ttl=60)
         with requests(store) as sent:
-            assert store.announce(KEY, "a")
+            assert store.mark_dispatched(KEY, "a")
         assert sent == {"UpdateItem": 1}
 
     def test_a_release_is_a_read_and_a_write(self, store: DynamoDBStore) -> None:
@@ -120,22 +120,22 @@ class TestWhatAnItemHolds:
         key = "k" * 1000
         dynamodb_store.settle(take(dynamodb_store, key, task_id="t" * 200, fingerprint="f" * 64), outcome, ttl=60)
         for number in range(150):  # of 250; moto counts a list twice when one is added
-            assert dynamodb_store.announce(key, f"{number:036d}")
+            assert dynamodb_store.mark_dispatched(key, f"{number:036d}")
         assert known(dynamodb_store, key).payload == outcome.payload
 
     def test_an_item_ends_however_many_duplicates_announce_their_callbacks(
         self, dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """DynamoDB sends the whole item with a write that is refused, and bills its size."""
-        monkeypatch.setattr(rules, "MOST_ANNOUNCED", 3)
+        monkeypatch.setattr(rules, "MOST_DISPATCHED", 3)
         dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
         sizes = []
         for name in "abcdefgh":
             with requests(dynamodb_store) as sent:
                 for _ in range(2):  # again, for want of a reply
-                    assert dynamodb_store.announce(KEY, name)
+                    assert dynamodb_store.mark_dispatched(KEY, name)
             sizes.append((len(str(dynamodb_store._table.read(KEY))), sent["UpdateItem"]))
-        assert known(dynamodb_store).announced == {"a", "g", "h"}
+        assert known(dynamodb_store).dispatched == {"a", "g", "h"}
         assert sizes[3:] == [(sizes[2][0], 3)] * 5  # refused, done; and refused the second time
         assert [updates for _, updates in sizes[:3]] == [2] * 3
 
@@ -144,31 +144,31 @@ class TestWhatAnItemHolds:
         dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
         item = dynamodb_store._table.read(KEY) or {}
         dynamodb_store._table.ask("put_item", Item={**item, "announced": {"SS": ["t:b", "t:a"]}})
-        assert dynamodb_store.announce(KEY, "c")
-        assert known(dynamodb_store).announced == {"a", "b", "c"}
+        assert dynamodb_store.mark_dispatched(KEY, "c")
+        assert known(dynamodb_store).dispatched == {"a", "b", "c"}
         answer = dynamodb_store.acquire(claim(task_id="b"))
         assert isinstance(answer, Refusal)
-        assert answer.record.announced == {"b"}
+        assert answer.record.dispatched == {"b"}
 
     def test_two_that_announce_at_once_where_there_is_no_room_are_both_known(
         self, dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(rules, "MOST_ANNOUNCED", 3)
+        monkeypatch.setattr(rules, "MOST_DISPATCHED", 3)
         dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
         for name in "abc":
-            assert dynamodb_store.announce(KEY, name)
+            assert dynamodb_store.mark_dispatched(KEY, name)
         update = dynamodb_store._table.update
         updates = []
 
         def stall(*args: Any, **options: Any) -> Any:
             updates.append(args)
             if len(updates) == 2:  # it has read the item, and is about to write it
-                assert dynamodb_store.announce(KEY, "d")
+                assert dynamodb_store.mark_dispatched(KEY, "d")
             return update(*args, **options)
 
         monkeypatch.setattr(dynamodb_store._table, "update", stall)
-        assert dynamodb_store.announce(KEY, "e")
-        assert known(dynamodb_store).announced == {"a", "d", "e"}
+        assert dynamodb_store.mark_dispatched(KEY, "e")
+        assert known(dynamodb_store).dispatched == {"a", "d", "e"}
 
     def test_a_crowd_that_waits_does_not_fill_the_item(
         self, dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
@@ -256,7 +256,7 @@ class TestWhatAnItemHolds:
     def test_what_has_expired_is_not_announced(self, dynamodb_store: DynamoDBStore) -> None:
         dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
         age(dynamodb_store, KEY, 62)
-        assert not dynamodb_store.announce(KEY, "a")
+        assert not dynamodb_store.mark_dispatched(KEY, "a")
         assert dynamodb_store.get(KEY) is None
 
     def test_who_never_saw_the_fence_settles_without_changing_it(self, dynamodb_store: DynamoDBStore) -> None:
@@ -284,7 +284,7 @@ class TestWhatAnItemHolds:
         written()
         dynamodb_store.settle(lease, DONE, ttl=60)
         written()
-        assert dynamodb_store.announce(KEY, "a")
+        assert dynamodb_store.mark_dispatched(KEY, "a")
         written()
         assert len(set(versions)) == len(versions) == 8
 

@@ -286,9 +286,9 @@ class TestLostReplies:
         assert known(store).remaining > 20
         store.settle(lease, DONE, ttl=60)
         proxy.swallow_reply(matching=b"UpdateItem")
-        assert store.announce(KEY, "a")
+        assert store.mark_dispatched(KEY, "a")
         assert proxy.swallowed == 2
-        assert known(store).announced == {"a"}
+        assert known(store).dispatched == {"a"}
 
     def test_a_renewal_that_arrives_late_does_not_shorten_the_lease(
         self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch

@@ -148,8 +148,8 @@ class Twins(RuleBasedStateMachine):
         self.look(claim.key)
 
     @rule(key=KEYS, task=TASKS)
-    def announce(self, key: str, task: str) -> None:
-        assert self.memory.announce(key, task) == self.other.announce(key, task)
+    def mark_dispatched(self, key: str, task: str) -> None:
+        assert self.memory.mark_dispatched(key, task) == self.other.mark_dispatched(key, task)
         self.look(key)
 
     @rule(key=KEYS)

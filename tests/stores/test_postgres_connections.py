@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Note, Refusal, State, open_store
+from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, open_store
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.postgres.connections import _INHERITED
 from tests.postgres import PostgresServer
@@ -275,12 +275,12 @@ def test_the_rights_that_the_documentation_names_suffice(own: PostgresServer, op
         # As before there was a history: nothing is noted, nothing of it can be forgotten, and all else is as it was.
         assert store.renew([take(store, "early")]) == []
         with pytest.raises(StoreRefused, match="rights"):
-            store.note([Note("early", "taken over", 0, 60)])
+            store.append_history([HistoryEntry("early", "taken over", 0, 60)])
         with pytest.raises(StoreRefused, match="rights"):
             store.delete("early")
         assert store.purge() == 0
         connection.execute("grant select, insert, update, delete on idem.idempotency_history to worker")
-    store.note([Note("early", "taken over", 0, 60), Note("early", "completed", 0, 60)])
+    store.append_history([HistoryEntry("early", "taken over", 0, 60), HistoryEntry("early", "completed", 0, 60)])
     assert len(store.history("early")) == 2
     assert store.delete("early")
     for name in VERBS:

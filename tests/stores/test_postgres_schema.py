@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Note, Reason, Refusal, Release, State
+from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.postgres import PostgresStore, schema
 from celery_idempotent.stores.postgres.records import (
     claim_args,
@@ -129,10 +129,10 @@ def test_workers_of_the_old_version_go_on_while_and_after_the_schema_is_upgraded
 def test_on_a_schema_without_history_a_worker_goes_on_and_the_upgrade_brings_it(store: PostgresStore) -> None:
     with psycopg.connect(store._place.conninfo) as connection:  # as the first version made it
         connection.execute(store._schema.render("drop table {history}; update {meta} set version = 1").encode())
-    notes = [Note(KEY, "taken over", 0, 60)]
+    notes = [HistoryEntry(KEY, "taken over", 0, 60)]
     lease = take(store)
     with pytest.raises(StoreRefused, match="schema --apply"):
-        store.note(notes)
+        store.append_history(notes)
     assert store.history(KEY) == []
     assert store.renew([lease]) == []
     store.settle(lease, DONE, ttl=60)
@@ -141,14 +141,14 @@ def test_on_a_schema_without_history_a_worker_goes_on_and_the_upgrade_brings_it(
     assert "_history" in store.pending_schema()
     store.apply_schema()
     assert store.pending_schema() == ""
-    store.note(notes)
+    store.append_history(notes)
     assert [noted.text for noted in store.history(KEY)] == ["taken over"]
 
 
 def test_a_history_that_has_expired_is_purged_and_does_not_come_back(store: PostgresStore) -> None:
-    store.note([Note(f"{KEY}-{number}", "old", 0, 60) for number in range(1200)])
+    store.append_history([HistoryEntry(f"{KEY}-{number}", "old", 0, 60) for number in range(1200)])
     run(store, "update {history} set expires = 1 returning 1")
-    store.note([Note(f"{KEY}-7", "new", 0, 60)])
+    store.append_history([HistoryEntry(f"{KEY}-7", "new", 0, 60)])
     assert [noted.text for noted in store.history(f"{KEY}-7")] == ["new"]
     assert store.purge(0) == 0
     assert run(store, "select count(*) from {history}") == [(1200,)]
@@ -159,7 +159,7 @@ def test_a_history_that_has_expired_is_purged_and_does_not_come_back(store: Post
 def test_two_that_note_the_same_keys_wait_for_each_other(store: PostgresStore) -> None:
     def note(order: int) -> None:
         for turn in range(20):
-            store.note([Note(f"{KEY}-{number}", str(turn), 0, 60) for number in range(50)][::order])
+            store.append_history([HistoryEntry(f"{KEY}-{number}", str(turn), 0, 60) for number in range(50)][::order])
 
     with ThreadPoolExecutor(4) as crowd:
         list(crowd.map(note, (1, -1, 1, -1)))
@@ -350,7 +350,7 @@ def test_a_connection_that_knew_the_table_small_reads_no_more_when_it_has_grown(
     def statements(key: str) -> dict[str, tuple[str, Any]]:
         lease = take(store, f"settled-{key}")
         store.settle(lease, DONE, ttl=600)
-        store.announce(lease.key, "a")
+        store.mark_dispatched(lease.key, "a")
         store.delete(lease.key)
         taken, freed = take(store, f"taken-{key}"), take(store, f"freed-{key}")
         return {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Note, Reason, Refusal, Release, State, Store
+from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State, Store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore, SentinelStore
 from tests.cluster import Cluster
 from tests.sentinel import NAME, Watch
@@ -69,9 +69,9 @@ def everything(store: Store, age: Ageing) -> None:
     for settled in (lease, Lease(claim("idem:forgotten"), 1)):
         store.settle(settled, DONE, ttl=60)
         for task_id in ("a", "b"):
-            assert store.announce(settled.key, task_id)
+            assert store.mark_dispatched(settled.key, task_id)
     assert {record.state for record in store.scan(prefix="idem:forg")} == {State.COMPLETED}
-    store.note([Note(crashes_key, "taken over", 0, 60)])
+    store.append_history([HistoryEntry(crashes_key, "taken over", 0, 60)])
     assert [noted.text for noted in store.history(crashes_key)] == ["taken over"]
     assert store.delete(crashes_key)
     store.ping()

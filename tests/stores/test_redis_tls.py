@@ -230,7 +230,7 @@ def test_the_nodes_of_a_cluster_are_reached_by_tls(certificates: Certificates, o
             wait_until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 60, "its slots")
         store = opened_tls(f"rediss+cluster://127.0.0.1:{node.secure}?{certificates.query}")
         works(store)
-        assert store.part("key") == f"127.0.0.1:{node.secure}"
+        assert store.shard("key") == f"127.0.0.1:{node.secure}"
 
 
 def test_sentinels_and_their_server_are_reached_by_tls(certificates: Certificates, opened_tls: OpenTls) -> None:

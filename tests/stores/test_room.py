@@ -60,7 +60,7 @@ def test_a_record_tells_how_many_tasks_wait_until_they_run_or_it_is_settled(any_
 
 def test_a_store_tells_the_room_that_its_server_knows(any_store: Store, kind: Kind) -> None:
     take(any_store)
-    told = any_store.room([KEY, "idem:gone"])
+    told = any_store.usage([KEY, "idem:gone"])
     wanted = TOLD.get(kind.fixture)
     assert wanted is None or told.keys() == wanted  # a cache tells what the store behind it does
     assert all(number > 0 or name.startswith("counted_") for name, number in told.items())
@@ -78,8 +78,8 @@ def test_a_redis_user_without_the_rights_is_told_nothing_and_one_with_them_all(
     grant(RIGHTS)
     store = opened(f"redis://shop:hunter2@127.0.0.1:{server.port}")
     take(store, "idem:one")
-    assert store.room(["idem:one"]) == {}
+    assert store.usage(["idem:one"]) == {}
     grant(f"{RIGHTS} {FOR_ROOM}")
-    assert store.room(["idem:one"]).keys() == {"memory_bytes", "record_bytes"}
-    assert store.room().keys() == {"memory_bytes"}
+    assert store.usage(["idem:one"]).keys() == {"memory_bytes", "record_bytes"}
+    assert store.usage().keys() == {"memory_bytes"}
     assert store.acquire(claim("idem:two"))

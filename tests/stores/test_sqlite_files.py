@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Note
+from celery_idempotent.stores import HistoryEntry, Lease
 from celery_idempotent.stores.sqlite import SqliteStore, schema
 from celery_idempotent.stores.sqlite.connections import Place
 from celery_idempotent.stores.sqlite.schema import Schema
@@ -350,7 +350,7 @@ def test_a_file_without_history_gets_it_and_stays_one_that_older_workers_take(
     execute(sqlite_path, 'DROP TABLE "celery_idempotency_history"')  # as the first version made it
     store = open_sqlite()
     assert "_history" in store.pending_schema()
-    store.note([Note(KEY, "taken over", 0, 60)])
+    store.append_history([HistoryEntry(KEY, "taken over", 0, 60)])
     assert store.pending_schema() == ""
     assert [noted.text for noted in store.history(KEY)] == ["taken over"]
     assert known(store).owner == lease.owner
@@ -360,9 +360,9 @@ def test_a_file_without_history_gets_it_and_stays_one_that_older_workers_take(
 def test_a_history_that_has_expired_is_purged_and_does_not_come_back(
     sqlite_store: SqliteStore, sqlite_path: Path
 ) -> None:
-    sqlite_store.note([Note(key, "old", 0, 60) for key in ("a", "b")])
+    sqlite_store.append_history([HistoryEntry(key, "old", 0, 60) for key in ("a", "b")])
     execute(sqlite_path, "UPDATE celery_idempotency_history SET expires = 1")
-    sqlite_store.note([Note("a", "new", 0, 60)])
+    sqlite_store.append_history([HistoryEntry("a", "new", 0, 60)])
     assert [noted.text for noted in sqlite_store.history("a")] == ["new"]
     assert sqlite_store.purge() == 0
     assert answers(sqlite_path, "SELECT key FROM celery_idempotency_history") == [("a",)]
@@ -370,9 +370,9 @@ def test_a_history_that_has_expired_is_purged_and_does_not_come_back(
 
 def test_a_history_that_is_damaged_is_unreadable_and_begins_anew(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
     for damage in ("garbage", "[1]", '[["x", "y"]]'):
-        sqlite_store.note([Note(KEY, "one", 0, 60)])
+        sqlite_store.append_history([HistoryEntry(KEY, "one", 0, 60)])
         execute(sqlite_path, f"UPDATE celery_idempotency_history SET lines = '{damage}'")
         with pytest.raises(RecordUnreadable, match="damaged"):
             sqlite_store.history(KEY)
-        sqlite_store.note([Note(KEY, "two", 0, 60)])
+        sqlite_store.append_history([HistoryEntry(KEY, "two", 0, 60)])
         assert [noted.text for noted in sqlite_store.history(KEY)] == ["two"]

@@ -96,7 +96,7 @@ def test_an_outcome_waits_for_the_disk_and_a_claim_does_not(
     lease = take(store)
     store.renew([lease])
     store.settle(lease, DONE, ttl=60)
-    store.announce(lease.key, "a")
+    store.mark_dispatched(lease.key, "a")
     take(store, "another")
     store.close()
     assert waits == [claims, claims, outcomes, outcomes, claims]

@@ -174,7 +174,7 @@ class ScriptedStore(Store):
     def mark_shutdown(self, lease: Lease) -> bool:
         return self._do("mark_shutdown", lease)
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         return self._do("announce", key, task_id)
 
     def get(self, key: str) -> Record | None:

@@ -302,7 +302,7 @@ def test_leases_in_different_parts_of_a_store_are_renewed_apart(
     """When one part is down, the others must not run out with it."""
     keys = ["a1", "b1", "a2", "b2"]
     holdings = [heart.watch(hold(store, clock, key)) for key in keys]
-    monkeypatch.setattr(store, "part", lambda key: key[0], raising=False)
+    monkeypatch.setattr(store, "shard", lambda key: key[0], raising=False)
     renew, asked = store.renew, []
 
     def half(leases: Any) -> Any:
@@ -614,7 +614,7 @@ def test_a_server_that_hangs_keeps_no_lease_on_another_from_renewal(beating: Hea
 def test_a_node_that_hangs_keeps_no_lease_on_another_node_of_its_cluster_from_renewal(
     beating: Heartbeat, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "part", lambda key: key[0], raising=False)
+    monkeypatch.setattr(store, "shard", lambda key: key[0], raising=False)
     door, renewed, renew = threading.Event(), threading.Event(), store.renew
     stuck = threading.Event()
 

@@ -32,10 +32,10 @@ from celery_idempotent.events import (
     SettleFailed,
     TakenOver,
 )
-from celery_idempotent.stores import Claim, Note
+from celery_idempotent.stores import Claim, HistoryEntry
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.records import MOST
+from celery_idempotent.stores.records import HISTORY_LIMIT
 from tests.stores.sqlite_children import fork
 from tests.unit.scripted import PROMPTLY, listening
 from tests.waiting import wait_until
@@ -54,13 +54,13 @@ class Batches(MemoryStore):
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
         self.errors = list(errors)
-        self.batches: list[Sequence[Note]] = []
+        self.batches: list[Sequence[HistoryEntry]] = []
 
-    def note(self, notes: Sequence[Note]) -> None:
+    def append_history(self, notes: Sequence[HistoryEntry]) -> None:
         self.batches.append(notes)
         if self.errors:
             raise self.errors.pop(0)
-        super().note(notes)
+        super().append_history(notes)
 
     def told(self, key: str = "k") -> list[str]:
         return [facts_of(noted.text)["task_id"] for noted in self.history(key)]
@@ -193,11 +193,11 @@ def test_notes_of_half_a_second_are_one_batch_for_each_store(still: History) -> 
 def test_of_a_storm_on_one_key_only_what_is_kept_is_written(still: History) -> None:
     store = Batches()
     still.note(store, replayed(0, "other"), KEEP)
-    for number in range(MOST + 7):
+    for number in range(HISTORY_LIMIT + 7):
         still.note(store, replayed(number), KEEP)
     still.write()
-    assert [len(batch) for batch in store.batches] == [MOST + 1]
-    assert store.told() == [f"task-{number}" for number in range(7, MOST + 7)]
+    assert [len(batch) for batch in store.batches] == [HISTORY_LIMIT + 1]
+    assert store.told() == [f"task-{number}" for number in range(7, HISTORY_LIMIT + 7)]
     assert still.lost == 0
 
 
@@ -323,7 +323,7 @@ def test_the_end_of_a_process_waits_no_longer_than_it_may(monkeypatch: pytest.Mo
     go_on, history = threading.Event(), History()
 
     class Hanging(Batches):
-        def note(self, notes: Sequence[Note]) -> None:
+        def append_history(self, notes: Sequence[HistoryEntry]) -> None:
             go_on.wait(PROMPTLY)
 
     history.note(Hanging(), replayed(), KEEP)
@@ -346,7 +346,7 @@ from celery_idempotent.core.history import History
 from celery_idempotent.stores import Claim
 from celery_idempotent.stores.memory import MemoryStore
 class Printing(MemoryStore):
-    def note(self, notes):
+    def append_history(self, notes):
         print([note.key for note in notes], flush=True)
 History().note(Printing(), Replayed("k"), 60)
 """
@@ -365,7 +365,7 @@ def test_greenlets_note_as_threads_do(kind: str) -> None:
         "eventlet": "import eventlet; eventlet.monkey_patch()",
     }
     waits = "import time\nwhile not store.history('k'): time.sleep(0.01)\nprint('noted')"
-    source = ENDING.replace("print([note.key for note in notes], flush=True)", "super().note(notes)")
+    source = ENDING.replace("print([note.key for note in notes], flush=True)", "super().append_history(notes)")
     source = source.replace("History().note(Printing(), ", "store = Printing()\nHistory().note(store, ")
     command = [sys.executable, "-W", "ignore", "-c", f"{patch[kind]}\n{source}{waits}"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

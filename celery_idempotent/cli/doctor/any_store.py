@@ -49,7 +49,7 @@ KEYS = 64
 def claims_refused(patient: Patient) -> Finding:
     """Claim, renew, release, settle and forget a throwaway key, on each part of the store."""
     keys = [compose_default(patient.namespace, TASK, new_owner()) for _ in range(KEYS)]
-    chosen = {patient.store.part(key): key for key in keys}.values()
+    chosen = {patient.store.shard(key): key for key in keys}.values()
     try:
         for key in chosen:
             _live(patient, key)
@@ -71,7 +71,7 @@ def _live(patient: Patient, key: str) -> None:
             store.renew([lease])
             store.release(lease, Release(reason))
         store.settle(_claim(patient, key), Outcome(State.COMPLETED, b""), ttl=SECONDS)
-        store.announce(key, TASK)
+        store.mark_dispatched(key, TASK)
         store.get(key)
     finally:
         store.delete(key)

@@ -79,8 +79,8 @@ def item_of(key: str, kept: Kept) -> Item:
             item[name] = number(count)
     if row.payload:
         item["payload"] = {"B": row.payload}
-    if row.announced:
-        item["announcers"] = {"L": [text(task_id) for task_id in row.announced]}
+    if row.dispatched:
+        item["announcers"] = {"L": [text(task_id) for task_id in row.dispatched]}
     if row.state in (State.IN_PROGRESS, State.RELEASED):
         item |= {"beat": text(kept.beat), "lease": number(kept.lease)}
         item["watch"] = {"M": {machine: number(ticks) for machine, ticks in kept.watch.items()}}
@@ -144,7 +144,7 @@ def _read(item: Item) -> Kept:
         expires=int(item["expires"]["N"]) * SECOND,
         waiting={name[2:]: _mark(mark["S"]) for name, mark in _map(item, "waiting").items()},
         attempts={name[2:]: int(least["N"]) for name, least in _map(item, "attempts").items()},
-        announced=[
+        dispatched=[
             *sorted(name[2:] for name in item.get("announced", {}).get("SS", ())),  # a set, in the first version
             *(one["S"] for one in item.get("announcers", {}).get("L", ())),
         ],

@@ -15,12 +15,12 @@ from .. import rules
 from ..base import Store
 from ..history import Line, expiry, grouped, lines, told
 from ..records import (
-    MOST,
+    HISTORY_LIMIT,
     Claim,
+    HistoryEntry,
     Lease,
-    Note,
-    Noted,
     Outcome,
+    PastEvent,
     Reason,
     Record,
     Refusal,
@@ -192,14 +192,14 @@ class DynamoDBStore(Store):
             return False
         return True
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         update = Update()
         update.append(text(task_id), "announcers")
         for unsettled in (State.IN_PROGRESS, State.RELEASED):
             update.given(text(unsettled.value), "state", relation="<>")
         update.given(number(self._records.now() // SECOND), "expires", relation=">")
         update.lacks(text(task_id), "announcers")
-        update.room(rules.MOST_ANNOUNCED, "announcers")
+        update.room(rules.MOST_DISPATCHED, "announcers")
         for _ in range(ROUNDS):
             try:
                 self._table.update(key, update)
@@ -210,7 +210,7 @@ class DynamoDBStore(Store):
             # Nothing to announce, or it is announced; or another has to be forgotten for it.
             kept = self._records.kept(item)
             row = living(kept, self._records.now())
-            if item is None or kept is None or row is None or not rules.announce(row, task_id):
+            if item is None or kept is None or row is None or not rules.mark_dispatched(row, task_id):
                 return False
             update = changes(item, item_of(key, kept))
             if update.empty:
@@ -226,11 +226,11 @@ class DynamoDBStore(Store):
         row = living(self._records.kept(item), now)
         return None if row is None else rules.view(key, row, now)
 
-    def note(self, notes: Sequence[Note]) -> None:
-        self._histories.note(notes, self._records.now())
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:
+        self._histories.append(entries, self._records.now())
 
-    def history(self, key: str) -> list[Noted]:
-        return self._histories.tell(key, self._records.now())
+    def history(self, key: str) -> list[PastEvent]:
+        return self._histories.read(key, self._records.now())
 
     def delete(self, key: str) -> bool:
         self._histories.forget(key)
@@ -255,7 +255,7 @@ class DynamoDBStore(Store):
     def apply_schema(self) -> None:
         schema.apply(self._table)
 
-    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+    def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         told = self._table.ask("describe_table").get("Table", {})
         return {"counted_records": int(told.get("ItemCount", 0)), "counted_bytes": int(told.get("TableSizeBytes", 0))}
 
@@ -435,9 +435,9 @@ class Histories:
     def __init__(self, table: Table) -> None:
         self._table = table
 
-    def note(self, notes: Iterable[Note], now: int) -> None:
+    def append(self, entries: Iterable[HistoryEntry], now: int) -> None:
         """Add lines, at the server's time `now` in microseconds."""
-        for key, mine in grouped(notes).items():
+        for key, mine in grouped(entries).items():
             new, expires = _listed(lines(mine, now)), number(-(-expiry(mine, now) // SECOND))
             try:
                 self._add(key, new, expires, now)
@@ -456,11 +456,11 @@ class Histories:
             ReturnValues="UPDATED_NEW",
         )
         size = len(reply["Attributes"]["lines"]["L"])
-        if size > MOST + SLACK:
+        if size > HISTORY_LIMIT + SLACK:
             self._cut(key, size)
 
     def _cut(self, key: str, size: int) -> None:
-        oldest = ", ".join(f"#lines[{place}]" for place in range(size - MOST))
+        oldest = ", ".join(f"#lines[{place}]" for place in range(size - HISTORY_LIMIT))
         try:
             self._table.ask(
                 "update_item",
@@ -473,7 +473,7 @@ class Histories:
         except Overtaken:
             pass  # somebody else has added lines since, and will cut
 
-    def tell(self, key: str, now: int) -> list[Noted]:
+    def read(self, key: str, now: int) -> list[PastEvent]:
         """Return what was noted of a key.
 
         Raises:

@@ -137,7 +137,7 @@ def record_of(row: Sequence[Any], now: int) -> Record:
         age=max(0, now - ended) / SECOND if ended else 0.0,
         held_for=max(0, now - since) / SECOND if since and state is State.IN_PROGRESS else 0.0,
         retention=max(0, expires - now) / SECOND,
-        announced=frozenset(fields.pop("announced")),
+        dispatched=frozenset(fields.pop("announced")),
         waiting=len(fields.pop("waiting")),
         **fields,
     )

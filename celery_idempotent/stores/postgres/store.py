@@ -20,7 +20,19 @@ from psycopg.rows import tuple_row
 from ...errors import ConfigurationError, LeaseLost, StoreError, StoreRefused, StoreUnreachable
 from ..base import Store
 from ..history import grouped, told
-from ..records import MOST, Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State, Verdict
+from ..records import (
+    HISTORY_LIMIT,
+    Claim,
+    HistoryEntry,
+    Lease,
+    Outcome,
+    PastEvent,
+    Record,
+    Refusal,
+    Release,
+    State,
+    Verdict,
+)
 from ..transactions import driver_connection, no_transaction
 from .connections import NO_SCHEMA, Connections, Place, refusal, translated
 from .records import (
@@ -160,7 +172,7 @@ class PostgresStore(Store):
     def mark_shutdown(self, lease: Lease) -> bool:
         return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner)))
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         return bool(self._said("select {announce}(%s, %s)", stored(key), task_id))
 
     def get(self, key: str) -> Record | None:
@@ -171,11 +183,11 @@ class PostgresStore(Store):
         self._histories.forget(key)
         return bool(self._said("select {forget}(%s)", stored(key)))
 
-    def note(self, notes: Sequence[Note]) -> None:
-        self._histories.note(notes)
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:
+        self._histories.append(entries)
 
-    def history(self, key: str) -> list[Noted]:
-        return self._histories.tell(key)
+    def history(self, key: str) -> list[PastEvent]:
+        return self._histories.read(key)
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         first, last = stored(prefix), ""
@@ -221,7 +233,7 @@ class PostgresStore(Store):
         except psycopg.Error as error:
             raise translated(error, self._place.shown) from error
 
-    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+    def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         return {"table_bytes": self._said("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
 
     def ping(self) -> None:
@@ -325,7 +337,7 @@ def elsewhere(connection: psycopg.Connection[Any], shown: str, table: str) -> Co
 
 
 #: Rows of one key's lines are locked in the order of the keys, so that two that write many wait and do not deadlock.
-_NOTE = """
+_APPEND = """
 insert into {history} as h (key, at, line, expires)
   select n.key, array_agg({now} - n.ago order by n.place), array_agg(n.line order by n.place), max({now} + n.rest)
   from unnest(%s::text[], %s::bigint[], %s::bigint[], %s::text[]) with ordinality n (key, ago, rest, line, place)
@@ -337,7 +349,7 @@ on conflict (key) do update set expires = greatest(h.expires, excluded.expires),
     [greatest(1, case when h.expires > {now} then cardinality(h.at) else 0 end + cardinality(excluded.at) - {last}):]
 returning 1
 """
-_TELL = "select {now}, at, line from {history} where key = %s and expires > {now}"
+_READ = "select {now}, at, line from {history} where key = %s and expires > {now}"
 _FORGET = "delete from {history} where key = %s returning 1"
 #: The clock is read once, so that the index is not read beyond what has expired.
 _PURGE = """
@@ -357,25 +369,26 @@ class Histories:
 
     def __init__(self, schema: Schema, run: Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]) -> None:
         self._run = run
-        self._note, self._tell, self._forget, self._purge = (
-            schema.render(statement.replace("{last}", str(MOST - 1))) for statement in (_NOTE, _TELL, _FORGET, _PURGE)
+        self._append, self._read, self._forget, self._purge = (
+            schema.render(statement.replace("{last}", str(HISTORY_LIMIT - 1)))
+            for statement in (_APPEND, _READ, _FORGET, _PURGE)
         )
 
-    def note(self, notes: Iterable[Note]) -> None:
+    def append(self, entries: Iterable[HistoryEntry]) -> None:
         """Add lines.
 
         Raises:
             StoreRefused: among others, the database has the schema of an older version.
         """
-        found = [(key, note) for key, mine in grouped(notes).items() for note in mine]
+        found = [(key, entry) for key, mine in grouped(entries).items() for entry in mine]
         if found:
-            keys, agos = [stored(key) for key, _ in found], [us(note.ago) for _, note in found]
-            rests = [us(note.keep - note.ago) for _, note in found]
-            self._run(self._note, (keys, agos, rests, [stored(note.text) for _, note in found]))
+            keys, agos = [stored(key) for key, _ in found], [us(entry.ago) for _, entry in found]
+            rests = [us(entry.keep - entry.ago) for _, entry in found]
+            self._run(self._append, (keys, agos, rests, [stored(entry.text) for _, entry in found]))
 
-    def tell(self, key: str) -> list[Noted]:
+    def read(self, key: str) -> list[PastEvent]:
         """Return what was noted of a key."""
-        rows = self._where_there_is_one(self._tell, (stored(key),))
+        rows = self._where_there_is_one(self._read, (stored(key),))
         return [noted for now, at, line in rows for noted in told(zip(at, map(unstored, line), strict=True), now)]
 
     def forget(self, key: str) -> None:

@@ -69,7 +69,7 @@ class ClusterStore(RedisStore):
         own = places.connection({**cls.connection_options(), **options})
         return cls(places.hosts, own, url=hide_password(url), wait_replicas=asked if said is None else said)
 
-    def part(self, key: str) -> str:
+    def shard(self, key: str) -> str:
         return str(self._connections.known(key))
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
@@ -115,7 +115,7 @@ class ClusterStore(RedisStore):
         replies: list[Any] = []
         for list_key, *args in calls:  # a round trip for each: nobody waits for them
             try:
-                replies.append(self._call("note", (list_key,), args))
+                replies.append(self._call("entry", (list_key,), args))
             except StoreError as error:  # nor do the keys of other nodes wait for one that is down
                 replies.append(error)
         return replies

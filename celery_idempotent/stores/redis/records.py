@@ -105,7 +105,7 @@ def record_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record:
             age=max(0, now - ended) / 1e6 if ended else 0.0,
             held_for=max(0, now - whole(raw[b"fence"])) / 1e6 if state is State.IN_PROGRESS else 0.0,
             waiting=0 if ended else sum(name.startswith(b"waiting:") for name in raw),
-            announced=frozenset(name[10:].decode() for name in raw if name.startswith(b"announced:")),
+            dispatched=frozenset(name[10:].decode() for name in raw if name.startswith(b"announced:")),
         )
     except (KeyError, ValueError) as error:
         raise unreadable(key, raw) from error

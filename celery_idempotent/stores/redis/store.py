@@ -26,7 +26,20 @@ from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreErro
 from .. import hide_password
 from ..base import Store
 from ..history import expiry, grouped, told
-from ..records import MOST, Claim, Lease, Note, Noted, Outcome, Reason, Record, Refusal, Release, State, Verdict
+from ..records import (
+    HISTORY_LIMIT,
+    Claim,
+    HistoryEntry,
+    Lease,
+    Outcome,
+    PastEvent,
+    Reason,
+    Record,
+    Refusal,
+    Release,
+    State,
+    Verdict,
+)
 from ..rules import SECOND
 from .connections import ESCAPING, OPTION, PARSE, REFUSALS, Connections, as_redis, check_parameters, translated
 from .records import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
@@ -176,7 +189,7 @@ class RedisStore(Store):
     def mark_shutdown(self, lease: Lease) -> bool:
         return bool(self._call("mark_shutdown", (lease.key,), (lease.owner,)))
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         return bool(self._call("announce", (key,), (task_id,)))
 
     def get(self, key: str) -> Record | None:
@@ -187,16 +200,16 @@ class RedisStore(Store):
         self._command("DEL", history_key(key))  # first: who is told of a failure will ask for both again
         return bool(self._command("DEL", key))
 
-    def note(self, notes: Sequence[Note]) -> None:
-        calls = note_calls(notes)
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:
+        calls = history_calls(entries)
         for call, reply in zip(calls, self._noted(calls), strict=True):
             if isinstance(reply, Exception):
                 raise translated(reply, ("", "", 1, *call), self._url) from reply
 
     def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        return together(partial(self._at, self._connections.pipeline), "note", calls) if calls else []
+        return together(partial(self._at, self._connections.pipeline), "entry", calls) if calls else []
 
-    def history(self, key: str) -> list[Noted]:
+    def history(self, key: str) -> list[PastEvent]:
         return noted(key, *self._call("history", (history_key(key),), ()))
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
@@ -206,7 +219,7 @@ class RedisStore(Store):
                     if state in (None, record.state):
                         yield record
 
-    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
+    def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         return room([self._at(place.pipeline, asked(sample)) for place in self._places()])
 
     def ping(self) -> None:
@@ -356,17 +369,17 @@ def history_key(key: str) -> str:
     return f"{key}:history"
 
 
-def note_calls(notes: Iterable[Note]) -> list[tuple[Any, ...]]:
+def history_calls(entries: Iterable[HistoryEntry]) -> list[tuple[Any, ...]]:
     """Return for each key its list and the arguments of note.lua."""
     calls = []
-    for key, mine in grouped(notes).items():
-        pairs = [(round(note.ago * SECOND), note.text) for note in mine]
+    for key, mine in grouped(entries).items():
+        pairs = [(round(entry.ago * SECOND), entry.text) for entry in mine]
         keep = max(1, ms(expiry(mine, 0) / SECOND))
-        calls.append((history_key(key), MOST, keep, *(word for pair in pairs for word in pair)))
+        calls.append((history_key(key), HISTORY_LIMIT, keep, *(word for pair in pairs for word in pair)))
     return calls
 
 
-def noted(key: str, now: int, entries: Sequence[bytes]) -> list[Noted]:
+def noted(key: str, now: int, entries: Sequence[bytes]) -> list[PastEvent]:
     """Return what a list holds, seen at the server's time `now` in microseconds.
 
     Raises:

@@ -359,7 +359,7 @@ class Place:
         # A worker that becomes a daemon changes its folder, and its children would use another file.
         object.__setattr__(self, "path", os.path.abspath(self.path))
 
-    def room(self) -> dict[str, int]:
+    def usage(self) -> dict[str, int]:
         """Return the size of the file with its log, of all that is in it."""
         files = [path for path in (self.path, f"{self.path}-wal") if os.path.exists(path)]
         return {"file_bytes": sum(map(os.path.getsize, files))}

@@ -45,7 +45,7 @@ def row_of(key: str, raw: Raw) -> Row:
         if attempts:
             row.attempts = dict(json.loads(attempts))
         if announced:
-            row.announced = list(json.loads(announced))
+            row.dispatched = list(json.loads(announced))
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise RecordUnreadable(
             f"The record {key!r} is damaged or was written by a newer version of celery_idempotent ({error}). "
@@ -84,7 +84,7 @@ def raw_of(row: Row) -> Raw:
         min(row.expires, LARGEST),
         json.dumps(row.waiting, separators=(",", ":")) if row.waiting else None,
         json.dumps(row.attempts, separators=(",", ":")) if row.attempts else None,
-        json.dumps(row.announced, separators=(",", ":")) if row.announced else None,
+        json.dumps(row.dispatched, separators=(",", ":")) if row.dispatched else None,
     )
 
 

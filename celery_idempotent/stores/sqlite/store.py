@@ -24,7 +24,7 @@ from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreErro
 from .. import rules
 from ..base import Store
 from ..history import Line, expiry, grouped, lines, told
-from ..records import MOST, Claim, Lease, Note, Noted, Outcome, Record, Refusal, Release, State
+from ..records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 from ..transactions import driver_connection, no_transaction
 from .connections import SYNCHRONOUS, TABLE, TIMEOUT, Connections, Place, translated
 from .records import FENCE, LARGEST, Rows, alive, clock, raw_of
@@ -163,11 +163,11 @@ class SqliteStore(Store):
 
         return self._connections.write(work)
 
-    def announce(self, key: str, task_id: str) -> bool:
+    def mark_dispatched(self, key: str, task_id: str) -> bool:
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, key)
             row = alive(key, raw, clock())
-            settled = rules.announce(row, task_id)
+            settled = rules.mark_dispatched(row, task_id)
             if row is not None:
                 self._rows.keep(cursor, key, row, raw)
             return settled
@@ -189,11 +189,11 @@ class SqliteStore(Store):
 
         return self._connections.write(work, lasting=True)
 
-    def note(self, notes: Sequence[Note]) -> None:
-        self._connections.write(lambda cursor: self._histories.note(cursor, notes))
+    def append_history(self, entries: Sequence[HistoryEntry]) -> None:
+        self._connections.write(lambda cursor: self._histories.append(cursor, entries))
 
-    def history(self, key: str) -> list[Noted]:
-        return self._connections.read(lambda cursor: self._histories.tell(cursor, key))
+    def history(self, key: str) -> list[PastEvent]:
+        return self._connections.read(lambda cursor: self._histories.read(cursor, key))
 
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         after: str | None = None
@@ -249,8 +249,8 @@ class SqliteStore(Store):
         """Make or upgrade the tables now and not at the first verb."""
         self._connections.read(lambda cursor: None)
 
-    def room(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        return self._place.room()
+    def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
+        return self._place.usage()
 
     def ping(self) -> None:
         self._connections.write(lambda cursor: None)
@@ -332,18 +332,18 @@ class Histories:
         self._forget = f"DELETE FROM {name} WHERE key = ?"  # noqa: S608
         self._purge = f"DELETE FROM {name} WHERE key IN (SELECT key FROM {name} WHERE expires <= ? LIMIT ?)"  # noqa: S608
 
-    def note(self, cursor: Cursor, notes: Iterable[Note]) -> None:
+    def append(self, cursor: Cursor, entries: Iterable[HistoryEntry]) -> None:
         """Add lines; what was there and is none of ours is replaced."""
         now = clock()
-        for key, mine in grouped(notes).items():
+        for key, mine in grouped(entries).items():
             try:
                 known = self._lines(cursor, key, now)
             except RecordUnreadable:
                 known = []
-            text = json.dumps([*known, *lines(mine, now)][-MOST:], separators=(",", ":"))
+            text = json.dumps([*known, *lines(mine, now)][-HISTORY_LIMIT:], separators=(",", ":"))
             cursor.execute(self._write, (key, text, min(expiry(mine, now), LARGEST)))
 
-    def tell(self, cursor: Cursor, key: str) -> list[Noted]:
+    def read(self, cursor: Cursor, key: str) -> list[PastEvent]:
         """Return what was noted of a key.
 
         Raises:
