@@ -38,7 +38,7 @@ def free_pair() -> int:
     raise RuntimeError("no pair of ports is free")
 
 
-class Node(RedisServer):
+class ClusterNode(RedisServer):
     """One server of a cluster; a restart finds its slots again in its directory."""
 
     databases = 1
@@ -87,8 +87,8 @@ class Cluster:
 
     def __init__(self, replicas: int = 0, *, primaries: int = PRIMARIES, **config: object) -> None:
         config.setdefault("cluster_node_timeout", 1500)
-        self.primaries = [Node(**config) for _ in range(primaries)]
-        self.replicas = [Node(**config) for _ in range(replicas)]
+        self.primaries = [ClusterNode(**config) for _ in range(primaries)]
+        self.replicas = [ClusterNode(**config) for _ in range(replicas)]
 
     def __enter__(self) -> Cluster:
         try:
@@ -106,7 +106,7 @@ class Cluster:
         self.stop()
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ClusterNode]:
         return [*self.primaries, *self.replicas]
 
     def url(self, query: str = "") -> str:
@@ -123,11 +123,11 @@ class Cluster:
         for node in self.primaries:
             node.says("FLUSHALL")
 
-    def owner(self, key: str) -> Node:
+    def owner(self, key: str) -> ClusterNode:
         """Return which of the primaries has a key, unless slots have been moved."""
         return self.primaries[key_slot(key.encode()) * len(self.primaries) // SLOTS]
 
-    def keys_of(self, node: Node, count: int) -> list[str]:
+    def keys_of(self, node: ClusterNode, count: int) -> list[str]:
         """Return keys that are this primary's."""
         found: list[str] = []
         number = 0
@@ -137,7 +137,7 @@ class Cluster:
             number += 1
         return found
 
-    def move(self, key: str, target: Node) -> None:
+    def move(self, key: str, target: ClusterNode) -> None:
         """Give the slot of a key to another primary, with all that is in it."""
         source, slot = self.begin_move(key, target)
         while names := source.says("CLUSTER", "GETKEYSINSLOT", slot, 100):
@@ -146,14 +146,14 @@ class Cluster:
         for node in (target, source, *self.primaries):
             node.says("CLUSTER", "SETSLOT", slot, "NODE", target.id())
 
-    def begin_move(self, key: str, target: Node) -> tuple[Node, int]:
+    def begin_move(self, key: str, target: ClusterNode) -> tuple[ClusterNode, int]:
         """Begin to give a slot away: from now on its keys are here or there, and new ones are there."""
         slot, source = key_slot(key.encode()), self.owner(key)
         target.says("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id())
         source.says("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id())
         return source, slot
 
-    def move_key(self, key: str, source: Node, target: Node) -> None:
+    def move_key(self, key: str, source: ClusterNode, target: ClusterNode) -> None:
         source.says("MIGRATE", "127.0.0.1", target.port, key, 0, 5000)
 
     def wait_until_whole(self) -> None:
@@ -178,7 +178,7 @@ class Cluster:
             primary = self.primaries[number % len(self.primaries)]
             wait_until(lambda primary=primary: primary.says("WAIT", 1, 100) >= 1, READY_SECONDS, "a replica")  # type: ignore[misc]
 
-    def _knows_all(self, node: Node) -> bool:
+    def _knows_all(self, node: ClusterNode) -> bool:
         return int(node.state()["cluster_known_nodes"]) == len(self.nodes)
 
     def _is_whole(self) -> bool:
@@ -189,7 +189,7 @@ class Cluster:
         return f"the cluster to be whole, it is {states}"
 
 
-def start(node: Node) -> None:
+def start(node: ClusterNode) -> None:
     """Start a node, on another pair of ports if somebody else was quicker."""
     for _ in range(5):
         try:

@@ -14,7 +14,7 @@ from .common import Exit, KeyCommand, Stores, Tally, confirmed, keys_of, names_c
 from .show import unknown
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import Matches, NamedStore
+    from ..stores.maintenance import MatchCounts, NamedStore
     from ..stores.records import Record
 
 
@@ -165,7 +165,7 @@ def _sweep(used: NamedStore, prefix: str, wish: Wish) -> tuple[int, int]:
         return tally.count, left
 
 
-def _in_words(matches: Matches) -> str:
+def _in_words(matches: MatchCounts) -> str:
     states = ", ".join(f"{number:,} {state}" for state, number in sorted(matches.by_state.items()))
     return states + (f" ({matches.held:,} held by a live lease)" if matches.held else "") if states else "nothing"
 

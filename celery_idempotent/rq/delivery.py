@@ -21,7 +21,7 @@ from ..events import logger
 from ..functions import FunctionBinding, check_returned
 from ..stores.records import Claim, Lease, Reason, Release, new_owner
 from . import job as jobs
-from .horse import HorsePipe
+from .horse import HorseEnd
 
 #: Part of a job's own time limit that may be spent waiting.
 PATIENCE = 0.8
@@ -57,7 +57,7 @@ class RqDelivery(Delivery):
         super().__init__(monotonic() - jobs.seconds_running(job))
         self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
         self.given, self.key, self.ran = job.meta.get(jobs.KEY), "", False
-        self.handover = HorsePipe.take()
+        self.handover = HorseEnd.take()
 
     def answer(self) -> Any:
         """Return what the job returns, now or when it ran before; or a `Retry`, with which it will come back.
@@ -79,7 +79,7 @@ class RqDelivery(Delivery):
             if not self.ran:
                 self._refused(error)
             if self._is_permanent(error) and self.job.retries_left:
-                self.job.retries_left = jobs.Unspent(self.job.retries_left)  # type: ignore[assignment]
+                self.job.retries_left = jobs.RetriesOnHold(self.job.retries_left)  # type: ignore[assignment]
             raise
         finally:
             history.flush()  # a horse ends without any further ado
@@ -112,7 +112,7 @@ class RqDelivery(Delivery):
 
     def min_wait(self) -> float:
         """Return the seconds for which the job waits where it is, so that it does not go round in circles."""
-        return 0.0 if self._is_synchronous or self._can_be_scheduled else jobs.TURN
+        return 0.0 if self._is_synchronous or self._can_be_scheduled else jobs.QUEUE_PAUSE
 
     def _prepare(self) -> None:
         self.identify(self.binding.events_of(self._claim(), self.job.id))
@@ -143,7 +143,7 @@ class RqDelivery(Delivery):
 
     @cached_property
     def _can_be_scheduled(self) -> bool:
-        return jobs.can_be_put_off(self.job) and jobs.has_scheduler(self.job)
+        return jobs.can_defer(self.job) and jobs.has_scheduler(self.job)
 
     def _run_guarded(self) -> Decision:
         guard = self.binding.guard
@@ -182,11 +182,11 @@ class RqDelivery(Delivery):
         if self._can_be_scheduled:
             delay = jobs.delay_before(number, busy.remaining, job.ttl)
         else:
-            delay, turn = 0, min(jobs.TURN, PATIENCE * jobs.seconds_allowed(job))
+            delay, turn = 0, min(jobs.QUEUE_PAUSE, PATIENCE * jobs.seconds_allowed(job))
             sleep(max(0.0, turn - self.waited))  # a delivery that waited for a holder has done so
         self._mark(outcome="deferred", key=self.key, deferrals=number + 1)
         self.emit(events.Deferred, delay=delay, copy=number + 1)
-        return jobs.put_off(job, delay)
+        return jobs.defer(job, delay)
 
     def _is_permanent(self, error: BaseException) -> bool:
         if isinstance(error, Conflict):

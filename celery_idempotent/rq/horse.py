@@ -25,7 +25,7 @@ MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HorseClaim:
     """What a horse says that it claims.
 
     Arguments:
@@ -47,7 +47,7 @@ class Held:
     task_id: str
 
 
-class HorsePipe:
+class HorseEnd:
     """A horse's end.
 
     Arguments:
@@ -60,7 +60,7 @@ class HorsePipe:
         self.owner, self._writer, self._interval = owner, writer, interval
 
     @classmethod
-    def take(cls) -> HorsePipe | None:
+    def take(cls) -> HorseEnd | None:
         """Return what the worker offers, once: a job that this one runs within itself is another delivery."""
         offered = os.environ.pop(ENTRY, None)
         if offered is None:
@@ -91,15 +91,17 @@ class HorsePipe:
         policy = binding.policy
         wanted = policy.store
         store = wanted if isinstance(wanted, str) else "" if wanted is None else None
-        held = Held(claim.key, claim.lease_ttl, claim.keep_ttl, max_lease, store, policy.history, binding.name, task_id)
-        line = json.dumps({name: getattr(held, name) for name in Held.__slots__}).encode() + b"\n"
+        held = HorseClaim(
+            claim.key, claim.lease_ttl, claim.keep_ttl, max_lease, store, policy.history, binding.name, task_id
+        )
+        line = json.dumps({name: getattr(held, name) for name in HorseClaim.__slots__}).encode() + b"\n"
         try:
             os.write(self._writer, line[:MOST])
         except OSError as error:
             logger.warning("The worker could not be told of the lease on %s: %s", claim.key, error)
 
 
-class Offer:
+class WorkerEnd:
     """A worker's end.
 
     Arguments:
@@ -123,14 +125,14 @@ class Offer:
             os.environ.pop(ENTRY, None)
             os.close(self._writer)
 
-    def held(self) -> Held | None:
+    def held(self) -> HorseClaim | None:
         """Return what the horse said, or None: nothing yet."""
         with suppress(BlockingIOError):
             while piece := os.read(self._reader, MOST):
                 self._read += piece
         line = self._read.partition(b"\n")
         said: dict[str, Any] | None = json.loads(line[0]) if line[1] else None
-        return Held(**said) if said else None
+        return HorseClaim(**said) if said else None
 
     def close(self) -> None:
         """Forget the horse."""

@@ -117,7 +117,7 @@ def note(job: Job, said: dict[str, Any]) -> None:
 #: Seconds to wait at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
 #: Seconds for which a job waits where it is, whenever its turn comes, if nobody would enqueue it later.
-TURN = 1.0
+QUEUE_PAUSE = 1.0
 #: Least ttl in seconds of a job that can be put off: RQ's scheduler looks once a second, and counts in whole ones.
 LEAST_TTL = 4
 #: How often a job may be put off: for ever.
@@ -126,7 +126,7 @@ ALWAYS = 2**31
 _COUNTS = "retry" in inspect.signature(Job._handle_retry_result).parameters
 
 
-class Unspent(float):
+class RetriesOnHold(float):
     """A number of retries left of a job that would fail again: none now, and as many as it says once it is requeued.
 
     A subclass of int is what hiredis refuses to write.
@@ -145,7 +145,7 @@ def deferrals(job: Job) -> int:
     return int(said.get("deferrals") or 0) if isinstance(said, dict) else 0
 
 
-def can_be_put_off(job: Job) -> bool:
+def can_defer(job: Job) -> bool:
     """Tell whether RQ will still know the job when its delay is over."""
     return job.ttl is None or job.ttl >= LEAST_TTL
 
@@ -163,7 +163,7 @@ def delay_before(number: int, remaining: float, ttl: int | None) -> int:
     return max(1, math.ceil(min(delay, longest)))
 
 
-def put_off(job: Job, delay: int) -> Retry:
+def defer(job: Job, delay: int) -> Retry:
     """Return what the job is to return, so that it comes back in ``delay`` seconds with all its own retries.
 
     Arguments:

@@ -21,7 +21,7 @@ from ..core.history import history
 from ..errors import IdempotencyError
 from ..events import Released, emit, logger
 from ..stores.records import Claim, Lease, Reason
-from .horse import Held, Offer
+from .horse import HorseClaim, WorkerEnd
 from .job import store_of
 
 #: Seconds between two looks whether the worker was asked to stop. No thread is woken instead: a handler of signals must
@@ -36,7 +36,7 @@ class _Leases:
     job_monitoring_interval: int
     _horse_pid: int
 
-    _offer: Offer | None = None
+    _offer: WorkerEnd | None = None
     _reaped: tuple[Any, ...] | None = None
     _began = 0.0
     _told = False
@@ -46,7 +46,7 @@ class _Leases:
         """Start the horse, which is given the owner of its delivery."""
         self._reaped, self._began, self._told = None, monotonic(), False
         self._close()
-        self._offer = Offer(self.job_monitoring_interval)
+        self._offer = WorkerEnd(self.job_monitoring_interval)
         with self._offer.made():
             super().fork_work_horse(job, queue)  # type: ignore[misc]
         gone = threading.Event()
@@ -115,11 +115,11 @@ class _Leases:
         except IdempotencyError as error:
             logger.warning("The lease on %s could not be %s for its horse: %s", held.key, done, error)
 
-    def _renew(self, held: Held) -> None:
+    def _renew(self, held: HorseClaim) -> None:
         if held.max_lease is None or monotonic() - self._began < held.max_lease:
             lease.renew(store_of(held.store or None, self.connection), self._claim(held))
 
-    def _release(self, held: Held) -> None:
+    def _release(self, held: HorseClaim) -> None:
         store, reason = store_of(held.store or None, self.connection), self._reason(held)
         record = lease.release(store, self._claim(held), reason)
         if record is not None:
@@ -130,11 +130,11 @@ class _Leases:
             if held.history:
                 history.note(store, told, held.keep_ttl)
 
-    def _claim(self, held: Held) -> Claim:
+    def _claim(self, held: HorseClaim) -> Claim:
         assert self._offer is not None
         return Claim(held.key, self._offer.owner, held.lease_ttl, held.keep_ttl)
 
-    def _reason(self, held: Held) -> Reason:
+    def _reason(self, held: HorseClaim) -> Reason:
         if getattr(self, "_stopped_job_id", None) == held.task_id:  # that of a job which ended meanwhile stays
             return Reason.REVOKED
         return Reason.SHUTDOWN if getattr(self, "_stop_requested", False) else Reason.CRASHED

@@ -120,7 +120,7 @@ class CachedStore(Store):
             raise ConfigurationError(f"Expected the cache to be a RedisStore, got a {type(cache).__name__}.")
         self.durable = durable
         self.keeps_history = durable.keeps_history
-        self._outcomes = Outcomes(cache, max_age=parse_duration(max_age, "max_age"))
+        self._outcomes = CacheEntries(cache, max_age=parse_duration(max_age, "max_age"))
         self._failing = self._told_damage = False
         self._spared_until = 0.0
 
@@ -283,7 +283,7 @@ ANSWERED = (*FIELDS, b"checksum", b"ended", b"expires", b"announced")
 PREFIX = "cached:"
 
 
-class Outcomes:
+class CacheEntries:
     """Keep outcomes in Redis for a while.
 
     Each verb is one round trip, and raises `StoreError` if the cache cannot serve.

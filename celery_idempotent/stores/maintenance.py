@@ -18,7 +18,7 @@ DELETE_BATCH = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Matches:
+class MatchCounts:
     """How many records there are, by state, and how many of them a live lease holds."""
 
     by_state: dict[State, int]
@@ -35,14 +35,14 @@ def is_held(record: Record) -> bool:
     return record.state is State.IN_PROGRESS and record.remaining > 0
 
 
-def count(store: Store, prefix: str, state: State | None = None) -> Matches:
+def count(store: Store, prefix: str, state: State | None = None) -> MatchCounts:
     """Return how many records have a key that begins with ``prefix``; reads all of the store's."""
     states: Counter[State] = Counter()
     held = 0
     for record in store.scan(prefix=prefix, state=state):
         states[record.state] += 1
         held += is_held(record)
-    return Matches(dict(states), held)
+    return MatchCounts(dict(states), held)
 
 
 def forget(

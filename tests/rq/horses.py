@@ -133,7 +133,7 @@ def environment(order_id: str) -> list[str]:
     import subprocess
     import sys
 
-    code = "from celery_idempotent.rq.horse import HorsePipe; print(HorsePipe.take())"
+    code = "from celery_idempotent.rq.horse import HorseEnd; print(HorseEnd.take())"
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return asked.stdout.splitlines()
 

@@ -18,7 +18,7 @@ from rq.command import send_stop_job_command
 from rq.job import Job, JobStatus
 
 from celery_idempotent.rq import IdempotentWorker
-from celery_idempotent.rq.horse import Held
+from celery_idempotent.rq.horse import HorseClaim
 from celery_idempotent.stores import Reason, State
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
@@ -121,8 +121,10 @@ def test_a_job_that_is_stopped_is_revoked_and_its_crashes_are_not_counted(shop: 
 def test_a_stop_that_came_too_late_for_its_job_is_no_reason_for_the_next_one(shop: Shop) -> None:
     worker = IdempotentWorker([shop.queue], connection=shop.client)
     worker._stopped_job_id = "the job before"  # where RQ leaves it if the horse had ended by itself
-    assert worker._reason(Held("idem:a", 60.0, 60.0, None, "", True, "charge", "this job")) is Reason.CRASHED
-    assert worker._reason(Held("idem:a", 60.0, 60.0, None, "", True, "charge", "the job before")) is Reason.REVOKED
+    assert worker._reason(HorseClaim("idem:a", 60.0, 60.0, None, "", True, "charge", "this job")) is Reason.CRASHED
+    assert (
+        worker._reason(HorseClaim("idem:a", 60.0, 60.0, None, "", True, "charge", "the job before")) is Reason.REVOKED
+    )
 
 
 @BOTH
@@ -166,7 +168,7 @@ def test_a_shutdown_that_is_cut_short_by_a_kill_of_all_is_no_crash(shop: Shop, k
 def test_a_shutdown_that_cannot_be_announced_is_said_once(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     worker = IdempotentWorker([shop.queue], connection=shop.client)
     worker._stop_requested = True
-    away = Held("idem:a", 60.0, 60.0, None, f"redis://127.0.0.1:{free_port()}/0", True, "charge", "this job")
+    away = HorseClaim("idem:a", 60.0, 60.0, None, f"redis://127.0.0.1:{free_port()}/0", True, "charge", "this job")
     offers: Any = SimpleNamespace(owner="me", held=iter([None, replace(away, store=None), away]).__next__)
     worker._offer = offers
     ended = threading.Event()

@@ -8,21 +8,21 @@ from typing import Any, cast
 
 import pytest
 
-from celery_idempotent.rq.horse import Held
+from celery_idempotent.rq.horse import HorseClaim
 from celery_idempotent.rq.worker import _Leases
 from tests.servers import free_port
 
 
-def worker_of(held: Held) -> Any:
+def worker_of(held: HorseClaim) -> Any:
     worker = _Leases()
     worker.connection = None  # the store has a URL of its own
     worker._offer = cast(Any, SimpleNamespace(held=lambda: held, owner="me"))
     return worker
 
 
-def held(max_lease: float | None = None, store: str | None = "") -> Held:
+def held(max_lease: float | None = None, store: str | None = "") -> HorseClaim:
     url = f"redis://127.0.0.1:{free_port()}/0" if store == "" else store
-    return Held("idem:f:k", 60.0, 60.0, max_lease, url, True, "f", "id")
+    return HorseClaim("idem:f:k", 60.0, 60.0, max_lease, url, True, "f", "id")
 
 
 @pytest.mark.parametrize(("done", "speak"), [("renewed", "_renew"), ("released", "_release")])

@@ -14,7 +14,7 @@ from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.redis import ClusterStore
-from tests.cluster import Cluster, Node
+from tests.cluster import Cluster, ClusterNode
 from tests.conftest import missing
 from tests.proxy import Proxy
 from tests.servers import ServerMissing
@@ -80,7 +80,9 @@ def serves(store: ClusterStore, key: str) -> bool:
     return True
 
 
-def held_in(cluster: Cluster, store: ClusterStore, nodes: Sequence[Node], name: str) -> dict[Node, list[Lease]]:
+def held_in(
+    cluster: Cluster, store: ClusterStore, nodes: Sequence[ClusterNode], name: str
+) -> dict[ClusterNode, list[Lease]]:
     """Take three leases on each of these nodes."""
     keys = {node: [f"{{{key}}}:{name}" for key in cluster.keys_of(node, 3)] for node in nodes}
     return {node: [take(store, key) for key in keys[node]] for node in nodes}
@@ -311,12 +313,12 @@ def test_a_replica_that_is_promoted_serves_what_it_has(
     assert known(store, done.key).payload == DONE.payload
 
 
-def info(node: Node) -> bytes:
+def info(node: ClusterNode) -> bytes:
     with node.client() as client:
         return f"{client.info('replication')['role']}".encode()
 
 
-def promote(replica: Node) -> None:
+def promote(replica: ClusterNode) -> None:
     """Order a failover, again where the nodes did not agree on it within the five seconds that one lasts."""
     end = monotonic() + 60
     while b"master" not in info(replica):

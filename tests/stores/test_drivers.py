@@ -11,7 +11,7 @@ import pytest
 from celery_idempotent import stores
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import open_store
-from celery_idempotent.stores.sqlite.connections import translated
+from celery_idempotent.stores.sqlite.connections import translate_error
 
 
 def test_a_driver_that_is_missing_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_a_module_of_ours_that_is_missing_is_no_matter_of_drivers(monkeypatch: p
 
 
 def why(path: Path) -> StoreError:
-    return translated(sqlite3.OperationalError("unable to open database file"), str(path))
+    return translate_error(sqlite3.OperationalError("unable to open database file"), str(path))
 
 
 def test_a_file_that_cannot_be_opened_is_told_with_its_reason(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from celery_idempotent.core.results import Codec, Kind
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, rules
 from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
-from celery_idempotent.stores.dynamodb.connections import translated
+from celery_idempotent.stores.dynamodb.connections import translate_error
 from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
 from celery_idempotent.stores.rules import SECOND
 from tests.dynamodb import DynamoServer
@@ -428,7 +428,7 @@ class TestTheTable:
 
         def deny(asked: str, **request: Any) -> dict[str, Any]:
             if asked == operation:
-                raise translated(denied, store._table.place) from denied
+                raise translate_error(denied, store._table.place) from denied
             return ask(asked, **request)
 
         monkeypatch.setattr(store._table, "ask", deny)

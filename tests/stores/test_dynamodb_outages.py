@@ -16,7 +16,7 @@ from botocore.awsrequest import AWSResponse
 from celery_idempotent.errors import LeaseLost, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.connections import Overtaken
+from celery_idempotent.stores.dynamodb.connections import ConditionFailed
 from celery_idempotent.stores.rules import SECOND
 from tests import servers
 from tests.dynamodb import SECRET_KEY, DynamoServer
@@ -303,7 +303,7 @@ class TestLostReplies:
             store.renew([lease])
         assert store.renew([lease]) == []
         ((args, options),) = late
-        with pytest.raises(Overtaken):
+        with pytest.raises(ConditionFailed):
             store._table.update(*args, **options)
         assert known(store).remaining > 20
 

@@ -7,7 +7,7 @@ import pytest
 from celery_idempotent.errors import ConfigurationError, StoreRefused
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from celery_idempotent.stores.dynamodb.connections import TIMEOUT, Place
+from celery_idempotent.stores.dynamodb.connections import TIMEOUT, Address
 from tests.dynamodb import SECRET_KEY
 from tests.stores.benches import take
 
@@ -18,8 +18,8 @@ def test_a_url_names_a_table_and_where_it_is() -> None:
     url = (
         "dynamodb://shop.records-1?region=eu-west-1&endpoint_url=http%3A%2F%2Flocalhost%3A8000&profile=shop&timeout=.5"
     )
-    assert Place.in_url(url) == Place("shop.records-1", "eu-west-1", "http://localhost:8000", "shop", 0.5)
-    assert Place.in_url("dynamodb://Records_2/") == Place("Records_2")
+    assert Address.in_url(url) == Address("shop.records-1", "eu-west-1", "http://localhost:8000", "shop", 0.5)
+    assert Address.in_url("dynamodb://Records_2/") == Address("Records_2")
 
 
 @pytest.mark.parametrize(

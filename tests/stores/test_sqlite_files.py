@@ -14,7 +14,7 @@ import pytest
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease
 from celery_idempotent.stores.sqlite import SqliteStore, schema
-from celery_idempotent.stores.sqlite.connections import Place
+from celery_idempotent.stores.sqlite.connections import Address
 from celery_idempotent.stores.sqlite.schema import Schema
 from celery_idempotent.stores.sqlite.store import PAGE
 from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
@@ -204,7 +204,7 @@ def test_the_text_of_the_schema_makes_tables_that_the_store_takes(sqlite_store: 
 
 def test_a_database_without_a_write_ahead_log_is_refused() -> None:
     with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(StoreRefused, match="stays with 'memory'"):
-        Schema(Place("/x.db")).prepare(connection)
+        Schema(Address("/x.db")).prepare(connection)
 
 
 def test_a_folder_that_does_not_exist_is_named(open_sqlite: OpenSqlite, tmp_path: Path) -> None:

@@ -12,17 +12,17 @@ import pytest
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sqlite import SqliteStore
-from celery_idempotent.stores.sqlite.connections import TABLE, Place
+from celery_idempotent.stores.sqlite.connections import TABLE, Address
 from tests.stores.benches import DONE, known, take
 
 
 def test_three_slashes_name_a_file_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert Place.of("sqlite:///data/tasks.db").path == str(tmp_path / "data" / "tasks.db")
+    assert Address.of("sqlite:///data/tasks.db").path == str(tmp_path / "data" / "tasks.db")
 
 
 def test_four_slashes_name_a_file_from_the_root() -> None:
-    assert Place.of("sqlite:////var/lib/tasks.db").path == "/var/lib/tasks.db"
+    assert Address.of("sqlite:////var/lib/tasks.db").path == "/var/lib/tasks.db"
 
 
 def test_a_relative_path_is_looked_for_where_the_store_was_made(
@@ -54,9 +54,9 @@ def test_a_url_opens_nothing(tmp_path: Path) -> None:
 
 
 def test_the_query_gives_options() -> None:
-    assert Place.of("sqlite:////x.db") == Place("/x.db", TABLE, 2.0, "full")
+    assert Address.of("sqlite:////x.db") == Address("/x.db", TABLE, 2.0, "full")
     url = "sqlite:////x.db?table=tasks_2&timeout=0.5&synchronous=NORMAL"
-    assert Place.of(url) == Place("/x.db", "tasks_2", 0.5, "normal")
+    assert Address.of(url) == Address("/x.db", "tasks_2", 0.5, "normal")
 
 
 def test_the_table_of_the_url_is_made(sqlite_path: Path) -> None:

@@ -9,7 +9,15 @@ import pytest
 from celery_idempotent.errors import RecordUnreadable
 from celery_idempotent.stores import Claim, Lease, Outcome, Record, State, maintenance
 from celery_idempotent.stores.maintenance import DELETE_BATCH as BATCH
-from celery_idempotent.stores.maintenance import Matches, NamedStore, count, forget, is_held, purge, purge_in_batches
+from celery_idempotent.stores.maintenance import (
+    MatchCounts,
+    NamedStore,
+    count,
+    forget,
+    is_held,
+    purge,
+    purge_in_batches,
+)
 from celery_idempotent.stores.memory import MemoryStore
 
 
@@ -106,9 +114,9 @@ def test_matches_are_counted_by_state() -> None:
     settle(store, "a:1")
     hold(store, "a:2")
     settle(store, "b:1")
-    assert count(store, "a:") == Matches({State.COMPLETED: 1, State.IN_PROGRESS: 1}, held=1)
+    assert count(store, "a:") == MatchCounts({State.COMPLETED: 1, State.IN_PROGRESS: 1}, held=1)
     assert count(store, "a:", State.COMPLETED).total == 1
-    assert count(store, "c:") == Matches({})
+    assert count(store, "c:") == MatchCounts({})
 
 
 def test_a_lease_that_ran_out_is_not_held() -> None:

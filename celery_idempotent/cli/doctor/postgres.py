@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from ...stores.postgres.connections import translated
+from ...stores.postgres.connections import translate_error
 from ...stores.postgres.store import PostgresStore
 from .any_store import MOST, claims_refused, compared, expired, schema_pending, slow_store
 from .findings import Check, Finding, Patient, Section, Unasked, error, examined, info, ok, warning
@@ -36,7 +36,7 @@ def _ask(patient: Patient, query: str) -> tuple[Any, ...]:
     except errors.InsufficientPrivilege as refusal:
         raise Unasked(f"The server does not let us see it: {str(refusal).strip()}.") from refusal
     except psycopg.Error as failure:
-        raise translated(failure, store._place.shown) from failure
+        raise translate_error(failure, store._place.shown) from failure
 
 
 def _setting(patient: Patient, name: str) -> str:
@@ -111,7 +111,7 @@ def statement_pooling(patient: Patient) -> Finding:
                 row = connection.execute("select pg_backend_pid()").fetchone()
     except psycopg.Error as failure:
         if "statement pooling" not in str(failure):
-            raise translated(failure, store._place.shown) from failure
+            raise translate_error(failure, store._place.shown) from failure
         return error(
             "PgBouncer pools statements and refuses transactions: a task cannot settle within its own.",
             "pool_mode = transaction in pgbouncer.ini, or for this database alone, then RELOAD",

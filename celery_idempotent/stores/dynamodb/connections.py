@@ -43,7 +43,7 @@ def _models() -> Any:
     return create_loader()
 
 
-class Overtaken(Exception):
+class ConditionFailed(Exception):
     """Raised when an item is not as a write wanted it; carries it as it is, or None if there is none."""
 
     def __init__(self, item: Item | None) -> None:
@@ -61,7 +61,7 @@ class Table:
         clock: Hears the date of every reply.
     """
 
-    def __init__(self, place: Place, clock: Clock) -> None:
+    def __init__(self, place: Address, clock: Clock) -> None:
         self.place = place
         self._clock = clock
         self._client: Any = None
@@ -128,7 +128,7 @@ class Table:
             request: What it takes but the table's name.
 
         Raises:
-            Overtaken: the condition of a write did not hold.
+            ConditionFailed: the condition of a write did not hold.
             StoreError: it could not be served.
         """
         try:
@@ -142,7 +142,7 @@ class Table:
             interrupted = interruption(error)
             if interrupted is not None:
                 raise interrupted from None
-            raise translated(error, self.place) from error
+            raise translate_error(error, self.place) from error
 
     def _send(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         client, sent = self.client(), time.monotonic()
@@ -151,7 +151,7 @@ class Table:
         except ClientError as error:
             self._hear(error.response, sent)
             if error.response.get("Error", {}).get("Code") == "ConditionalCheckFailedException":
-                raise Overtaken(error.response.get("Item")) from None
+                raise ConditionFailed(error.response.get("Item")) from None
             raise
         self._hear(reply, sent)
         return reply
@@ -163,7 +163,7 @@ class Table:
         """Write an item in the place of another, or of none.
 
         Raises:
-            Overtaken: the condition did not hold.
+            ConditionFailed: the condition did not hold.
         """
         self._write("put_item", item["version"]["S"], Item=item, **condition.request())
 
@@ -171,7 +171,7 @@ class Table:
         """Change an item; return it if the options ask for it, and its reply was not lost.
 
         Raises:
-            Overtaken: the condition did not hold.
+            ConditionFailed: the condition did not hold.
         """
         reply = self._write("update_item", update.version, Key={"key": text(key)}, **update.request(), **options)
         item: Item | None = reply.get("Attributes")
@@ -180,7 +180,7 @@ class Table:
     def _write(self, operation: str, version: str, **request: Any) -> dict[str, Any]:
         try:
             return self.ask(operation, **request, ReturnValuesOnConditionCheckFailure="ALL_OLD")
-        except Overtaken as overtaken:
+        except ConditionFailed as overtaken:
             if overtaken.item is not None and overtaken.item.get("version") == text(version):
                 return {}  # this very write came through, its reply was lost, and it was sent again
             raise
@@ -249,7 +249,7 @@ def interruption(error: Exception) -> Exception | None:
     return raised
 
 
-def translated(error: Exception, place: object) -> StoreError:
+def translate_error(error: Exception, place: object) -> StoreError:
     """Return the store's error that an error of boto3 means.
 
     Arguments:
@@ -313,7 +313,7 @@ _OPTIONS = ("region", "endpoint_url", "profile", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Address:
     """Where a table is; who may use it, boto3 finds out as it always does.
 
     Arguments:
@@ -335,7 +335,7 @@ class Place:
         return f"dynamodb://{self.table}"
 
     @classmethod
-    def in_url(cls, url: str) -> Place:
+    def in_url(cls, url: str) -> Address:
         """Return what a URL says.
 
         Raises:

@@ -27,7 +27,7 @@ UNAVAILABLE = b"!unavailable:"
 
 
 @dataclass(slots=True)
-class Kept:
+class StoredRow:
     """A row, and what its item says of the watch over it.
 
     Arguments:
@@ -60,7 +60,7 @@ def named(task_id: str) -> str:
     return f"t:{task_id}"
 
 
-def item_of(key: str, kept: Kept) -> Item:
+def item_of(key: str, kept: StoredRow) -> Item:
     """Return the item that keeps a row; what is empty is left out, but for the maps that are written into."""
     row = kept.row
     item: Item = {"key": text(key), "version": text(kept.version), "state": text(row.state.value)}
@@ -96,7 +96,7 @@ def mark_of(mark: tuple[int, int, str]) -> Item:
     return text(f"{attempt}.{copy}.{token}")
 
 
-def kept_of(item: Item, clock: Clock) -> Kept:
+def kept_of(item: Item, clock: Clock) -> StoredRow:
     """Return the row that an item keeps, as this machine sees it now.
 
     A lease ends when this machine has seen its beat for as long as the lease lasts: what it never saw before has all of
@@ -122,7 +122,7 @@ def kept_of(item: Item, clock: Clock) -> Kept:
     return kept
 
 
-def _read(item: Item) -> Kept:
+def _read(item: Item) -> StoredRow:
     def word(name: str) -> str:
         return str(item[name]["S"]) if name in item else ""
 
@@ -150,7 +150,7 @@ def _read(item: Item) -> Kept:
         ],
     )
     watch = {machine: int(ticks["N"]) for machine, ticks in _map(item, "watch").items()}
-    return Kept(row, item["version"]["S"], word("beat"), count("lease"), watch)
+    return StoredRow(row, item["version"]["S"], word("beat"), count("lease"), watch)
 
 
 def _map(item: Item, name: str) -> Mapping[str, Item]:

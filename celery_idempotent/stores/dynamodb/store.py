@@ -31,8 +31,8 @@ from ..records import (
 )
 from ..rules import SECOND
 from . import schema
-from .connections import Overtaken, Place, Table, code
-from .records import Clock, Condition, Item, Kept, Update, fitting, item_of, kept_of, mark_of, named, number, text
+from .connections import Address, ConditionFailed, Table, code
+from .records import Clock, Condition, Item, StoredRow, Update, fitting, item_of, kept_of, mark_of, named, number, text
 
 
 class DynamoDBStore(Store):
@@ -49,7 +49,7 @@ class DynamoDBStore(Store):
 
     keeps_history = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._records = Records(place)
         self._table = self._records.table
         self._histories = Histories(self._table)
@@ -66,7 +66,7 @@ class DynamoDBStore(Store):
         Raises:
             ConfigurationError: the URL cannot be meant.
         """
-        return cls(Place.in_url(url))
+        return cls(Address.in_url(url))
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         # A copy will find a record, and reading it is cheaper than a write that is refused.
@@ -74,24 +74,24 @@ class DynamoDBStore(Store):
         for _ in range(ROUNDS):
             try:
                 return self._acquire(claim, kept, self._records.now())
-            except Overtaken as overtaken:
+            except ConditionFailed as overtaken:
                 kept = self._records.kept(overtaken.item)
         raise self._records.contended(claim.key)
 
-    def _acquire(self, claim: Claim, kept: Kept | None, now: int) -> Lease | Refusal:
-        row = living(kept, now)
+    def _acquire(self, claim: Claim, kept: StoredRow | None, now: int) -> Lease | Refusal:
+        row = if_not_expired(kept, now)
         mark = row.waiting.get(claim.task_id) if row else None
         answer, granted = rules.acquire(claim.key, row, claim, now)
         if isinstance(answer, Lease):
             if row is None:  # none of the fences that were here may come again
                 granted.fence = max(granted.fence, self._last_fence + 1, kept.row.fence + 1 if kept else 0)
                 answer = replace(answer, fence=granted.fence)
-            self._records.put(claim.key, self._records.begun(granted, claim), kept)
+            self._records.put(claim.key, self._records.with_new_lease(granted, claim), kept)
             self._last_fence = max(self._last_fence, granted.fence)
         elif kept is not None and answer.verdict is Verdict.CRASH_LOOP:
             self._records.put(claim.key, replace(kept, row=granted), kept)
         elif kept is not None and answer.verdict is Verdict.CONFLICT:
-            marked(self._records, claim, kept, mark)
+            write_marks(self._records, claim, kept, mark)
         return answer
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
@@ -116,15 +116,15 @@ class DynamoDBStore(Store):
         for _ in range(ROUNDS):
             try:
                 return self._table.put(item, condition)
-            except Overtaken as overtaken:
+            except ConditionFailed as overtaken:
                 kept = self._records.kept(overtaken.item)
-            row = living(kept, now)
+            row = if_not_expired(kept, now)
             settled = rules.settle(row, lease, outcome, ttl, now)
             if settled is None:
                 raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
             if settled is row:
                 return None
-            item, condition = item_of(lease.key, Kept(settled)), unchanged(kept)
+            item, condition = item_of(lease.key, StoredRow(settled)), unchanged(kept)
         raise self._records.contended(lease.key)
 
     def _settled(self, lease: Lease, outcome: Outcome, ttl: float, now: int) -> tuple[Item, Condition]:
@@ -135,7 +135,7 @@ class DynamoDBStore(Store):
         held(condition, lease)
         condition.given(number(lease.fence), "fence")
         condition.or_gone()
-        return item_of(lease.key, Kept(row)), condition
+        return item_of(lease.key, StoredRow(row)), condition
 
     def transact_item(self, lease: Lease, outcome: Outcome, *, ttl: float) -> dict[str, Any]:
         """Return the write that settles, for your own ``TransactWriteItems``: it is done with your items, or none is.
@@ -166,7 +166,7 @@ class DynamoDBStore(Store):
         for _ in range(ROUNDS):
             item = self._table.read(lease.key)
             kept, now = self._records.kept(item), self._records.now()
-            row = living(kept, now)
+            row = if_not_expired(kept, now)
             if not rules.release(row, lease, release, now):
                 return False
             if item is None or kept is None or row is None:
@@ -177,7 +177,7 @@ class DynamoDBStore(Store):
             try:
                 held(update, lease)
                 self._table.update(lease.key, update)
-            except Overtaken:
+            except ConditionFailed:
                 continue
             return True
         raise self._records.contended(lease.key)
@@ -188,7 +188,7 @@ class DynamoDBStore(Store):
         held(update, lease)
         try:
             self._table.update(lease.key, update)
-        except Overtaken:
+        except ConditionFailed:
             return False
         return True
 
@@ -203,13 +203,13 @@ class DynamoDBStore(Store):
         for _ in range(ROUNDS):
             try:
                 self._table.update(key, update)
-            except Overtaken as overtaken:
+            except ConditionFailed as overtaken:
                 item = overtaken.item
             else:
                 return True
             # Nothing to announce, or it is announced; or another has to be forgotten for it.
             kept = self._records.kept(item)
-            row = living(kept, self._records.now())
+            row = if_not_expired(kept, self._records.now())
             if item is None or kept is None or row is None or not rules.mark_dispatched(row, task_id):
                 return False
             update = changes(item, item_of(key, kept))
@@ -223,7 +223,7 @@ class DynamoDBStore(Store):
 
     def _record(self, key: str, item: Item | None) -> Record | None:
         now = self._records.now()
-        row = living(self._records.kept(item), now)
+        row = if_not_expired(self._records.kept(item), now)
         return None if row is None else rules.view(key, row, now)
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:
@@ -236,7 +236,7 @@ class DynamoDBStore(Store):
         self._histories.forget(key)
         item = self._table.ask("delete_item", Key={"key": text(key)}, ReturnValues="ALL_OLD").get("Attributes")
         try:
-            return living(self._records.kept(item), self._records.now()) is not None
+            return if_not_expired(self._records.kept(item), self._records.now()) is not None
         except RecordUnreadable:
             return True
 
@@ -277,7 +277,7 @@ class Records:
         place: Which table, and where.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self.clock = Clock()
         self.table = Table(place, self.clock)
 
@@ -287,23 +287,23 @@ class Records:
             self.table.read("celery_idempotent:clock")
         return self.clock.now()
 
-    def kept(self, item: Item | None) -> Kept | None:
+    def kept(self, item: Item | None) -> StoredRow | None:
         """Return what an item keeps, as this machine sees it now."""
         return None if item is None else kept_of(item, self.clock)
 
-    def read(self, key: str) -> Kept | None:
+    def read(self, key: str) -> StoredRow | None:
         """Return what is kept under a key."""
         return self.kept(self.table.read(key))
 
-    def begun(self, row: rules.Row, claim: Claim) -> Kept:
+    def with_new_lease(self, row: rules.Row, claim: Claim) -> StoredRow:
         """Return the row with its lease beginning now, as seen by this machine."""
-        return Kept(row, lease=int(claim.lease_ttl * SECOND), watch={self.clock.machine: self.clock.ticks()})
+        return StoredRow(row, lease=int(claim.lease_ttl * SECOND), watch={self.clock.machine: self.clock.ticks()})
 
-    def put(self, key: str, new: Kept, old: Kept | None) -> None:
+    def put(self, key: str, new: StoredRow, old: StoredRow | None) -> None:
         """Write a row in the place of what was read before, or of nothing.
 
         Raises:
-            Overtaken: somebody else has written since.
+            ConditionFailed: somebody else has written since.
         """
         self.table.put(item_of(key, replace(new, version=new_owner())), unchanged(old))
 
@@ -315,7 +315,7 @@ class Records:
         )
 
 
-def living(kept: Kept | None, now: int) -> rules.Row | None:
+def if_not_expired(kept: StoredRow | None, now: int) -> rules.Row | None:
     """Return the row unless it has expired; a lease that this machine has not seen run out never has."""
     if kept is None:
         return None
@@ -324,7 +324,7 @@ def living(kept: Kept | None, now: int) -> rules.Row | None:
     return row if lives else None
 
 
-def unchanged(kept: Kept | None) -> Condition:
+def unchanged(kept: StoredRow | None) -> Condition:
     """Require that an item is what it was, in every detail."""
     condition = Condition()
     if kept is None:
@@ -356,16 +356,16 @@ def renewed(records: Records, lease: Lease) -> bool:
     for _ in range(ROUNDS):
         try:
             _renew(records, lease)
-        except Overtaken as overtaken:
+        except ConditionFailed as overtaken:
             kept, now = records.kept(overtaken.item), records.now()
         else:
             return True
-        row = rules.renew(living(kept, now), lease, now)
+        row = rules.renew(if_not_expired(kept, now), lease, now)
         if row is None:
             return False
         try:
-            records.put(lease.key, records.begun(row, lease.claim), kept)
-        except Overtaken:
+            records.put(lease.key, records.with_new_lease(row, lease.claim), kept)
+        except ConditionFailed:
             continue
         return True
     raise records.contended(lease.key)
@@ -375,14 +375,14 @@ def _renew(records: Records, lease: Lease) -> None:
     now, machine = records.now(), records.clock.machine
     row = rules.renew(None, lease, now)
     assert row is not None
-    begun = item_of(lease.key, records.begun(row, lease.claim))
+    with_new_lease = item_of(lease.key, records.with_new_lease(row, lease.claim))
     update = Update()
     for name in ("beat", "lease", "watch", "expires"):
-        update.set(begun[name], name)
+        update.set(with_new_lease[name], name)
     held(update, lease)
     update.given(number(now // SECOND), "expires", relation=">")
     # A request that was given up may arrive long after; it must not bring back an earlier beginning of the lease.
-    update.given(begun["watch"]["M"][machine], "watch", machine, relation="<=")
+    update.given(with_new_lease["watch"]["M"][machine], "watch", machine, relation="<=")
     item = records.table.update(lease.key, update, ReturnValues="ALL_NEW")
     if item is not None and "crashes" in item:
         row = rules.renew(kept_of(item, records.clock).row, lease, now)
@@ -393,7 +393,7 @@ def _renew(records: Records, lease: Lease) -> None:
             records.table.update(lease.key, update)
 
 
-def marked(records: Records, claim: Claim, kept: Kept, before: tuple[int, int, str] | None) -> None:
+def write_marks(records: Records, claim: Claim, kept: StoredRow, before: tuple[int, int, str] | None) -> None:
     """Write down which copy of a waiting message came last, and since when this machine has seen the lease.
 
     Each waiting task has a line of its own, and each machine: a crowd does not keep one another from writing.
@@ -441,7 +441,7 @@ class Histories:
             new, expires = _listed(lines(mine, now)), number(-(-expiry(mine, now) // SECOND))
             try:
                 self._add(key, new, expires, now)
-            except Overtaken:  # there is none, or what is there has expired
+            except ConditionFailed:  # there is none, or what is there has expired
                 item = {"key": text(history_key(key)), "lines": new, "expires": expires}
                 self._table.ask("put_item", Item=item)
 
@@ -470,7 +470,7 @@ class Histories:
                 ExpressionAttributeNames={"#lines": "lines"},
                 ExpressionAttributeValues={":size": number(size)},
             )
-        except Overtaken:
+        except ConditionFailed:
             pass  # somebody else has added lines since, and will cut
 
     def read(self, key: str, now: int) -> list[PastEvent]:

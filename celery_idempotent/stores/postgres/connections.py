@@ -86,7 +86,7 @@ class Connections:
         place: Where the server is, and how many connections there may be.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._place = place
         #: true once the server has shown that its default isolation level is stricter than READ COMMITTED
         self._strict = False
@@ -207,7 +207,7 @@ _WORDS = (
 )
 
 
-def translated(error: psycopg.Error, shown: str) -> StoreError:
+def translate_error(error: psycopg.Error, shown: str) -> StoreError:
     """Return the store's error that an error of psycopg means.
 
     Arguments:
@@ -260,7 +260,7 @@ NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where the records are.
 
     Arguments:
@@ -289,7 +289,7 @@ class Place:
             )
 
     @classmethod
-    def of_url(cls, url: str) -> Place:
+    def of_url(cls, url: str) -> Address:
         """Return the place that a URL names.
 
         Arguments:

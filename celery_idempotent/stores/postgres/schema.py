@@ -6,7 +6,7 @@ import zlib
 from functools import cached_property
 from importlib import resources
 
-from .connections import Place
+from .connections import Address
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
 VERSION = 3
@@ -30,7 +30,7 @@ class Schema:
         place: Where the records are.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self.place = place
         schema, name = f'"{place.schema}"', place.table
         #: tells this table's claims from others that queue in the same database

@@ -34,7 +34,7 @@ from ..records import (
     Verdict,
 )
 from ..transactions import driver_connection, no_transaction
-from .connections import NO_SCHEMA, Connections, Place, refusal, translated
+from .connections import NO_SCHEMA, Address, Connections, refusal, translate_error
 from .records import (
     COLUMNS,
     after,
@@ -78,7 +78,7 @@ class PostgresStore(Store):
     #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
     purge_every = 25
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._place = place
         self._connections = Connections(place)
         self._schema = schema = Schema(place)
@@ -110,7 +110,7 @@ class PostgresStore(Store):
         Raises:
             ConfigurationError: the URL cannot be parsed, or an option is wrong.
         """
-        return cls(Place.of_url(url))
+        return cls(Address.of_url(url))
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
         ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
@@ -231,7 +231,7 @@ class PostgresStore(Store):
                 connection.execute(self._schema.turn.encode())
                 connection.execute(self._schema.statements().encode())
         except psycopg.Error as error:
-            raise translated(error, self._place.shown) from error
+            raise translate_error(error, self._place.shown) from error
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         return {"table_bytes": self._said("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
@@ -250,7 +250,7 @@ class PostgresStore(Store):
         except NO_SCHEMA:
             return 0
         except psycopg.Error as error:
-            raise translated(error, self._place.shown) from error
+            raise translate_error(error, self._place.shown) from error
 
     def _find_home(self) -> str:
         self._home = str(self._said("select {home}()"))
@@ -276,7 +276,7 @@ class PostgresStore(Store):
         try:
             return self._connections.run(statement, args)
         except psycopg.Error as error:
-            raise translated(error, self._place.shown) from error
+            raise translate_error(error, self._place.shown) from error
 
 
 def caller_connection(using: Any) -> psycopg.Connection[Any]:

@@ -46,7 +46,7 @@ class ClusterStore(RedisStore):
         url: str = "redis+cluster",
         wait_replicas: int = 0,
     ) -> None:
-        self._connections: Any = Nodes(seeds, {**self.connection_options(), **(options or {})})
+        self._connections: Any = ClusterRouter(seeds, {**self.connection_options(), **(options or {})})
         self._replicas = Replicas(wait_replicas)
         self._url = url
 
@@ -85,8 +85,8 @@ class ClusterStore(RedisStore):
             raise failure
         return lost
 
-    def _by_node(self, leases: Sequence[Lease]) -> Iterable[tuple[Node, list[Lease]]]:
-        nodes: dict[Any, Node] = {}
+    def _by_node(self, leases: Sequence[Lease]) -> Iterable[tuple[ClusterNode, list[Lease]]]:
+        nodes: dict[Any, ClusterNode] = {}
         grouped: dict[Any, list[Lease]] = defaultdict(list)
         for lease in leases:
             node = self._at(self._connections.node_of, lease.key)
@@ -94,7 +94,7 @@ class ClusterStore(RedisStore):
             grouped[node.address].append(lease)
         return [(nodes[address], ours) for address, ours in grouped.items()]
 
-    def _renew_at(self, node: Node, leases: Sequence[Lease]) -> list[Lease]:
+    def _renew_at(self, node: ClusterNode, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
         wait = self._replicas.command
         calls = [(lease.key, *lease_args(lease)) for lease in leases]
@@ -125,7 +125,7 @@ class ClusterStore(RedisStore):
             self._at(node.execute, "PING")
 
     def _places(self) -> Iterable[Any]:
-        nodes: list[Node] = self._at(self._connections.primaries)
+        nodes: list[ClusterNode] = self._at(self._connections.primaries)
         return nodes
 
 
@@ -142,7 +142,7 @@ ANSWER, PATIENCE = 1.0, 2.0
 REDIRECTS = 5
 
 
-class Node:
+class ClusterNode:
     """One primary, as a place to list and to renew at.
 
     Arguments:
@@ -150,7 +150,7 @@ class Node:
         address: Its host and port.
     """
 
-    def __init__(self, nodes: Nodes, address: Address) -> None:
+    def __init__(self, nodes: ClusterRouter, address: Address) -> None:
         self._nodes, self.address = nodes, address
 
     def execute(self, *command: Any) -> Any:
@@ -165,7 +165,7 @@ class Node:
         return self._nodes.ask(self.address, commands)
 
 
-class Nodes:
+class ClusterRouter:
     """All nodes of a cluster; to be used like the `Connections` of one server.
 
     Arguments:
@@ -222,14 +222,14 @@ class Nodes:
             self._doubt(address)
         return replies
 
-    def primaries(self) -> list[Node]:
+    def primaries(self) -> list[ClusterNode]:
         """Return every node that has slots."""
         known = dict.fromkeys(address for address in self._table() if address is not None)
-        return [Node(self, address) for address in known]
+        return [ClusterNode(self, address) for address in known]
 
-    def node_of(self, key: str) -> Node:
+    def node_of(self, key: str) -> ClusterNode:
         """Return the node that has a key."""
-        return Node(self, self._owner(slot_of(("", key))))
+        return ClusterNode(self, self._owner(slot_of(("", key))))
 
     def known(self, key: str) -> str:
         """Return what to call the node that has a key, by what was last heard; "" if nothing was heard yet."""

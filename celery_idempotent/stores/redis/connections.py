@@ -242,7 +242,7 @@ _REFUSED = (
 )
 
 
-def translated(error: Exception, command: Sequence[Any], url: str) -> StoreError:
+def translate_error(error: Exception, command: Sequence[Any], url: str) -> StoreError:
     """Return the store's error that an error of redis-py means.
 
     Arguments:

@@ -41,7 +41,7 @@ from ..records import (
     Verdict,
 )
 from ..rules import SECOND
-from .connections import ESCAPING, OPTION, PARSE, REFUSALS, Connections, as_redis, check_parameters, translated
+from .connections import ESCAPING, OPTION, PARSE, REFUSALS, Connections, as_redis, check_parameters, translate_error
 from .records import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
 
 logger = logging.getLogger("celery_idempotent.stores")
@@ -204,7 +204,7 @@ class RedisStore(Store):
         calls = history_calls(entries)
         for call, reply in zip(calls, self._noted(calls), strict=True):
             if isinstance(reply, Exception):
-                raise translated(reply, ("", "", 1, *call), self._url) from reply
+                raise translate_error(reply, ("", "", 1, *call), self._url) from reply
 
     def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         return together(partial(self._at, self._connections.pipeline), "entry", calls) if calls else []
@@ -274,7 +274,7 @@ class RedisStore(Store):
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
-            raise translated(error, command, self._url) from error
+            raise translate_error(error, command, self._url) from error
 
 
 def _kind_of(url: str) -> type[Any]:

@@ -115,7 +115,7 @@ class Connections:
             with closing(sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)) as connection:
                 return work(connection)
         except sqlite3.Error as error:
-            raise translated(error, self.path) from error
+            raise translate_error(error, self.path) from error
 
     def _patiently(self, work: Callable[[sqlite3.Cursor], T]) -> T:
         end = monotonic() + self.timeout
@@ -125,7 +125,7 @@ class Connections:
                 return self._once(work)
             except sqlite3.Error as error:
                 if not locked(error) or monotonic() + pause > end:
-                    raise translated(error, self.path) from error
+                    raise translate_error(error, self.path) from error
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 1.5, longest)
 
@@ -267,7 +267,7 @@ def locked(error: sqlite3.Error) -> bool:
     return any(words in str(error) for words in _LOCKED)
 
 
-def translated(error: sqlite3.Error, path: str) -> StoreError:
+def translate_error(error: sqlite3.Error, path: str) -> StoreError:
     """Return the store's error that an error of SQLite means.
 
     Arguments:
@@ -323,7 +323,7 @@ _NAME = re.compile(r"(?!sqlite_)[A-Za-z_][A-Za-z0-9_]{0,62}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where a store keeps its records, and how.
 
     Arguments:
@@ -365,7 +365,7 @@ class Place:
         return {"file_bytes": sum(map(os.path.getsize, files))}
 
     @classmethod
-    def of(cls, url: str) -> Place:
+    def of(cls, url: str) -> Address:
         """Return what a URL names: ``sqlite:///relative/path`` or ``sqlite:////absolute/path``, as SQLAlchemy's.
 
         Raises:

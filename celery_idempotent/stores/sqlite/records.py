@@ -101,7 +101,7 @@ class Rows:
         # Not a temporary table of this name, which a caller's connection may have, and which nobody else would see.
         meta = f'main."{table}_meta"'
         name = f'main."{table}"'
-        # The name of a table cannot be a parameter; `Place` has seen that this one is letters, digits, underscores.
+        # The name of a table cannot be a parameter; `Address` has seen that this one is letters, digits, underscores.
         self._read = f"SELECT {columns} FROM {name} WHERE key = ?"  # noqa: S608
         self._terms = f"SELECT CAST(fence AS INTEGER), CAST(expires AS INTEGER) FROM {name} WHERE key = ?"  # noqa: S608
         self._write = f"INSERT OR REPLACE INTO {name} (key, {columns}) VALUES ({places})"  # noqa: S608

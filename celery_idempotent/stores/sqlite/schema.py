@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 
 from ...errors import StoreRefused
-from .connections import Place
+from .connections import Address
 
 VERSION = 1
 #: By version, the statements that lead from it to the next one.
@@ -32,7 +32,7 @@ class Schema:
         place: The file and the table of records.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Address) -> None:
         self._table, self._path = place.table, place.path
 
     def prepare(self, connection: sqlite3.Connection) -> None:
@@ -65,7 +65,7 @@ class Schema:
         try:
             if len(found) != 2:
                 raise LookupError(f"there is no {meta}")
-            # The name cannot be a parameter; `Place` has seen that it is letters, digits, underscores.
+            # The name cannot be a parameter; `Address` has seen that it is letters, digits, underscores.
             question = f"SELECT value FROM \"{meta}\" WHERE name = 'version'"  # noqa: S608
             version = int(connection.execute(question).fetchall()[0][0])
         except (sqlite3.OperationalError, LookupError, ValueError, TypeError) as error:

@@ -26,7 +26,7 @@ from ..base import Store
 from ..history import Line, expiry, grouped, lines, told
 from ..records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 from ..transactions import driver_connection, no_transaction
-from .connections import SYNCHRONOUS, TABLE, TIMEOUT, Connections, Place, translated
+from .connections import SYNCHRONOUS, TABLE, TIMEOUT, Address, Connections, translate_error
 from .records import FENCE, LARGEST, Rows, alive, clock, raw_of
 from .schema import Schema
 
@@ -60,7 +60,7 @@ class SqliteStore(Store):
     def __init__(
         self, path: str, *, table: str = TABLE, timeout: float = TIMEOUT, synchronous: str = SYNCHRONOUS[0]
     ) -> None:
-        self._place = Place(path, table, timeout, synchronous)
+        self._place = Address(path, table, timeout, synchronous)
         self._rows, self._histories = Rows(table), Histories(table)
         self._schema = Schema(self._place)
         self._connections = Connections(self._place.path, timeout, synchronous, self._schema.prepare)
@@ -76,7 +76,7 @@ class SqliteStore(Store):
         Raises:
             ConfigurationError: it names no file, or has an option that is wrong.
         """
-        place = Place.of(url)
+        place = Address.of(url)
         return cls(place.path, table=place.table, timeout=place.timeout, synchronous=place.synchronous)
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
@@ -283,7 +283,7 @@ def within(using: Any, path: str) -> Iterator[sqlite3.Cursor]:
     except sqlite3.ProgrammingError as error:  # it is closed, or another thread's
         raise no_transaction(f"it is not to be used here: {error}") from error
     except sqlite3.Error as error:
-        raise translated(error, path) from error
+        raise translate_error(error, path) from error
     finally:
         connection.text_factory = factory
 
