@@ -32,7 +32,7 @@ from ..stores import hide_password, maintenance, open_store
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE, NamedStore
 from . import message, pool
-from .message import PLAIN, MessageHeaders
+from .message import UNGUARDED, MessageHeaders
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
 GRACE = 60.0
@@ -498,7 +498,7 @@ def purge(self: Any, limit: int = LIMIT) -> dict[str, int | None]:
 
 def idempotent_tasks(app: Any) -> list[Any]:
     """Return the app's tasks that are guarded."""
-    return [task for name, task in app.tasks.items() if is_idempotent(task) and not name.startswith(PLAIN)]
+    return [task for name, task in app.tasks.items() if is_idempotent(task) and not name.startswith(UNGUARDED)]
 
 
 def is_idempotent(task: Any) -> bool:

@@ -19,7 +19,7 @@ from ..events import logger
 from ..stores.records import Record
 from .app import is_idempotent
 from .declarations import refuse_mistakes
-from .message import KEY, PLAIN, STATE, DeliveryState
+from .message import KEY_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
 
 #: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
 #: those for which Celery waits for the results of the other members.
@@ -80,7 +80,7 @@ def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_guarded(app: Any, request: Any) -> bool:
     name = request.task or ""
-    return is_idempotent(app.tasks.get(name)) and not name.startswith(PLAIN)
+    return is_idempotent(app.tasks.get(name)) and not name.startswith(UNGUARDED)
 
 
 def _part_is_counted(backend: Any, request: Any) -> bool:
@@ -133,7 +133,7 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
         return 0.0
 
 
-def give_ids(request: Any, app: Any, fence: int) -> None:
+def assign_callback_ids(request: Any, app: Any, fence: int) -> None:
     """Give every callback that will be dispatched an id that follows from the request's id, the run and its place.
 
     The steps of a chain have had their ids since it was published, the groups of its chords among them.
@@ -144,7 +144,7 @@ def give_ids(request: Any, app: Any, fence: int) -> None:
         fence: The fence of the run whose value is returned: a task id may be used again, and its callbacks run again.
             0 for an unprotected run, which is never replayed: its callbacks get ids of their own.
     """
-    state: DeliveryState | None = request.__dict__.get(STATE)
+    state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
     if state is not None:
         state.fans_out = bool(request.callbacks or request.chain)
     if request.callbacks and fence:
@@ -163,7 +163,7 @@ def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
     Unlike a success, a failure is not the end, unless it is remembered: who sends the message again under its id has
     the task run again, and is told again if it fails.
     """
-    state: DeliveryState | None = request.__dict__.get(STATE)
+    state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
     if state is not None:
         state.fans_out_failed = remembered and bool(request.errbacks)
     sending = state.identity.sending if state else ""
@@ -173,7 +173,7 @@ def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
 
 def _run(request: Any) -> str:
     """Return what names a run of a task: its id, and the worker where all of them run it."""
-    state: DeliveryState | None = request.__dict__.get(STATE)
+    state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
     return f"{request.id}@{state.identity.place}" if state is not None and state.identity.place else str(request.id)
 
 
@@ -263,11 +263,11 @@ def _checking(method: Any) -> Any:
 def _refusing(method: Any) -> Any:
     @functools.wraps(method)
     def refusing(self: Any, *args: Any, **options: Any) -> Any:
-        if options.get(KEY, self.options.get(KEY)) is not None:
+        if options.get(KEY_HEADER, self.options.get(KEY_HEADER)) is not None:
             what = self.task.removeprefix("celery.")
             raise ConfigurationError(
-                f"Expected {KEY} to name one operation, got one for a {what}, which is several. Give each task a key "
-                f"of its own, as in group(charge.s(order).set({KEY}=order) for order in orders)."
+                f"Expected {KEY_HEADER} to name one operation, got one for a {what}, which is several. Give each task "
+                f"a key of its own, as in group(charge.s(order).set({KEY_HEADER}=order) for order in orders)."
             )
         return method(self, *args, **options)
 

@@ -16,7 +16,7 @@ from ..core.policy import OPTIONS, Policy
 from ..errors import ConfigurationError
 from ..stores import SCHEMES
 from .app import is_idempotent
-from .message import DELIVERY, KEY, MESSAGE
+from .message import DELIVERY_ENTRY, KEY_HEADER, META_HEADER
 
 #: What to do about a body that returns before its work is done.
 UNFINISHED = (
@@ -275,7 +275,7 @@ def _advice_on(name: str) -> str:
     if advice := _advice_on_key(name):
         return advice
     if name == "key":
-        return f"got {name}=. Write {KEY}= for the key of one message."
+        return f"got {name}=. Write {KEY_HEADER}= for the key of one message."
     if name in DISTINCT_OPTIONS:
         return f'got {name}=, which is an option of the task. Write idempotency={{"{name}": ...}} where it is declared.'
     return ""
@@ -283,11 +283,11 @@ def _advice_on(name: str) -> str:
 
 @functools.lru_cache(maxsize=512)
 def _advice_on_key(name: str) -> str:
-    if name in (KEY, MESSAGE + "_key", DELIVERY):
+    if name in (KEY_HEADER, META_HEADER + "_key", DELIVERY_ENTRY):
         return ""
     word = _spelled(name)
-    if word.startswith(("idempot", "idem_")) or _likeness(word, KEY) >= LIKE_IDEMPOTENCY:
-        return f"got {name}=. Did you mean {KEY}=?"
+    if word.startswith(("idempot", "idem_")) or _likeness(word, KEY_HEADER) >= LIKE_IDEMPOTENCY:
+        return f"got {name}=. Did you mean {KEY_HEADER}=?"
     return ""
 
 
@@ -299,7 +299,7 @@ def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = Tr
     """
     wrong = mistaken_key(options, guarded=guarded)
     if wrong:
-        raise ConfigurationError(f"Expected options that Celery or {KEY}= knows for {what}, {wrong}")
+        raise ConfigurationError(f"Expected options that Celery or {KEY_HEADER}= knows for {what}, {wrong}")
 
 
 def refuse_key_argument(task: Any, kwargs: Collection[str] | None) -> None:
@@ -308,11 +308,11 @@ def refuse_key_argument(task: Any, kwargs: Collection[str] | None) -> None:
     Raises:
         ConfigurationError: there is one, and the body has no argument of that name.
     """
-    if kwargs and KEY in kwargs and KEY not in task._binding.signature.parameters:
+    if kwargs and KEY_HEADER in kwargs and KEY_HEADER not in task._binding.signature.parameters:
         raise ConfigurationError(
-            f"Expected {KEY} as an option of the message, got it among the arguments of {task.name}, which has none of "
-            f"that name: delay() and s() hand all they are given to the body. Write "
-            f"apply_async(args, kwargs, {KEY}=...), or s(...).set({KEY}=...)."
+            f"Expected {KEY_HEADER} as an option of the message, got it among the arguments of {task.name}, which has "
+            f"none of that name: delay() and s() hand all they are given to the body. Write "
+            f"apply_async(args, kwargs, {KEY_HEADER}=...), or s(...).set({KEY_HEADER}=...)."
         )
 
 

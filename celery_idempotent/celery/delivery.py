@@ -258,7 +258,7 @@ class CeleryDelivery(Delivery):
         match decision:
             case Ran(value):
                 holding = self.state.holding
-                canvas.give_ids(self.request, self.task.app, holding.fence if holding else 0)
+                canvas.assign_callback_ids(self.request, self.task.app, holding.fence if holding else 0)
                 return value
             case Replayed(value, record):
                 self._continue_once(record)
@@ -284,7 +284,7 @@ class CeleryDelivery(Delivery):
         if canvas.counts_parts(task, request) and canvas.chord_is_over(task, request):
             # Its part was counted, or there would be the group's result. Celery would report that as the body's error.
             request.chord = None
-        canvas.give_ids(request, task.app, record.fence)
+        canvas.assign_callback_ids(request, task.app, record.fence)
 
     def _result_of(self, task_id: str) -> Any:
         """Return what the result backend has under another task's id: that task left its result there, not with us."""

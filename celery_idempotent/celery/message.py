@@ -27,15 +27,15 @@ from ..core.lease import HeldLease
 from ..stores.records import new_owner
 
 #: Header with the key that the producer gave; part of the public interface.
-KEY = "idempotency_key"
+KEY_HEADER = "idempotency_key"
 #: Header with what this library writes about a message for itself: the fields of `MessageHeaders` but for the key.
-MESSAGE = "idempotency"
+META_HEADER = "idempotency"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
-DELIVERY = "idempotency_delivery"
+DELIVERY_ENTRY = "idempotency_delivery"
 #: Attribute of the request under which the read identity is kept.
-STATE = "_idempotency"
+STATE_ATTRIBUTE = "_idempotency"
 #: How the names of tasks begin that are never guarded, whatever an app's task class is: Celery's own, and ours.
-PLAIN = ("celery.", "celery_idempotent.")
+UNGUARDED = ("celery.", "celery_idempotent.")
 
 
 def new_token() -> str:
@@ -89,20 +89,20 @@ class MessageHeaders:
         """Read the identity from a request and remove every trace of it there."""
         headers = dict(request.headers or {})
         own: dict[str, Any] = {}
-        for name in (KEY, MESSAGE, DELIVERY):
+        for name in (KEY_HEADER, META_HEADER, DELIVERY_ENTRY):
             own[name] = request.__dict__.pop(name, None)
             own[name] = headers.pop(name, own[name])
         request.headers = headers or None
-        message = own[MESSAGE] if isinstance(own[MESSAGE], dict) else {}
+        message = own[META_HEADER] if isinstance(own[META_HEADER], dict) else {}
         if message.get(
             "expires"
         ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
             request.expires = message["expires"]
-        delivery = own[DELIVERY] if isinstance(own[DELIVERY], dict) else {}
+        delivery = own[DELIVERY_ENTRY] if isinstance(own[DELIVERY_ENTRY], dict) else {}
         meant_for = str(message.get("place") or "")
         return cls(
             owner=delivery.get("owner") or new_owner(),
-            key=own[KEY],
+            key=own[KEY_HEADER],
             copy=message["copy"] if isinstance(message.get("copy"), int) else 0,
             token=str(message.get("token") or ""),
             sender=str(message.get("from") or ""),
@@ -136,9 +136,9 @@ class MessageHeaders:
             "place": "" if SEVERAL in self.place else self.place,
         }
         message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
-        headers: dict[str, Any] = {MESSAGE: {name: value for name, value in message.items() if value is not None}}
+        headers: dict[str, Any] = {META_HEADER: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
-            headers[KEY] = self.key
+            headers[KEY_HEADER] = self.key
         return headers
 
     def parts(self, *keys: str) -> dict[str, list[str]]:
@@ -200,16 +200,16 @@ class DeliveryState:
     @classmethod
     def is_known(cls, request: Any) -> bool:
         """Tell whether the request is one of a delivery: read before, or made by the worker's main process."""
-        return STATE in request.__dict__ or DELIVERY in request.__dict__
+        return STATE_ATTRIBUTE in request.__dict__ or DELIVERY_ENTRY in request.__dict__
 
     @classmethod
     def of(cls, request: Any) -> DeliveryState:
         """Return the state of a request, reading its identity the first time."""
-        state: DeliveryState | None = request.__dict__.get(STATE)
+        state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
         if state is None:
             state = cls(MessageHeaders.take(request))
             state.nesting = max(state.nesting, request.get("replaced_task_nesting") or 0)
-            setattr(request, STATE, state)
+            setattr(request, STATE_ATTRIBUTE, state)
         return state
 
 

@@ -23,7 +23,7 @@ from . import message as messages
 from . import pool as shared
 from .app import TaskBinding
 from .delivery import Expired
-from .message import DELIVERY, KEY, PLAIN, DeliveryState
+from .message import DELIVERY_ENTRY, KEY_HEADER, UNGUARDED, DeliveryState
 
 #: Longest time in seconds that the worker's main process waits for a store.
 LONGEST_WAIT = 0.2
@@ -47,10 +47,10 @@ class IdempotentRequest(Request):
         super().__init__(message, *args, **kwargs)
         # Overwritten whatever the message says: an owner is the proof of one delivery and of no other.
         self._owner = new_owner()
-        key = (message.properties or {}).get(KEY)
+        key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
-            self._request_dict.setdefault(KEY, key)
-        self._request_dict[DELIVERY] = {
+            self._request_dict.setdefault(KEY_HEADER, key)
+        self._request_dict[DELIVERY_ENTRY] = {
             "owner": self._owner,
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
@@ -58,7 +58,7 @@ class IdempotentRequest(Request):
         canvas.count_parts_once(self.task.backend)  # before Celery returns a part from this process
         place = messages.place_of(self._app, self._delivery_info, self._hostname)
         if place:
-            self._request_dict[DELIVERY]["place"] = place
+            self._request_dict[DELIVERY_ENTRY]["place"] = place
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """Do as Celery does for an operator who revokes what runs: that is no crash of the task."""
@@ -85,7 +85,7 @@ class IdempotentRequest(Request):
         A message that is delivered again after its expiry, while its operation runs, must not be revoked: that would
         tell the caller that it does not run, and would have every later message of the id discarded.
         """
-        return bool(super().maybe_expire()) if self.task.name.startswith(PLAIN) else False
+        return bool(super().maybe_expire()) if self.task.name.startswith(UNGUARDED) else False
 
     def acknowledge(self) -> None:
         """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""

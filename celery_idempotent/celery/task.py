@@ -24,7 +24,7 @@ from . import inspect as inspection
 from .app import TaskBinding
 from .declarations import mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
-from .message import KEY, MESSAGE, PLAIN, STATE, DeliveryState, new_token
+from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState, new_token
 from .worker import check_declaration
 
 
@@ -47,11 +47,11 @@ def move_key_into_headers(sender: Any = None, headers: Any = None, properties: A
     stamps = (headers or {}).get("stamped_headers")
     wrong = mistaken_key({**(properties or {}), "stamped_headers": stamps}, guarded=False)
     if wrong:  # Celery logs what a receiver raises, and publishes all the same
-        logger.error("Expected options that Celery or %s= knows for a message of %s, %s", KEY, sender, wrong)
-    if properties and KEY in properties:
-        key = properties.pop(KEY)
+        logger.error("Expected options that Celery or %s= knows for a message of %s, %s", KEY_HEADER, sender, wrong)
+    if properties and KEY_HEADER in properties:
+        key = properties.pop(KEY_HEADER)
         if key is not None:
-            headers[KEY] = key
+            headers[KEY_HEADER] = key
 
 
 def check_when_started(instance: Any = None, **_: Any) -> None:
@@ -71,7 +71,7 @@ def write_history(**_: Any) -> None:
 def mark_announced(sender: Any = None, **_: Any) -> None:
     """Record that Celery has dispatched the callbacks and the chain of a task that succeeded, and returned its part."""
     request = sender.request_stack.top
-    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
     if delivery is not None and delivery.fans_out and delivery.key:
         delivery.fans_out = False  # once: a task's own on_success comes before the signal
         _announce(sender, request, delivery.key)
@@ -81,7 +81,7 @@ def mark_failure_announced(sender: Any = None, **_: Any) -> None:
     """Remember that Celery has dispatched the errbacks of a task that failed for good."""
     # Celery sends it for lost children too, from the worker's main process, where no request is pushed.
     request = sender.request_stack.top
-    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE)
+    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
     if delivery is not None and delivery.fans_out_failed and delivery.key:
         _announce(sender, request, delivery.key)
 
@@ -132,7 +132,7 @@ class IdempotentTask(Task):
         hook = inspect.getattr_static(cls, "on_success")
         if isinstance(hook, FunctionType) and hook is not Task.on_success and not hasattr(hook, "marks_first"):
             setattr(cls, "on_success", _marking_first(hook))  # noqa: B010
-        if not (cls.name or "").startswith(PLAIN):
+        if not (cls.name or "").startswith(UNGUARDED):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
@@ -213,9 +213,9 @@ class IdempotentTask(Task):
         if not _is_dispatched_by_celery():
             declarations.refuse_mistakes(self.name, options)
             declarations.refuse_key_argument(self, kwargs)
-        if link_error and not self.name.startswith(PLAIN):
+        if link_error and not self.name.startswith(UNGUARDED):
             headers = options.get("headers") or {}
-            options["headers"] = {**headers, MESSAGE: {"sending": new_token(), **(headers.get(MESSAGE) or {})}}
+            options["headers"] = {**headers, META_HEADER: {"sending": new_token(), **(headers.get(META_HEADER) or {})}}
         return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
 
     def apply(
@@ -229,7 +229,7 @@ class IdempotentTask(Task):
         declarations.refuse_mistakes(self.name, options)
         declarations.refuse_key_argument(self, args[1] if len(args) > 1 else options.get("kwargs"))
         if idempotency_key is not None:
-            headers = {**(headers or {}), KEY: idempotency_key}
+            headers = {**(headers or {}), KEY_HEADER: idempotency_key}
         return super().apply(*args, headers=headers, **options)
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
@@ -321,9 +321,9 @@ class IdempotentTask(Task):
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     """Tell whether this call is the delivery itself, and not a call within a body or from anywhere else."""
-    if request is None or request.called_directly or STATE in request.__dict__:
+    if request is None or request.called_directly or STATE_ATTRIBUTE in request.__dict__:
         return False
-    return not task.name.startswith(PLAIN)
+    return not task.name.startswith(UNGUARDED)
 
 
 def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -340,7 +340,7 @@ def _remembered(task: IdempotentTask) -> tuple[type[BaseException], ...]:
 
 
 def _state_of(request: Any) -> DeliveryState | None:
-    return None if request is None else request.__dict__.get(STATE)
+    return None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
 
 
 def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: Any) -> bool:
@@ -356,12 +356,14 @@ def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: A
         last = None
     for place, part in enumerate(parts):
         other = task.app.tasks.get(part.task)
-        if not isinstance(other, IdempotentTask) or other.name.startswith(PLAIN):
+        if not isinstance(other, IdempotentTask) or other.name.startswith(UNGUARDED):
             continue
         if part is not last:
-            _with_headers(part, {MESSAGE: {**within, **({"part": f"{state.identity.part}/{place}"} if eager else {})}})
+            _with_headers(
+                part, {META_HEADER: {**within, **({"part": f"{state.identity.part}/{place}"} if eager else {})}}
+            )
         elif other.name != task.name:
-            _with_headers(part, {MESSAGE: {"nesting": state.nesting + 1, **within}})
+            _with_headers(part, {META_HEADER: {"nesting": state.nesting + 1, **within}})
         else:
             goes_on = {"from": state.identity.owner, "nesting": state.nesting + 1, "operation": state.key}
             scope = task._binding.policy.scope

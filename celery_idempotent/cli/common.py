@@ -392,7 +392,7 @@ def confirmed(question: str, *, yes: bool, verb: str) -> bool:
 EVERY = 0.2
 
 
-class Tally:
+class ProgressCounter:
     """Count what is done, and show it with the time on standard error while somebody watches.
 
     A thread shows it: a store may look through much and find nothing.
@@ -419,7 +419,7 @@ class Tally:
         while not self._over.wait(EVERY):
             click.echo(f"\r{self}, {monotonic() - since:.0f} s", nl=False, err=True)
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> ProgressCounter:
         if self._thread is not None:
             self._thread.start()
         return self

@@ -71,13 +71,13 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
         for noted in history
     ]
     said["now"] = None if record is None else facts_of_record(record)
-    return json.dumps({**said, "meaning": meaning(record)})
+    return json.dumps({**said, "advice": advice(record)})
 
 
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
     lines = [f"{key} in {store}" if store else key, *_told(history, width)]
-    for title, text in (("Now", standing(record)), ("What this means", meaning(record))):
+    for title, text in (("Now", describe_record(record)), ("What this means", advice(record))):
         lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
@@ -92,7 +92,7 @@ def _told(history: Sequence[PastEvent], width: int) -> list[str]:
     lines: list[str] = []
     for when, age, noted in zip(times, ages, history, strict=True):
         begin = f"  {when:>{widest}}  {age:<{oldest}}  "
-        text = sentence(facts_of(noted.text))
+        text = describe_event(facts_of(noted.text))
         indent = " " * len(begin)
         lines += textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, break_on_hyphens=False) or [
             begin.rstrip()
@@ -228,14 +228,14 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-def sentence(facts: dict[str, Any]) -> str:
+def describe_event(facts: dict[str, Any]) -> str:
     """Return what happened; of what this version does not know, its name."""
     event = str(facts.get("event", ""))
     known = _SENTENCES.get(event)
     return " ".join((known(facts) if known else event).split())
 
 
-def standing(record: Record | None) -> str:
+def describe_record(record: Record | None) -> str:
     """Return how things stand with a record, or with none."""
     if record is None:
         return "nothing is remembered"
@@ -256,7 +256,7 @@ def standing(record: Record | None) -> str:
             return f"{record.state.value} {span(record.age)} ago by {_task(record.task_id)}{kept}"
 
 
-def meaning(record: Record | None) -> str:
+def advice(record: Record | None) -> str:
     """Return what that means for the next delivery, and what to do about it."""
     if record is None:
         return "The next delivery runs, as if there had been none."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..stores.records import State
-from .common import Exit, KeyCommand, Stores, Tally, confirmed, keys_of, names_call, stores_of, trace_of
+from .common import Exit, KeyCommand, ProgressCounter, Stores, confirmed, keys_of, names_call, stores_of, trace_of
 from .show import unknown
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
     What a live lease holds is being done right now: forgotten, it may be done twice. Exits with 1 if there was nothing
     to forget, or something was left alone.
     """
-    wish = Wish(**options)
+    wish = Options(**options)
     if bool(keys or names_call(ctx)) == (prefix is not None):
         raise click.UsageError("Expected either KEYs or --prefix PREFIX.", ctx)
     if keys and wish.state:
@@ -56,7 +56,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
 
 
 @dataclass(frozen=True)
-class Wish:
+class Options:
     """The options of the command."""
 
     state: str | None
@@ -89,7 +89,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
 
 
-def _forget_key(stores: Stores, key: str, wish: Wish, report: Report) -> None:
+def _forget_key(stores: Stores, key: str, wish: Options, report: Report) -> None:
     from ..stores.maintenance import erase, is_held
 
     answers = list(stores.each(lambda used: used.store.get(key)))
@@ -118,7 +118,7 @@ def _holder(record: Record) -> str:
     return f"{record.holder or 'Somebody'} holds"
 
 
-def _forget_prefix(stores: Stores, prefix: str, wish: Wish, report: Report) -> None:
+def _forget_prefix(stores: Stores, prefix: str, wish: Options, report: Report) -> None:
     from ..stores.maintenance import count
 
     counted = list(stores.each(lambda used: count(used.store, prefix, wish.only)))
@@ -144,7 +144,7 @@ def _forget_prefix(stores: Stores, prefix: str, wish: Wish, report: Report) -> N
     stores.status = stores.status or chosen.status
 
 
-def _nothing(stores: Stores, prefix: str, wish: Wish, report: Report) -> None:
+def _nothing(stores: Stores, prefix: str, wish: Options, report: Report) -> None:
     """Say that no key begins so, and which do."""
     state = f" and is {wish.state}" if wish.state else ""
     meant = [found for _, found in stores.each(lambda used: used.meant_prefix(prefix)) if found]
@@ -153,11 +153,11 @@ def _nothing(stores: Stores, prefix: str, wish: Wish, report: Report) -> None:
     report.missing.append(prefix)
 
 
-def _sweep(used: NamedStore, prefix: str, wish: Wish) -> tuple[int, int]:
+def _sweep(used: NamedStore, prefix: str, wish: Options) -> tuple[int, int]:
     from ..stores.maintenance import forget
 
     left = 0
-    with Tally("records forgotten") as tally:
+    with ProgressCounter("records forgotten") as tally:
         trace = partial(trace_of, "ForgottenByOperator", used)
         for forgotten in forget(used.store, prefix, wish.only, held_too=wish.force, trace=trace):
             tally.add(forgotten)

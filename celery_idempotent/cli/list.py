@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import tables
-from .common import Exit, StoreCommand, Stores, Tally, stores_of
-from .search import Filter, Found, Search, filters
+from .common import Exit, ProgressCounter, StoreCommand, Stores, stores_of
+from .search import Filter, Search, SearchResult, filters
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -27,9 +27,9 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """
     wish = Filter(**options)
 
-    def search(used: NamedStore) -> Found:
-        with Tally("found") as tally:
-            return Found.by(Search(wish, used, tally.add))
+    def search(used: NamedStore) -> SearchResult:
+        with ProgressCounter("found") as tally:
+            return SearchResult.by(Search(wish, used, tally.add))
 
     stores, facts, more = stores_of(ctx), [], False
     for used, found in stores.each(search):
@@ -48,7 +48,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     ctx.exit(stores.status)
 
 
-def _say(stores: Stores, used: NamedStore, wish: Filter, found: Found) -> None:
+def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
     """Say on standard error what is not in the table."""
     where = "" if stores.one else f" in {used.name}"
     if found.interrupted:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import StoreCommand, Tally, stores_of
+from .common import ProgressCounter, StoreCommand, stores_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -28,7 +28,7 @@ def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:
     from ..stores.maintenance import purge_in_batches
 
     def purge(used: NamedStore) -> int:
-        with Tally("expired records removed") as tally:
+        with ProgressCounter("expired records removed") as tally:
             for removed in purge_in_batches(used.store, limit):
                 tally.add(removed)
             return tally.count

@@ -35,7 +35,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], yes: bool, as_json: bo
     """
     stores, report = stores_of(ctx), Report()
     for key in keys_of(ctx, stores, keys):
-        _release_key(stores, key, report, Wish(yes, as_json))
+        _release_key(stores, key, report, Options(yes, as_json))
     if report.left or report.missing:
         stores.status = stores.status or Exit.NO
     if as_json:
@@ -44,7 +44,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], yes: bool, as_json: bo
 
 
 @dataclass(frozen=True)
-class Wish:
+class Options:
     """The options of the command."""
 
     yes: bool
@@ -60,7 +60,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
 
 
-def _release_key(stores: Stores, key: str, report: Report, wish: Wish) -> None:
+def _release_key(stores: Stores, key: str, report: Report, wish: Options) -> None:
     answers = [(used, record) for used, record in stores.each(lambda used: used.store.get(key)) if record]
     if not answers:
         if not stores.status:

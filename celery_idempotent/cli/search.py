@@ -175,7 +175,7 @@ class Search:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search found within its limit."""
 
     records: dict[str, Record] = field(default_factory=dict)
@@ -184,7 +184,7 @@ class Found:
     interrupted: bool = False
 
     @classmethod
-    def by(cls, search: Search) -> Found:
+    def by(cls, search: Search) -> SearchResult:
         """Search up to the limit, or until somebody presses Ctrl-C."""
         found = cls()
         try:

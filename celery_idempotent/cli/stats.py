@@ -15,7 +15,7 @@ import click
 from ..errors import StoreError
 from ..stores.records import Reason, Record, State
 from . import tables
-from .common import Exit, StoreCommand, Tally, stores_of
+from .common import Exit, ProgressCounter, StoreCommand, stores_of
 from .search import task_of
 from .tables import Cell, Column, Table, duration, size
 
@@ -55,9 +55,9 @@ def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
     Reads every record of the store, page by page, so that nobody waits for it. Ctrl-C ends it with what was counted.
     """
 
-    def count(used: NamedStore) -> Survey:
-        survey = Survey(top)
-        with Tally("records read") as tally:
+    def count(used: NamedStore) -> StoreStats:
+        survey = StoreStats(top)
+        with ProgressCounter("records read") as tally:
             for _ in survey.read(used.store.scan()):
                 tally.add(1)
         if survey.complete:
@@ -79,7 +79,7 @@ def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
     ctx.exit(stores.status)
 
 
-def _print(name: str, survey: Survey) -> None:
+def _print(name: str, survey: StoreStats) -> None:
     states = ", ".join(f"{number:,} {state}" for state, number in sorted(survey.by_state.items()))
     oldest = survey.oldest
     facts = {
@@ -153,7 +153,7 @@ class Task:
 
 
 @dataclass
-class Survey:
+class StoreStats:
     """Counts over the records of a store; each is looked at once, and none is kept but the oldest and the worst.
 
     Arguments:

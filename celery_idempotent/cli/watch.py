@@ -18,8 +18,8 @@ import click
 from ..errors import ConfigurationError, IdempotencyError
 from ..stores.records import Record, State
 from . import tables
-from .common import Exit, StoreCommand, Stores, Tally, stores_of
-from .search import Filter, Found, Search, duration, filters
+from .common import Exit, ProgressCounter, StoreCommand, Stores, stores_of
+from .search import Filter, Search, SearchResult, duration, filters
 from .tables import Table, dots_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(ctx: click.Context, /, every: float, states: tuple[State, ...], **op
     from .tables import coloured
 
     stores, console = stores_of(ctx), coloured()
-    view = View(stores, wish, every, console)
+    view = LiveView(stores, wish, every, console)
     if not view.begin():
         ctx.exit(stores.status)
     with _ended_by_signals():
@@ -59,7 +59,7 @@ def command(ctx: click.Context, /, every: float, states: tuple[State, ...], **op
     ctx.exit(Exit.INTERRUPTED)
 
 
-def _show(view: View, live: Live, every: float) -> None:
+def _show(view: LiveView, live: Live, every: float) -> None:
     """Draw and look until Ctrl-C; nothing comes between the beginning of a drawing and its end."""
     try:
         with _undisturbed():
@@ -120,7 +120,7 @@ ENDED, ASKED = 5, 20
 FRAME = 7
 
 
-class View:
+class LiveView:
     """Looks into the stores, and draws what it saw; to be given to rich.
 
     Arguments:
@@ -132,7 +132,7 @@ class View:
 
     def __init__(self, stores: Stores, wish: Filter, every: float, console: Any) -> None:
         self._stores, self._wish, self._every, self._console = stores, wish, every, console
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, SearchResult] = {}
         self._failed: dict[str, str] = {}
         self._ended: deque[tuple[Record, float]] = deque(maxlen=ENDED)
         #: Seconds that the last look took.
@@ -143,9 +143,9 @@ class View:
     def begin(self) -> bool:
         """Look for the first time, and tell whether any store could serve; what is wrong is said as always."""
 
-        def search(used: NamedStore) -> Found:
-            with Tally("found") as tally:
-                return Found.by(Search(self._wish, used, tally.add))
+        def search(used: NamedStore) -> SearchResult:
+            with ProgressCounter("found") as tally:
+                return SearchResult.by(Search(self._wish, used, tally.add))
 
         since = monotonic()
         for used, found in self._stores.each(search):
@@ -159,7 +159,7 @@ class View:
         since = monotonic()
         for used in self._stores.used:
             try:
-                found = Found.by(Search(self._wish, used))
+                found = SearchResult.by(Search(self._wish, used))
                 if found.interrupted:  # what was seen before is more
                     self.interrupted = True
                     return
@@ -171,8 +171,8 @@ class View:
             self._found[used.name] = found
         self.took = monotonic() - since
 
-    def _note_ended(self, used: NamedStore, found: Found) -> None:
-        before = self._found.get(used.name, Found()).records
+    def _note_ended(self, used: NamedStore, found: SearchResult) -> None:
+        before = self._found.get(used.name, SearchResult()).records
         for key in [key for key in before if key not in found.records][:ASKED]:
             record = used.store.get(key)
             if record is not None and not self._wish.fits(record):

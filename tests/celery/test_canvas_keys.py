@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, chain, chord, group
 
 from celery_idempotent import ConfigurationError
-from celery_idempotent.celery.message import KEY
+from celery_idempotent.celery.message import KEY_HEADER
 from tests.servers import open_client
 
 
@@ -27,8 +27,8 @@ def keys(app: Celery, broker_url: str) -> Callable[[], list[object]]:
         with open_client(broker_url) as client:
             messages = [json.loads(raw) for raw in client.lrange("celery", 0, -1)][::-1]
             client.delete("celery")
-        assert not any(KEY in message["properties"] for message in messages)
-        return [message["headers"].get(KEY) for message in messages]
+        assert not any(KEY_HEADER in message["properties"] for message in messages)
+        return [message["headers"].get(KEY_HEADER) for message in messages]
 
     return keys
 

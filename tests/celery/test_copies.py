@@ -16,7 +16,7 @@ from celery_idempotent.celery.delivery import seconds_until
 from celery_idempotent.celery.message import (
     FIRST_DELAY,
     LONGEST_DELAY,
-    MESSAGE,
+    META_HEADER,
     DeliveryState,
     delay_before,
     is_expired,
@@ -159,7 +159,7 @@ def test_a_copy_expires_out_of_the_brokers_sight_and_its_retry_as_the_message_di
         copy = deferred(received(charge))
         assert copy.message.headers["expires"] is None
         assert "expiration" not in copy.message.properties
-        assert copy.message.headers[MESSAGE]["expires"] == NOON.isoformat()
+        assert copy.message.headers[META_HEADER]["expires"] == NOON.isoformat()
         charge.signature_from_request(copy._context, retries=1).apply_async()
         retry = received(charge)
     assert retry.expires == NOON

@@ -856,7 +856,7 @@ def test_what_is_dispatched_again_carries_the_same_ids(app: Celery) -> None:
                 ],
             }
         )
-        fanout.give_ids(message, app, 7)
+        fanout.assign_callback_ids(message, app, 7)
         return [found for callback in message.callbacks for found in _ids(callback)]
 
     assert ids() == ids()

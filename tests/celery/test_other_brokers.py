@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Queue
 
 from celery_idempotent import IdempotentTask, add_hook, remove_hook
 from celery_idempotent.celery import message as brokers
-from celery_idempotent.celery.message import MESSAGE, MessageHeaders
+from celery_idempotent.celery.message import META_HEADER, MessageHeaders
 from celery_idempotent.events import Deferred
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
@@ -144,9 +144,9 @@ def test_a_consumer_of_a_fanout_exchange_is_known_by_its_queue_or_on_redis_by_it
 
 def test_what_goes_on_with_a_fanned_out_delivery_says_with_whose_unless_that_is_not_known() -> None:
     mine = MessageHeaders("owner", place="mine")
-    assert mine.headers()[MESSAGE]["place"] == "mine"
-    assert "place" not in MessageHeaders("owner", place="another,one").headers()[MESSAGE]
-    assert "place" not in MessageHeaders("owner").headers()[MESSAGE]
+    assert mine.headers()[META_HEADER]["place"] == "mine"
+    assert "place" not in MessageHeaders("owner", place="another,one").headers()[META_HEADER]
+    assert "place" not in MessageHeaders("owner").headers()[META_HEADER]
     others = [("mine", "mine", False), ("mine", "yours", True), ("another,one", "yours", False), ("mine", "", False)]
     assert [MessageHeaders("owner", place=at, meant_for=to).is_anothers for at, to, _ in others] == [
         it for _, _, it in others
@@ -154,6 +154,6 @@ def test_what_goes_on_with_a_fanned_out_delivery_says_with_whose_unless_that_is_
 
 
 def test_what_is_retried_into_the_queue_of_one_worker_keeps_the_key_of_its_delivery() -> None:
-    sent = Context({"id": "T1", "headers": {}, MESSAGE: {"place": "mine"}})
+    sent = Context({"id": "T1", "headers": {}, META_HEADER: {"place": "mine"}})
     identity = MessageHeaders.take(sent)
     assert (identity.place, identity.is_anothers) == ("mine", False)

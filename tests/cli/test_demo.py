@@ -21,7 +21,7 @@ import pytest
 from celery_idempotent.cli.demo import report
 from celery_idempotent.cli.demo.report import Outcome, Progress
 from celery_idempotent.cli.demo.run import run as demo_run
-from celery_idempotent.cli.demo.scenario import ORDERS, Fault, Tally, count, draw_orders
+from celery_idempotent.cli.demo.scenario import ORDERS, Counts, Fault, count, draw_orders
 from tests.servers import redis_binary
 from tests.waiting import wait_until
 
@@ -247,14 +247,14 @@ def test_what_is_counted_as_charged_twice_and_as_lost(
     orders = draw_orders(1)
     charged, paid = [order.id for order in orders], [order.id for order in orders]
     spoil(charged, paid)
-    tally: Tally = count(orders, charged, paid)
+    tally: Counts = count(orders, charged, paid)
     assert (tally.charges, tally.duplicates, tally.lost) == (len(charged), duplicates, lost)
     assert sum(twice for _, twice in tally.by_fault.values()) == duplicates
 
 
 def outcome(duplicates: int = 0, lost: int = 0, *, finished: bool = True) -> Outcome:
     by_fault = {fault: (1, duplicates if fault is Fault.NONE else 0) for fault in Fault}
-    tally = Tally(orders=ORDERS, charges=ORDERS + duplicates, duplicates=duplicates, lost=lost, by_fault=by_fault)
+    tally = Counts(orders=ORDERS, charges=ORDERS + duplicates, duplicates=duplicates, lost=lost, by_fault=by_fault)
     progress = Progress(recovery={"ORD-001": 1.25, "ORD-002": 3.0, "ORD-003": 2.0})
     return Outcome(tally, progress, finished=finished, seconds=9.5)
 

@@ -180,7 +180,7 @@ class TestPage:
 
     def page(self, capsys: pytest.CaptureFixture[str], *findings: Finding, **options: bool) -> str:
         section = Section("redis://here", [*findings])
-        page = doctor.Diagnosis(**options)
+        page = doctor.DoctorReport(**options)
         page.show(section)
         page.sum_up([section])
         return capsys.readouterr().out
@@ -213,9 +213,9 @@ class TestPage:
     ) -> None:
         monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
         monkeypatch.delenv("NO_COLOR", raising=False)
-        assert doctor.Diagnosis()._word(error("", "").severity).startswith("\x1b[31m")
+        assert doctor.DoctorReport()._word(error("", "").severity).startswith("\x1b[31m")
         monkeypatch.setenv("NO_COLOR", "1")
-        assert doctor.Diagnosis()._word(error("", "").severity) == "error    "
+        assert doctor.DoctorReport()._word(error("", "").severity) == "error    "
 
     def test_a_pipe_gets_no_colours(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "\x1b" not in self.page(capsys, error("bad", "mend it"))

@@ -14,7 +14,7 @@ import pytest
 
 from celery_idempotent import IdempotentTask, events
 from celery_idempotent.cli.common import Exit
-from celery_idempotent.cli.explain import meaning, sentence, span, standing
+from celery_idempotent.cli.explain import advice, describe_event, describe_record, span
 from celery_idempotent.core.history import text_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.events import Event
@@ -58,7 +58,7 @@ def test_scripts_get_all_of_it_with_whole_ids(on_redis: Run, redis_store: RedisS
     assert replayed.pop("at").endswith("+00:00")
     assert replayed == {"event": "Replayed", "task_id": SECOND, "original": FIRST, "age": 7.0}
     assert (said["key"], said["now"]["state"]) == (KEY, "completed")
-    assert said["meaning"].startswith("It is done")
+    assert said["advice"].startswith("It is done")
 
 
 def test_a_first_run_is_explained_by_its_record_alone(on_redis: Run, redis_store: RedisStore) -> None:
@@ -150,7 +150,7 @@ EVERY = [
 def test_every_event_has_a_sentence_that_fits_a_terminal(by_url: Callable[..., Said], event: Event, words: str) -> None:
     shelf = Shelf()
     note(shelf, event, ago=2 * 86400)
-    assert words in sentence(facts_of(text_of(event)))
+    assert words in describe_event(facts_of(text_of(event)))
     out = Run(by_url, shelf)("explain", KEY).out
     assert max(map(len, out.splitlines())) <= 80
     assert words.split()[-1] in out
@@ -164,7 +164,7 @@ def test_every_kind_of_event_that_is_noted_has_one() -> None:
 
 
 def test_what_this_version_does_not_know_is_told_by_its_name() -> None:
-    assert sentence({"event": "Teleported", "to": "host:2"}) == "Teleported"
+    assert describe_event({"event": "Teleported", "to": "host:2"}) == "Teleported"
 
 
 RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host:1")
@@ -188,13 +188,13 @@ RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host
 )
 def test_each_state_of_a_record_is_told_and_what_it_means(changes: dict[str, Any], stands: str, means: str) -> None:
     record = replace(RECORD, **changes)
-    assert stands in standing(record)
-    assert means in meaning(record)
+    assert stands in describe_record(record)
+    assert means in advice(record)
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_every_reason_of_a_release_has_words(reason: Reason) -> None:
-    told = standing(replace(RECORD, state=State.RELEASED, reason=reason.value))
+    told = describe_record(replace(RECORD, state=State.RELEASED, reason=reason.value))
     assert len(told.removeprefix("released: ").split()) > 2
 
 

@@ -8,7 +8,7 @@ from time import sleep
 import pytest
 
 from celery_idempotent.cli.doctor import any_store
-from celery_idempotent.cli.doctor.findings import Finding, Patient, Severity, Unasked, error, examined, ok, warning
+from celery_idempotent.cli.doctor.findings import CheckSkipped, Finding, Severity, Target, error, examined, ok, warning
 from celery_idempotent.errors import ConfigurationError, IdempotencyError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -22,15 +22,15 @@ def no_concern(_: object) -> None:
 
 
 def no_right(_: object) -> Finding:
-    raise Unasked("It does not say.", "Ask nicely.")
+    raise CheckSkipped("It does not say.", "Ask nicely.")
 
 
 def no_right_either(_: object) -> Finding:
-    raise Unasked("It does not say.", "Ask nicely.")
+    raise CheckSkipped("It does not say.", "Ask nicely.")
 
 
 def other_right(_: object) -> Finding:
-    raise Unasked("It is silent.", "Ask nicely.")
+    raise CheckSkipped("It is silent.", "Ask nicely.")
 
 
 def surprise(_: object) -> Finding:
@@ -104,6 +104,6 @@ def test_a_store_that_is_very_slow_is_not_asked_twenty_times(monkeypatch: pytest
 
     monkeypatch.setattr(any_store, "SLOW", 0.05)
     monkeypatch.setattr(any_store, "PATIENCE", 0.1)
-    finding = any_store.slow_store(Patient(Slow(), "slow"))
+    finding = any_store.slow_store(Target(Slow(), "slow"))
     assert finding.severity is Severity.WARNING
     assert len(asked) < any_store.PINGS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.cli.doctor import any_store
-from celery_idempotent.cli.doctor.findings import Patient, Severity
+from celery_idempotent.cli.doctor.findings import Severity, Target
 from celery_idempotent.cli.doctor.stores import KINDS, sections
 from celery_idempotent.stores import SCHEMES, open_store
 from celery_idempotent.stores.memory import MemoryStore
@@ -24,7 +24,7 @@ Start = Callable[..., RedisServer]
 class TestCached:
     def found(self, url: str) -> list[dict[str, str]]:
         store = open_store(url)
-        found = list(sections(Patient(store, "cached+redis://here")))
+        found = list(sections(Target(store, "cached+redis://here")))
         store.close()
         assert [section.name for section in found] == ["cached+redis://here (durable)", "cached+redis://here (cache)"]
         return [severities(by_code([section])) for section in found]

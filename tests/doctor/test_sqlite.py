@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.cli.doctor import any_store, sqlite
-from celery_idempotent.cli.doctor.findings import Unasked, code_of
+from celery_idempotent.cli.doctor.findings import CheckSkipped, code_of
 from celery_idempotent.cli.doctor.sqlite import REMOTE, file_system
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.doctor.wards import found_of, severities
@@ -85,7 +85,7 @@ def test_a_system_that_lists_no_mounts_is_not_asked(on_disk: Path, monkeypatch: 
 
 def test_a_folder_on_no_listed_file_system_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / "mounts").write_text("proc /proc proc rw 0 0\n")
-    with pytest.raises(Unasked):
+    with pytest.raises(CheckSkipped):
         file_system(tmp_path, tmp_path / "mounts")
 
 

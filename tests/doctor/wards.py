@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from celery_idempotent.cli.doctor.findings import Finding, Patient, Section, Severity
+from celery_idempotent.cli.doctor.findings import Finding, Section, Severity, Target
 from celery_idempotent.cli.doctor.stores import sections
 from celery_idempotent.stores import Store, hide_password, open_store
 
@@ -29,7 +29,7 @@ def found_of(place: str | Store, **known: Any) -> dict[str, Finding]:
     store = open_store(place) if isinstance(place, str) else place
     name = hide_password(place) if isinstance(place, str) else "store"
     try:
-        return by_code(sections(Patient(store, name, **known)))
+        return by_code(sections(Target(store, name, **known)))
     finally:
         if isinstance(place, str):
             store.close()

@@ -295,7 +295,7 @@ BREAKS = [
         (
             "celery/request.py",
             "self._owner = new_owner()",
-            'self._owner = (self._request_dict.get(DELIVERY) or {}).get("owner") or new_owner()',
+            'self._owner = (self._request_dict.get(DELIVERY_ENTRY) or {}).get("owner") or new_owner()',
         ),
     ),
     broken(

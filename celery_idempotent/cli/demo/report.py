@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from .scenario import ORDERS, Fault, Tally
+from .scenario import ORDERS, Counts, Fault
 
 WIDTH = 78
 _TWICE = "Customers charged twice or more"
@@ -229,7 +229,7 @@ class Outcome:
         seconds: How long it took, from the first order to the last ack.
     """
 
-    tally: Tally
+    tally: Counts
     progress: Progress
     finished: bool
     seconds: float

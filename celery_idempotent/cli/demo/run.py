@@ -21,7 +21,7 @@ from . import report
 from .processes import DemoError, Interrupted, Processes, Redis, Signals, start_redis
 from .report import NAMES, Outcome, Progress, Screen, open_screen
 from .scenario import BURST, ORDERS, Fault, Order, count, draw_orders
-from .shop import TASK, VISIBILITY_TIMEOUT, Place, make_app
+from .shop import TASK, VISIBILITY_TIMEOUT, DemoAddress, make_app
 
 EXIT_BAD = 1
 #: Seconds for each run, start included; what it does not need is left to the next. Orders not done by then are lost.
@@ -68,7 +68,7 @@ def _run_both(signals: Signals, seed: int, fetch_redis: bool) -> dict[str, Outco
             for name in NAMES:
                 screen.begin(name)
                 deadline += RUN_SECONDS
-                trial = Trial(
+                trial = DemoRun(
                     name,
                     orders,
                     idempotent=name == "idempotent",
@@ -124,7 +124,7 @@ _WORKER = (
 _QUICK = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING")
 
 
-class Trial:
+class DemoRun:
     """One run.
 
     Arguments:
@@ -194,14 +194,14 @@ class Trial:
         threading.Thread(target=self._read_events, args=(gateway,), daemon=True).start()
         self._wait_until(lambda: bool(self._progress.port), "the payment gateway listens")
 
-    def _place(self) -> Place:
+    def _place(self) -> DemoAddress:
         books = self._directory / "books"
         books.touch()
         first = 2 if self._idempotent else 0
         gateway = f"http://127.0.0.1:{self._progress.port}"
-        return Place(self._idempotent, self._redis.url(first), self._redis.url(first + 1), gateway, str(books))
+        return DemoAddress(self._idempotent, self._redis.url(first), self._redis.url(first + 1), gateway, str(books))
 
-    def _start_workers(self, place: Place) -> None:
+    def _start_workers(self, place: DemoAddress) -> None:
         # The warnings would say that somebody tries this as root.
         env = {**place.environment(), "PYTHONWARNINGS": "ignore"}
         for number in range(1, WORKERS + 1):
@@ -214,7 +214,7 @@ class Trial:
         self._started[name] = self._processes.start(name, command, **options)
         return self._started[name]
 
-    def _work(self, broker: Broker, place: Place) -> Outcome:
+    def _work(self, broker: Broker, place: DemoAddress) -> Outcome:
         began = monotonic()
         for order in self._orders:
             broker.publish(order)

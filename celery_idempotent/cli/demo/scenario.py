@@ -90,7 +90,7 @@ def draw_orders(seed: int) -> list[Order]:
 
 
 @dataclass(frozen=True)
-class Tally:
+class Counts:
     """What the customers of one run got, counted from the two files that the run wrote.
 
     Arguments:
@@ -108,7 +108,7 @@ class Tally:
     by_fault: dict[Fault, tuple[int, int]]
 
 
-def count(orders: list[Order], charged: Iterable[str], paid: Iterable[str]) -> Tally:
+def count(orders: list[Order], charged: Iterable[str], paid: Iterable[str]) -> Counts:
     """Count a run.
 
     Arguments:
@@ -123,7 +123,7 @@ def count(orders: list[Order], charged: Iterable[str], paid: Iterable[str]) -> T
     for fault in Fault:
         affected = [order.id for order in orders if order.fault is fault]
         by_fault[fault] = (len(affected), sum(times[order] > 1 for order in affected))
-    return Tally(
+    return Counts(
         orders=len(orders),
         charges=len(charges),
         duplicates=sum(number > 1 for number in times.values()),

@@ -27,7 +27,7 @@ class GatewayBusy(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class DemoAddress:
     """Where a shop finds its servers.
 
     Arguments:
@@ -48,12 +48,12 @@ class Place:
         return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def of_process(cls) -> Place:
+    def of_process(cls) -> DemoAddress:
         """Return this process's place."""
         return cls(**json.loads(os.environ[_VARIABLE]))
 
 
-def make_app(place: Place) -> Any:
+def make_app(place: DemoAddress) -> Any:
     """Return the Celery app of those who publish orders; they need not know the task."""
     from celery import Celery
 
@@ -68,7 +68,7 @@ def make_app(place: Place) -> Any:
     return app
 
 
-def make_worker_app(place: Place) -> Any:
+def make_worker_app(place: DemoAddress) -> Any:
     """Return the Celery app of those who charge orders."""
     app = make_app(place)
     if place.idempotent:
@@ -79,13 +79,13 @@ def make_worker_app(place: Place) -> Any:
     return app
 
 
-def _add_plain_task(app: Any, place: Place) -> None:
+def _add_plain_task(app: Any, place: DemoAddress) -> None:
     @app.task(name=TASK, bind=True, max_retries=10, acks_late=True, reject_on_worker_lost=True)  # type: ignore[untyped-decorator]
     def charge(self: Any, order_id: str, amount: int) -> str:
         return _charge(self, place, order_id, amount, key=None)
 
 
-def _add_idempotent_task(app: Any, place: Place) -> None:
+def _add_idempotent_task(app: Any, place: DemoAddress) -> None:
     from ...celery.task import IdempotentTask
 
     app.conf.idempotency_store = place.store
@@ -101,7 +101,7 @@ def _add_idempotent_task(app: Any, place: Place) -> None:
         return _charge(self, place, order_id, amount, key=self.lease.derived_key("gateway"))
 
 
-def _charge(task: Any, place: Place, order_id: str, amount: int, key: str | None) -> str:
+def _charge(task: Any, place: DemoAddress, order_id: str, amount: int, key: str | None) -> str:
     """Charge an order and mark it paid."""
     order = {"order": order_id, "amount": amount, "pid": os.getpid()}
     try:
@@ -114,7 +114,7 @@ def _charge(task: Any, place: Place, order_id: str, amount: int, key: str | None
     return receipt
 
 
-def _report_to_the_demo(place: Place) -> None:
+def _report_to_the_demo(place: DemoAddress) -> None:
     """Let the demo know when a worker is ready, and when a task has ended and its message is not acked yet."""
     from celery import signals
 
@@ -140,7 +140,7 @@ def _post(url: str, body: dict[str, Any], headers: dict[str, str] | None = None)
 
 @cache
 def _app_of_process() -> Any:
-    return make_worker_app(Place.of_process())
+    return make_worker_app(DemoAddress.of_process())
 
 
 def __getattr__(name: str) -> Any:

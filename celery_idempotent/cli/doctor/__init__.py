@@ -33,7 +33,7 @@ def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_jso
     Exits with 0 if nothing is in error, with 1 if something is, with 2, 3 or 4 if an option is wrong, a store cannot
     be reached, or refuses us.
     """
-    diagnosis = Diagnosis(colour=not as_json, quiet=quiet, verbose=verbose)
+    diagnosis = DoctorReport(colour=not as_json, quiet=quiet, verbose=verbose)
     found: list[Section] = []
     for section in _sections(ctx):
         found.append(section)
@@ -49,7 +49,7 @@ def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_jso
 
 def _sections(ctx: click.Context) -> Iterator[Section]:
     """Yield what is found of the app, if there is one, and then of one store after the other."""
-    from .findings import Patient
+    from .findings import Target
     from .stores import sections
 
     stores: Iterable[NamedStore]
@@ -62,7 +62,7 @@ def _sections(ctx: click.Context) -> Iterator[Section]:
         stores = [from_url(ctx)]
     for used in stores:
         ctx.call_on_close(used.store.close)
-        yield from sections(Patient(used.store, used.name, used.namespaces[0], purged))
+        yield from sections(Target(used.store, used.name, used.namespaces[0], purged))
 
 
 def _status(found: list[Section], *, strict: bool) -> Exit:
@@ -108,7 +108,7 @@ _NOTES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "
 WIDEST, INDENT = 100, 9
 
 
-class Diagnosis:
+class DoctorReport:
     """Print sections as they come.
 
     Arguments:

@@ -10,7 +10,7 @@ from time import perf_counter
 from ...core.keys import compose_default
 from ...errors import StoreRefused
 from ...stores.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
-from .findings import Finding, Patient, error, info, ok, warning
+from .findings import Finding, Target, error, info, ok, warning
 
 #: How often the store is asked, and the seconds above which the median is too long: a first run asks twice.
 PINGS, SLOW = 20, 0.05
@@ -18,7 +18,7 @@ PINGS, SLOW = 20, 0.05
 PATIENCE = 2.0
 
 
-def slow_store(patient: Patient) -> Finding:
+def slow_store(patient: Target) -> Finding:
     """Compare the median time of an answer with what a task can bear."""
     end = perf_counter() + PATIENCE
     took = [_ping(patient)]
@@ -34,7 +34,7 @@ def slow_store(patient: Patient) -> Finding:
     return ok(measured)
 
 
-def _ping(patient: Patient) -> float:
+def _ping(patient: Target) -> float:
     began = perf_counter()
     patient.store.ping()
     return perf_counter() - began
@@ -46,7 +46,7 @@ TASK, SECONDS = "celery_idempotent.doctor", 5.0
 KEYS = 64
 
 
-def claims_refused(patient: Patient) -> Finding:
+def claims_refused(patient: Target) -> Finding:
     """Claim, renew, release, settle and forget a throwaway key, on each part of the store."""
     keys = [compose_default(patient.namespace, TASK, new_owner()) for _ in range(KEYS)]
     chosen = {patient.store.shard(key): key for key in keys}.values()
@@ -63,7 +63,7 @@ def claims_refused(patient: Patient) -> Finding:
     return ok(f"a throwaway key was claimed, renewed, settled and forgotten{nodes}")
 
 
-def _live(patient: Patient, key: str) -> None:
+def _live(patient: Target, key: str) -> None:
     store = patient.store
     try:
         for reason in (Reason.FAILED, Reason.CRASHED):
@@ -77,7 +77,7 @@ def _live(patient: Patient, key: str) -> None:
         store.delete(key)
 
 
-def _claim(patient: Patient, key: str) -> Lease:
+def _claim(patient: Target, key: str) -> Lease:
     lease = patient.store.acquire(Claim(key, new_owner(), SECONDS, SECONDS, holder=TASK))
     assert isinstance(lease, Lease), f"nobody else can have {key}"
     return lease
@@ -88,7 +88,7 @@ MANY, MOST = 10_000, 100_000
 SCHEDULE = "celery_idempotent.celery.schedule_purge(app)  # beat then purges once an hour"
 
 
-def schema_pending(patient: Patient) -> Finding:
+def schema_pending(patient: Target) -> Finding:
     """See whether the store has on its server what it needs."""
     pending = patient.store.pending_schema()
     if pending:
@@ -102,7 +102,7 @@ def schema_pending(patient: Patient) -> Finding:
     return ok("the schema is that of this version")
 
 
-def expired(patient: Patient, rows: int) -> Finding:
+def expired(patient: Target, rows: int) -> Finding:
     """Say what becomes of rows that have expired, given how many there are."""
     count = f"{rows:,}{' or more' if rows >= MOST else ''} expired rows wait to be removed"
     if rows >= MANY:

@@ -16,21 +16,21 @@ from celery.backends.rpc import RPCBackend
 
 from ...celery.app import PURGE, default_namespace, store_of, store_of_backend, store_of_broker, used_stores
 from ...celery.declarations import mistaken_key, mistaken_settings, unprotected
-from ...celery.message import KEY
+from ...celery.message import KEY_HEADER
 from ...core import keys
 from ...core.binding import BACKEND
 from ...errors import ConfigurationError, IdempotencyError
 from ...stores import hide_password
 from ...stores.maintenance import NamedStore
 from . import broker
-from .app_config import Declared, Facts, listed, shortest_interval
+from .app_config import AppConfig, DeclaredTask, listed, shortest_interval
 from .findings import Check, Finding, Section, error, examined, failed, info, ok, warning
 
 #: Options of Celery's that keep a message beyond the failure of its task; the latter two since 5.7.
 ACKS = ("acks_on_failure_or_timeout", "acks_on_failure", "acks_on_timeout")
 
 
-def nothing_idempotent(facts: Facts) -> Finding:
+def nothing_idempotent(facts: AppConfig) -> Finding:
     """See whether the app has an idempotent task at all."""
     if not facts.tasks:
         return warning(
@@ -40,7 +40,7 @@ def nothing_idempotent(facts: Facts) -> Finding:
     return ok(f"{len(facts.tasks)} idempotent task{'' if len(facts.tasks) == 1 else 's'}")
 
 
-def base_missing(facts: Facts) -> Finding:
+def base_missing(facts: AppConfig) -> Finding:
     """Look for tasks that have options and not the class that reads them."""
     found = dict(unprotected(facts.app))
     if found:
@@ -52,7 +52,7 @@ def base_missing(facts: Facts) -> Finding:
     return ok("every task with idempotency options has the base class")
 
 
-def setting_unknown(facts: Facts) -> Finding:
+def setting_unknown(facts: AppConfig) -> Finding:
     """Look for settings that are meant for the library, and that nothing reads."""
     wrong = mistaken_settings(facts.app)
     if wrong:
@@ -61,7 +61,7 @@ def setting_unknown(facts: Facts) -> Finding:
     return ok("every setting of idempotency is one")
 
 
-def plain_tasks(facts: Facts) -> Finding | None:
+def plain_tasks(facts: AppConfig) -> Finding | None:
     """Look for tasks beside idempotent ones that are not."""
     if facts.plain and facts.tasks:
         return info(
@@ -71,7 +71,7 @@ def plain_tasks(facts: Facts) -> Finding | None:
     return ok("every task is idempotent")
 
 
-def early_ack(facts: Facts) -> Finding:
+def early_ack(facts: AppConfig) -> Finding:
     """Look for tasks whose messages are gone before they run."""
     early = [each.name for each in facts.tasks if not each.task.acks_late]
     if early:
@@ -83,7 +83,7 @@ def early_ack(facts: Facts) -> Finding:
     return ok("messages are acked after their task")
 
 
-def lost_child_fails(facts: Facts) -> Finding:
+def lost_child_fails(facts: AppConfig) -> Finding:
     """Look for tasks that are not tried again when their process is killed."""
     final = [
         each.name
@@ -101,7 +101,7 @@ def lost_child_fails(facts: Facts) -> Finding:
     return ok("a task whose process is killed runs again")
 
 
-def failure_not_acked(facts: Facts) -> Finding:
+def failure_not_acked(facts: AppConfig) -> Finding:
     """Look for tasks whose messages outlive their failure."""
     off = {each.name: name for each in facts.tasks for name in ACKS if getattr(each.task, name, None) is False}
     if off:
@@ -113,7 +113,7 @@ def failure_not_acked(facts: Facts) -> Finding:
     return ok("the message of a failed task is acked")
 
 
-def beat_without_key(facts: Facts) -> Finding:
+def beat_without_key(facts: AppConfig) -> Finding:
     """Look for tasks that beat publishes, and that nothing but the message tells apart."""
     scheduled = {str(entry["task"]) for entry in facts.scheduled.values()}
     unkeyed = [each.name for each in facts.tasks if each.policy.key is None and each.name in scheduled]
@@ -127,15 +127,15 @@ def beat_without_key(facts: Facts) -> Finding:
     return ok("what beat publishes has a key of its own")
 
 
-def beat_key_fixed(facts: Facts) -> Finding:
+def beat_key_fixed(facts: AppConfig) -> Finding:
     """Look for entries of beat whose messages are all the same operation, for longer than until the next one."""
     for name, each, key, seconds in _fixed(facts):
-        computed = callable(each.policy.key) and key != f"{KEY}="
+        computed = callable(each.policy.key) and key != f"{KEY_HEADER}="
         what = (
             f"The beat entry {name!r} publishes {each.name} every {seconds:g} s with the same key ({key}), which is "
             f"remembered for {each.policy.result_ttl:g} s: the runs between are answered with the result of the first."
         )
-        option = '"key": ..., ' if computed or key == f"{KEY}=" else f'"key": {_written(each.policy.key)}, '
+        option = '"key": ..., ' if computed or key == f"{KEY_HEADER}=" else f'"key": {_written(each.policy.key)}, '
         remedy = (
             f'idempotency={{{option}"result_ttl": {seconds * 0.8:g}}}, shorter than the interval; or leave the key '
             "out, so that each message is an operation of its own"
@@ -146,7 +146,7 @@ def beat_key_fixed(facts: Facts) -> Finding:
     return ok("no entry of beat has one key for several runs")
 
 
-def _fixed(facts: Facts) -> Iterator[tuple[str, Declared, str, float]]:
+def _fixed(facts: AppConfig) -> Iterator[tuple[str, DeclaredTask, str, float]]:
     """Yield entries whose key is remembered for longer than their interval: name, task, key, interval in seconds."""
     tasks = {each.name: each for each in facts.tasks}
     for name, entry in facts.scheduled.items():
@@ -158,11 +158,11 @@ def _fixed(facts: Facts) -> Iterator[tuple[str, Declared, str, float]]:
             yield name, each, key, seconds
 
 
-def _fixed_key(each: Declared, entry: dict[str, Any]) -> str:
+def _fixed_key(each: DeclaredTask, entry: dict[str, Any]) -> str:
     """Return what fixes the key of all messages of an entry; "" if nothing does, or they do not fit the task."""
     policy, binding = each.policy, each.task._binding
-    if (entry.get("options") or {}).get(KEY) is not None:
-        return f"{KEY}="
+    if (entry.get("options") or {}).get(KEY_HEADER) is not None:
+        return f"{KEY_HEADER}="
     if policy.key is None or (callable(policy.key) and not signature(policy.key).parameters):
         return ""  # without arguments it must look at something else, as the clock
     try:
@@ -177,16 +177,18 @@ def _written(key: object) -> str:
     return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
-def beat_option_unknown(facts: Facts) -> Finding:
+def beat_option_unknown(facts: AppConfig) -> Finding:
     """Look for options of beat's entries that are meant for the library, and that nothing reads."""
     for name, entry in facts.scheduled.items():
         wrong = mistaken_key(entry.get("options") or {})
         if wrong:
-            return error(f"The beat entry {name!r} has an option that nothing reads: {wrong}", f"{KEY}=, or no key")
+            return error(
+                f"The beat entry {name!r} has an option that nothing reads: {wrong}", f"{KEY_HEADER}=, or no key"
+            )
     return ok("the options of beat's entries are Celery's or idempotency_key")
 
 
-def runs_unprotected(facts: Facts) -> Finding:
+def runs_unprotected(facts: AppConfig) -> Finding:
     """Look for tasks that run without a lease while the store is down."""
     bold = [each.name for each in facts.tasks if each.policy.on_store_error == "run"]
     if bold:
@@ -216,7 +218,7 @@ SHORT, LONG = 5.0, 600.0
 GOOD = '"lease_ttl": "30s"'
 
 
-def lease_short(facts: Facts) -> Finding:
+def lease_short(facts: AppConfig) -> Finding:
     """Look for leases that a process loses as soon as it stalls."""
     short = [each for each in facts.tasks if each.policy.lease_ttl < SHORT]
     if short:
@@ -229,7 +231,7 @@ def lease_short(facts: Facts) -> Finding:
     return ok("no lease is shorter than 5 s")
 
 
-def lease_long(facts: Facts) -> Finding:
+def lease_long(facts: AppConfig) -> Finding:
     """Look for leases that outlive a dead worker for long."""
     long = [each for each in facts.tasks if each.policy.lease_ttl > LONG]
     if long:
@@ -242,7 +244,7 @@ def lease_long(facts: Facts) -> Finding:
     return ok("no lease is longer than 10 min")
 
 
-def lease_unbounded(facts: Facts) -> Finding:
+def lease_unbounded(facts: AppConfig) -> Finding:
     """Look for tasks that keep their key for as long as they hang."""
     free = [each.name for each in facts.tasks if each.policy.max_lease is None and facts.limit(each.task) is None]
     if free:
@@ -253,7 +255,7 @@ def lease_unbounded(facts: Facts) -> Finding:
     return ok("every task has a time limit or a max_lease")
 
 
-def limits_not_enforced(facts: Facts) -> Finding | None:
+def limits_not_enforced(facts: AppConfig) -> Finding | None:
     """Look for time limits that the pool does not keep."""
     pool = str(facts.conf.worker_pool)
     if pool == "prefork":
@@ -267,7 +269,7 @@ def limits_not_enforced(facts: Facts) -> Finding | None:
     )
 
 
-def lease_ends_before_limit(facts: Facts) -> Finding:
+def lease_ends_before_limit(facts: AppConfig) -> Finding:
     """Look for leases that end while their task may still run."""
     early = [
         (each, limit)
@@ -284,7 +286,7 @@ def lease_ends_before_limit(facts: Facts) -> Finding:
     return ok("no lease ends before its task's time limit")
 
 
-def result_ttl_short(facts: Facts) -> Finding:
+def result_ttl_short(facts: AppConfig) -> Finding:
     """Look for results that are forgotten before their duplicates can come."""
     what, wait = facts.longest_wait
     visibility = facts.visibility or 0.0
@@ -301,7 +303,7 @@ def result_ttl_short(facts: Facts) -> Finding:
     return ok("results are remembered for longer than duplicates are known to be late")
 
 
-def failure_ttl_short(facts: Facts) -> Finding:
+def failure_ttl_short(facts: AppConfig) -> Finding:
     """Look for crash counts that are forgotten before the message comes again."""
     visibility = facts.visibility or 0.0
     short = [each for each in facts.tasks if each.policy.failure_ttl < visibility]
@@ -326,11 +328,11 @@ DURATION_CHECKS = (
 )
 
 
-def _read(facts: Facts) -> list[Declared]:
+def _read(facts: AppConfig) -> list[DeclaredTask]:
     return [each for each in facts.tasks if not each.task.ignore_result]
 
 
-def result_backend_missing(facts: Facts) -> Finding:
+def result_backend_missing(facts: AppConfig) -> Finding:
     """See whether results go anywhere."""
     read = [each.name for each in _read(facts)]
     if read and isinstance(facts.app.backend, DisabledBackend):
@@ -341,7 +343,7 @@ def result_backend_missing(facts: Facts) -> Finding:
     return ok("results go to a backend, or are ignored")
 
 
-def results_not_kept(facts: Facts) -> Finding:
+def results_not_kept(facts: AppConfig) -> Finding:
     """Look for tasks whose duplicates have readers and get nothing to read."""
     bare = [each.name for each in _read(facts) if not each.policy.store_result]
     if bare and not isinstance(facts.app.backend, DisabledBackend):
@@ -353,7 +355,7 @@ def results_not_kept(facts: Facts) -> Finding:
     return ok("duplicates find the results that are read")
 
 
-def large_results_expire(facts: Facts) -> Finding:
+def large_results_expire(facts: AppConfig) -> Finding:
     """Look for large results that the backend forgets before their records are."""
     large = [each for each in facts.tasks if each.policy.large_results == BACKEND]
     if any(isinstance(each.task.backend, (DisabledBackend, RPCBackend)) for each in large):
@@ -392,7 +394,7 @@ def address(store: Any) -> Address | None:
     return "127.0.0.1" if host in LOCAL else host, port, int(said.get("db") or 0)
 
 
-def store_shared(facts: Facts) -> Finding | None:
+def store_shared(facts: AppConfig) -> Finding | None:
     """See whether a flush of something else forgets operations.
 
     Raises:
@@ -414,7 +416,7 @@ def store_shared(facts: Facts) -> Finding | None:
     return ok("no store shares a database with the broker or the result backend")
 
 
-def store_unsaid(facts: Facts) -> Finding:
+def store_unsaid(facts: AppConfig) -> Finding:
     """See whether the app says where its store is."""
     if not facts.conf.get("idempotency_store") and any(each.policy.store is None for each in facts.tasks):
         return info(
@@ -462,7 +464,7 @@ def checkup(app: Any, load: Callable[[], object] = lambda: None) -> Checkup:
     section = Section(f"app {app.main or '(without a name)'}")
     try:
         load()
-        facts = Facts(app)
+        facts = AppConfig(app)
         section.findings += examined(CHECKS, facts)
         stores = used_stores(app)
     except ConfigurationError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.schedules import crontab, maybe_schedule, solar
 
-from ...celery.message import PLAIN
+from ...celery.message import UNGUARDED
 from ...celery.task import IdempotentTask
 from ...core.policy import Policy
 
@@ -26,7 +26,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredTask:
     """An idempotent task and its options."""
 
     task: Any
@@ -38,7 +38,7 @@ class Declared:
         return str(self.task.name)
 
 
-class Facts:
+class AppConfig:
     """An app with its tasks, its broker, its schedule.
 
     Arguments:
@@ -50,13 +50,13 @@ class Facts:
 
     def __init__(self, app: Any) -> None:
         self.app, self.conf = app, app.conf
-        self.tasks: list[Declared] = []
+        self.tasks: list[DeclaredTask] = []
         self.plain: list[str] = []
         for name, task in sorted(app.tasks.items()):
-            if name.startswith(PLAIN):
+            if name.startswith(UNGUARDED):
                 continue
             if isinstance(task, IdempotentTask):
-                self.tasks.append(Declared(task, task._binding.policy))
+                self.tasks.append(DeclaredTask(task, task._binding.policy))
             else:
                 self.plain.append(name)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import ceil
 
-from .app_config import HOUR, Facts, listed
+from .app_config import HOUR, AppConfig, listed
 from .findings import Finding, error, info, ok, warning
 
 #: Seconds of time limit from which on a task is long, and what RabbitMQ lets a message be held by default.
 LONG_LIMIT, CONSUMER_TIMEOUT = 300.0, 1800.0
 
 
-def broker_forgets(facts: Facts) -> Finding:
+def broker_forgets(facts: AppConfig) -> Finding:
     """See whether the broker keeps what a killed worker held."""
     if facts.broker == "memory":
         return warning(
@@ -26,7 +26,7 @@ def broker_forgets(facts: Facts) -> Finding:
     return ok(f"the broker is {facts.broker}")
 
 
-def redelivered_unknown(facts: Facts) -> Finding | None:
+def redelivered_unknown(facts: AppConfig) -> Finding | None:
     """Say that SQS marks no message as handed out before."""
     if facts.broker != "sqs":
         return None
@@ -37,7 +37,7 @@ def redelivered_unknown(facts: Facts) -> Finding | None:
     )
 
 
-def publishes_unconfirmed(facts: Facts) -> Finding | None:
+def publishes_unconfirmed(facts: AppConfig) -> Finding | None:
     """See whether RabbitMQ answers a publish."""
     if facts.broker != "rabbitmq":
         return None
@@ -49,7 +49,7 @@ def publishes_unconfirmed(facts: Facts) -> Finding | None:
     return ok("publishes are confirmed")
 
 
-def consumer_timeout(facts: Facts) -> Finding | None:
+def consumer_timeout(facts: AppConfig) -> Finding | None:
     """See whether RabbitMQ may close the channel under a long task, and what the worker does then."""
     if facts.broker != "rabbitmq":
         return None
@@ -63,7 +63,7 @@ def consumer_timeout(facts: Facts) -> Finding | None:
     return ok("no task outlives RabbitMQ's consumer_timeout, or the worker reconnects")
 
 
-def prefetch_long(facts: Facts) -> Finding:
+def prefetch_long(facts: AppConfig) -> Finding:
     """See whether messages wait behind long tasks."""
     multiplier = facts.conf.worker_prefetch_multiplier
     remedy = "app.conf.worker_prefetch_multiplier = 1"
@@ -83,7 +83,7 @@ def prefetch_long(facts: Facts) -> Finding:
     return ok(f"worker_prefetch_multiplier is {multiplier}")
 
 
-def cancels_on_connection_loss(facts: Facts) -> Finding:
+def cancels_on_connection_loss(facts: AppConfig) -> Finding:
     """See whether a lost connection ends what runs well."""
     if facts.conf.get("worker_cancel_long_running_tasks_on_connection_loss"):
         return info(
@@ -94,7 +94,7 @@ def cancels_on_connection_loss(facts: Facts) -> Finding:
     return ok("tasks outlive a lost connection")
 
 
-def deduplicates_twice(facts: Facts) -> Finding:
+def deduplicates_twice(facts: AppConfig) -> Finding:
     """See whether Celery's own look for duplicates is on."""
     if facts.conf.get("worker_deduplicate_successful_tasks"):
         return info(
@@ -105,7 +105,7 @@ def deduplicates_twice(facts: Facts) -> Finding:
     return ok("worker_deduplicate_successful_tasks is off")
 
 
-def runs_eagerly(facts: Facts) -> Finding:
+def runs_eagerly(facts: AppConfig) -> Finding:
     """See whether anything is published at all."""
     if facts.conf.task_always_eager:
         return error(
@@ -145,7 +145,7 @@ def _longer(seconds: float) -> str:
     return f'app.conf.broker_transport_options = {{"visibility_timeout": {min(rounded, int(SQS_MOST))}}}'
 
 
-def visibility_long(facts: Facts) -> Finding | None:
+def visibility_long(facts: AppConfig) -> Finding | None:
     """See how long the task of a killed worker is missed."""
     if not facts.refreshed or facts.visibility is None:
         return None
@@ -158,7 +158,7 @@ def visibility_long(facts: Facts) -> Finding | None:
     return ok(f"visibility_timeout is {facts.visibility:g} s, and refreshed")
 
 
-def visibility_short(facts: Facts) -> Finding | None:
+def visibility_short(facts: AppConfig) -> Finding | None:
     """See whether a stall is enough to have messages handed out again."""
     if facts.visibility is None:
         return None
@@ -171,7 +171,7 @@ def visibility_short(facts: Facts) -> Finding | None:
     return ok("visibility_timeout outlasts a stall")
 
 
-def visibility_shorter_than_eta(facts: Facts) -> Finding | None:
+def visibility_shorter_than_eta(facts: AppConfig) -> Finding | None:
     """See whether what waits for its time is handed out again while it waits."""
     if facts.visibility is None or facts.refreshed:
         return None
@@ -185,7 +185,7 @@ def visibility_shorter_than_eta(facts: Facts) -> Finding | None:
     return ok("visibility_timeout is longer than every countdown that is known")
 
 
-def visibility_shorter_than_tasks(facts: Facts) -> Finding | None:
+def visibility_shorter_than_tasks(facts: AppConfig) -> Finding | None:
     """See whether what runs is handed out again while it runs."""
     if facts.visibility is None or facts.refreshed:
         return None
@@ -200,7 +200,7 @@ def visibility_shorter_than_tasks(facts: Facts) -> Finding | None:
     return ok("visibility_timeout is longer than every time limit")
 
 
-def visibility_not_refreshed(facts: Facts) -> Finding | None:
+def visibility_not_refreshed(facts: AppConfig) -> Finding | None:
     """See whether somebody switched the refresh off."""
     if facts.broker != "redis" or facts.refreshed:
         return None
@@ -211,7 +211,7 @@ def visibility_not_refreshed(facts: Facts) -> Finding | None:
     )
 
 
-def soft_shutdown_long(facts: Facts) -> Finding | None:
+def soft_shutdown_long(facts: AppConfig) -> Finding | None:
     """See whether a worker that stops lets the timeout pass."""
     soft = float(facts.conf.get("worker_soft_shutdown_timeout") or 0.0)
     if not facts.refreshed or facts.visibility is None or not soft:
@@ -225,7 +225,7 @@ def soft_shutdown_long(facts: Facts) -> Finding | None:
     return ok("worker_soft_shutdown_timeout is shorter than the visibility_timeout")
 
 
-def restore_seldom(facts: Facts) -> Finding | None:
+def restore_seldom(facts: AppConfig) -> Finding | None:
     """See how often somebody looks for what timed out."""
     if facts.broker != "redis" or facts.visibility is None or facts.refreshed:  # our step looks every second
         return None
@@ -239,7 +239,7 @@ def restore_seldom(facts: Facts) -> Finding | None:
     return ok(f"workers look every {every:g} s for what timed out")
 
 
-def nobody_restores(facts: Facts) -> Finding | None:
+def nobody_restores(facts: AppConfig) -> Finding | None:
     """See whether a worker of this pool looks for what timed out."""
     if facts.broker != "redis":
         return None
@@ -253,7 +253,7 @@ def nobody_restores(facts: Facts) -> Finding | None:
     return ok(f"workers of the pool {pool} look for what timed out")
 
 
-def sqs_visibility(facts: Facts) -> Finding | None:
+def sqs_visibility(facts: AppConfig) -> Finding | None:
     """See whether SQS and kombu know the same timeout."""
     if facts.broker != "sqs" or facts.visibility is None:
         return None

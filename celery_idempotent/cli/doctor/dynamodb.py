@@ -11,14 +11,14 @@ from ...stores.dynamodb.connections import code
 from ...stores.dynamodb.store import DynamoDBStore
 from .any_store import claims_refused, slow_store
 from .any_store import schema_pending as pending
-from .findings import Check, Finding, Patient, Section, Unasked, error, examined, info, ok, warning
+from .findings import Check, CheckSkipped, Finding, Section, Target, error, examined, info, ok, warning
 
 ASK = "Give the role that runs doctor dynamodb:DescribeTable and dynamodb:DescribeTimeToLive on the table."
 #: Writes a second below which a table of fixed capacity is said to be small; a first run takes two.
 SMALL = 50
 
 
-def _store(patient: Patient) -> DynamoDBStore:
+def _store(patient: Target) -> DynamoDBStore:
     store = patient.store
     assert isinstance(store, DynamoDBStore)
     return store
@@ -32,22 +32,22 @@ def _describing() -> Iterator[None]:
     except StoreRefused as refusal:
         if code(refusal) not in ("AccessDenied", "AccessDeniedException"):
             raise
-        raise Unasked("The role may not describe the table.", ASK) from refusal
+        raise CheckSkipped("The role may not describe the table.", ASK) from refusal
 
 
-def _described(patient: Patient) -> dict[str, Any]:
+def _described(patient: Target) -> dict[str, Any]:
     with _describing():
         found: dict[str, Any] = _store(patient)._table.ask("describe_table")["Table"]
     return found
 
 
-def schema_pending(patient: Patient) -> Finding:
+def schema_pending(patient: Target) -> Finding:
     """See whether there is a table of the right kind that forgets."""
     with _describing():
         return pending(patient)
 
 
-def table_not_active(patient: Patient) -> Finding:
+def table_not_active(patient: Target) -> Finding:
     """See whether the table can be used."""
     status = _described(patient)["TableStatus"]
     if status not in ("ACTIVE", "UPDATING"):
@@ -55,7 +55,7 @@ def table_not_active(patient: Patient) -> Finding:
     return ok(f"the table is {status}")
 
 
-def table_in_regions(patient: Patient) -> Finding:
+def table_in_regions(patient: Target) -> Finding:
     """See whether two regions could both grant a claim."""
     regions = [replica["RegionName"] for replica in _described(patient).get("Replicas", ())]
     if regions:
@@ -67,7 +67,7 @@ def table_in_regions(patient: Patient) -> Finding:
     return ok("the table is in one region")
 
 
-def capacity_fixed(patient: Patient) -> Finding:
+def capacity_fixed(patient: Target) -> Finding:
     """See whether the table refuses what comes too fast."""
     table = _described(patient)
     throughput = table.get("ProvisionedThroughput", {})
@@ -82,7 +82,7 @@ def capacity_fixed(patient: Patient) -> Finding:
     )
 
 
-def region_unsaid(patient: Patient) -> Finding:
+def region_unsaid(patient: Target) -> Finding:
     """See whether two machines could mean two tables."""
     store = _store(patient)
     region = store._table.client().meta.region_name
@@ -105,6 +105,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def sections(patient: Patient) -> Iterator[Section]:
+def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a DynamoDB store."""
     yield Section(patient.name, list(examined(CHECKS, patient)))

@@ -62,7 +62,7 @@ class Section:
     findings: list[Finding] = field(default_factory=list)
 
 
-class Unasked(Exception):
+class CheckSkipped(Exception):
     """Raised by a check that may not ask what it would have to know.
 
     Arguments:
@@ -125,7 +125,7 @@ def examined(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
         code = code_of(check)
         try:
             found = check(patient)
-        except Unasked as reason:
+        except CheckSkipped as reason:
             unasked.setdefault(reason.remedy, {}).setdefault(reason.reason, []).append(code)
             continue
         except IdempotencyError as failure:
@@ -155,7 +155,7 @@ def failed(failure: IdempotencyError) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Patient:
+class Target:
     """A store that is examined.
 
     Arguments:

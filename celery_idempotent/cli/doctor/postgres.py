@@ -11,19 +11,19 @@ from psycopg import errors
 from ...stores.postgres.connections import translate_error
 from ...stores.postgres.store import PostgresStore
 from .any_store import MOST, claims_refused, compared, expired, schema_pending, slow_store
-from .findings import Check, Finding, Patient, Section, Unasked, error, examined, info, ok, warning
+from .findings import Check, CheckSkipped, Finding, Section, Target, error, examined, info, ok, warning
 
 OLDEST = 130000
 BUSY = 0.8
 
 
-def _store(patient: Patient) -> PostgresStore:
+def _store(patient: Target) -> PostgresStore:
     store = patient.store
     assert isinstance(store, PostgresStore)
     return store
 
 
-def _ask(patient: Patient, query: str) -> tuple[Any, ...]:
+def _ask(patient: Target, query: str) -> tuple[Any, ...]:
     """Return the one row that a query answers.
 
     Raises:
@@ -34,16 +34,16 @@ def _ask(patient: Patient, query: str) -> tuple[Any, ...]:
     try:
         return store._connections.run(store._schema.render(query))[0]
     except errors.InsufficientPrivilege as refusal:
-        raise Unasked(f"The server does not let us see it: {str(refusal).strip()}.") from refusal
+        raise CheckSkipped(f"The server does not let us see it: {str(refusal).strip()}.") from refusal
     except psycopg.Error as failure:
         raise translate_error(failure, store._place.shown) from failure
 
 
-def _setting(patient: Patient, name: str) -> str:
+def _setting(patient: Target, name: str) -> str:
     return str(_ask(patient, f"select coalesce(current_setting('{name}', true), '')")[0])
 
 
-def server_old(patient: Patient) -> Finding:
+def server_old(patient: Target) -> Finding:
     """Look at the server's version."""
     version = _setting(patient, "server_version")
     if int(_setting(patient, "server_version_num")) < OLDEST:
@@ -51,7 +51,7 @@ def server_old(patient: Patient) -> Finding:
     return ok(f"PostgreSQL {version}")
 
 
-def store_is_replica(patient: Patient) -> Finding:
+def store_is_replica(patient: Target) -> Finding:
     """See whether the server can be written to."""
     if _ask(patient, "select pg_is_in_recovery()")[0]:
         return error(
@@ -62,7 +62,7 @@ def store_is_replica(patient: Patient) -> Finding:
     return ok("the server is a primary")
 
 
-def writes_refused(patient: Patient) -> Finding:
+def writes_refused(patient: Target) -> Finding:
     """See whether transactions of this user may write."""
     if _setting(patient, "default_transaction_read_only") == "on":
         return error(
@@ -73,7 +73,7 @@ def writes_refused(patient: Patient) -> Finding:
     return ok("transactions may write")
 
 
-def commits_not_durable(patient: Patient) -> Finding:
+def commits_not_durable(patient: Target) -> Finding:
     """See whether the server may forget what it has committed."""
     if _setting(patient, "fsync") == "off":
         return error(
@@ -89,7 +89,7 @@ def commits_not_durable(patient: Patient) -> Finding:
     return ok(f"fsync is on, synchronous_commit {waits}")
 
 
-def replicas_not_awaited(patient: Patient) -> Finding:
+def replicas_not_awaited(patient: Target) -> Finding:
     """See whether a standby may be promoted that has not seen the last commits."""
     standbys = int(_ask(patient, "select count(*) from pg_stat_replication")[0])
     if standbys and not _setting(patient, "synchronous_standby_names"):
@@ -101,7 +101,7 @@ def replicas_not_awaited(patient: Patient) -> Finding:
     return ok("synchronous_standby_names is set" if standbys else "there is no standby")
 
 
-def statement_pooling(patient: Patient) -> Finding:
+def statement_pooling(patient: Target) -> Finding:
     """See whether a pooler lets transactions through."""
     store = _store(patient)
     try:
@@ -120,7 +120,7 @@ def statement_pooling(patient: Patient) -> Finding:
     return ok("behind a pooler that lets transactions through" if row != (announced,) else "no pooler in between")
 
 
-def isolation_strict(patient: Patient) -> Finding:
+def isolation_strict(patient: Target) -> Finding:
     """See whether each call has to say that it wants READ COMMITTED."""
     level = _setting(patient, "default_transaction_isolation")
     if level != "read committed":
@@ -131,7 +131,7 @@ def isolation_strict(patient: Patient) -> Finding:
     return ok("default_transaction_isolation is read committed")
 
 
-def autovacuum_off(patient: Patient) -> Finding:
+def autovacuum_off(patient: Target) -> Finding:
     """See whether the table is vacuumed."""
     (options,) = _ask(patient, "select coalesce(reloptions::text, '') from pg_class where oid = '{table}'::regclass")
     if "autovacuum_enabled=false" in options or "autovacuum_enabled=off" in options:
@@ -147,14 +147,14 @@ def autovacuum_off(patient: Patient) -> Finding:
     return ok("autovacuum is on")
 
 
-def expired_rows(patient: Patient) -> Finding:
+def expired_rows(patient: Target) -> Finding:
     """Count what has expired and is still there, by its index and no further than need be."""
     some = f"select 1 from {{table}} where expires <= {{now}} limit {MOST}"  # noqa: S608 - the schema's own names
     (rows,) = _ask(patient, f"select count(*) from ({some}) r")  # noqa: S608
     return expired(patient, int(rows))
 
 
-def connections_full(patient: Patient) -> Finding:
+def connections_full(patient: Target) -> Finding:
     """Compare the connections that are open with those there may be."""
     used = int(_ask(patient, "select coalesce(sum(numbackends), 0) from pg_stat_database")[0])
     most = int(_setting(patient, "max_connections"))
@@ -166,7 +166,7 @@ def connections_full(patient: Patient) -> Finding:
     return ok(f"{used} of {most} connections are open")
 
 
-def clocks_differ(patient: Patient) -> Finding:
+def clocks_differ(patient: Target) -> Finding:
     """Compare the server's clock with this machine's."""
     return compared(lambda: float(_ask(patient, "select extract(epoch from clock_timestamp())")[0]))
 
@@ -189,6 +189,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def sections(patient: Patient) -> Iterator[Section]:
+def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a PostgreSQL store."""
     yield Section(patient.name, list(examined(CHECKS, patient)))

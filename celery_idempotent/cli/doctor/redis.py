@@ -13,7 +13,20 @@ from redis.exceptions import ResponseError
 from ...errors import IdempotencyError, StoreError
 from ...stores.redis.store import RedisStore
 from .any_store import claims_refused, compared, slow_store
-from .findings import Check, Finding, Patient, Section, Severity, Unasked, error, examined, failed, info, ok, warning
+from .findings import (
+    Check,
+    CheckSkipped,
+    Finding,
+    Section,
+    Severity,
+    Target,
+    error,
+    examined,
+    failed,
+    info,
+    ok,
+    warning,
+)
 
 
 class RedisServer:
@@ -39,7 +52,7 @@ class RedisServer:
         """Return the reply to a command.
 
         Raises:
-            Unasked: the server does not let us ask, or does not know the command.
+            CheckSkipped: the server does not let us ask, or does not know the command.
             StoreError: it does not answer.
         """
         try:
@@ -48,7 +61,7 @@ class RedisServer:
             if not isinstance(error.__cause__, ResponseError):
                 raise
             asked = " ".join(command[:2] if command[0] in ("CONFIG", "CLUSTER") else command[:1])
-            raise Unasked(
+            raise CheckSkipped(
                 f"The server does not answer {asked}.",
                 "Managed servers refuse it: read their console. Elsewhere: ACL SETUSER <user> "
                 "+info +config|get +cluster|info",
@@ -72,7 +85,7 @@ class RedisServer:
         reply = self.ask("CONFIG", "GET", name)
         found = dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else reply
         if name.encode() not in found:
-            raise Unasked(f"The server does not tell its {name}.")
+            raise CheckSkipped(f"The server does not tell its {name}.")
         return str(found[name.encode()].decode(errors="replace"))
 
     def time(self) -> float:
@@ -275,7 +288,7 @@ CACHE_CHECKS: tuple[ServerCheck, ...] = (server_old, store_is_replica, connectio
 CHECKS: tuple[Check, ...] = (slow_store, claims_refused)
 
 
-def sections(patient: Patient) -> Iterator[Section]:
+def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a Redis store."""
     assert isinstance(patient.store, RedisStore)
     # What an app inherits from its backend or broker is called by its class alone.
@@ -284,7 +297,7 @@ def sections(patient: Patient) -> Iterator[Section]:
 
 
 def findings(
-    patient: Patient, on_servers: tuple[ServerCheck, ...], on_store: tuple[Check, ...] = CHECKS
+    patient: Target, on_servers: tuple[ServerCheck, ...], on_store: tuple[Check, ...] = CHECKS
 ) -> Iterator[Finding]:
     """Yield what is found on the servers of a store, and then of the store as a whole."""
     store = patient.store
@@ -302,7 +315,7 @@ def _everywhere(check: ServerCheck, servers: list[RedisServer]) -> Check:
     """Return a check that says the worst of what another says of several servers, and of which."""
 
     @wraps(check)
-    def worst(_: Patient) -> Finding | None:
+    def worst(_: Target) -> Finding | None:
         found = [(said, server.name) for server in servers if (said := check(server)) is not None]
         if not found:
             return None

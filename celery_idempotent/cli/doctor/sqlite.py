@@ -10,7 +10,7 @@ from pathlib import Path
 from ...stores.sqlite.records import clock
 from ...stores.sqlite.store import SqliteStore
 from .any_store import MOST, claims_refused, expired, slow_store
-from .findings import Check, Finding, Patient, Section, Unasked, error, examined, ok, warning
+from .findings import Check, CheckSkipped, Finding, Section, Target, error, examined, ok, warning
 
 #: Where Linux lists what is mounted; other systems have no such file.
 MOUNTS = Path("/proc/self/mounts")
@@ -21,13 +21,13 @@ MEMORY = {"tmpfs", "ramfs"}
 ROOM, LITTLE = 2**30, 100 * 2**20
 
 
-def _store(patient: Patient) -> SqliteStore:
+def _store(patient: Target) -> SqliteStore:
     store = patient.store
     assert isinstance(store, SqliteStore)
     return store
 
 
-def _folder(patient: Patient) -> Path:
+def _folder(patient: Target) -> Path:
     return Path(os.path.realpath(_store(patient)._place.path)).parent
 
 
@@ -40,15 +40,15 @@ def file_system(folder: Path, mounts: Path) -> str:
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        raise Unasked("This system does not list its mounts in /proc.") from None
+        raise CheckSkipped("This system does not list its mounts in /proc.") from None
     kinds = {fields[1].replace("\\040", " "): fields[2] for line in lines if len(fields := line.split()) > 2}
     found = [each for each in (folder, *folder.parents) if str(each) in kinds]
     if not found:
-        raise Unasked(f"{folder} is on none of the file systems that are listed in /proc.")
+        raise CheckSkipped(f"{folder} is on none of the file systems that are listed in /proc.")
     return kinds[str(found[0])]
 
 
-def file_on_network(patient: Patient) -> Finding:
+def file_on_network(patient: Target) -> Finding:
     """See whether the file is on a file system whose locks SQLite can trust."""
     kind = file_system(_folder(patient), MOUNTS)
     if kind in REMOTE or kind.startswith("fuse."):
@@ -60,7 +60,7 @@ def file_on_network(patient: Patient) -> Finding:
     return ok(f"the file is on {kind}, of this machine")
 
 
-def file_in_memory(patient: Patient) -> Finding:
+def file_in_memory(patient: Target) -> Finding:
     """See whether the file outlives the machine's power."""
     kind = file_system(_folder(patient), MOUNTS)
     if kind in MEMORY:
@@ -71,7 +71,7 @@ def file_in_memory(patient: Patient) -> Finding:
     return ok("the file is on a disk")
 
 
-def disk_full(patient: Patient) -> Finding:
+def disk_full(patient: Target) -> Finding:
     """See whether there is room for more records."""
     free = shutil.disk_usage(_folder(patient)).free
     said = f"{free // 2**20:,} MB are free on the disk of the file"
@@ -81,7 +81,7 @@ def disk_full(patient: Patient) -> Finding:
     return ok(said)
 
 
-def commits_not_durable(patient: Patient) -> Finding:
+def commits_not_durable(patient: Target) -> Finding:
     """See whether a power failure takes what was settled."""
     synchronous = _store(patient)._place.synchronous
     if synchronous == "off":
@@ -92,7 +92,7 @@ def commits_not_durable(patient: Patient) -> Finding:
     return ok(f"synchronous is {synchronous}")
 
 
-def expired_rows(patient: Patient) -> Finding:
+def expired_rows(patient: Target) -> Finding:
     """Count what has expired and is still there, by its index and no further than need be."""
     store = _store(patient)
     name = store._place.table  # which `Place` has seen to be letters, digits, underscores
@@ -112,6 +112,6 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def sections(patient: Patient) -> Iterator[Section]:
+def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a SQLite store."""
     yield Section(patient.name, list(examined(CHECKS, patient)))

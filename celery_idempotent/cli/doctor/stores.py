@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from .any_store import claims_refused, schema_pending, slow_store
-from .findings import Check, Finding, Patient, Section, examined, warning
+from .findings import Check, Finding, Section, Target, examined, warning
 
 #: By the class of a store, the module here that knows its kind.
 KINDS = {
@@ -26,7 +26,7 @@ KINDS = {
 CHECKS: tuple[Check, ...] = (schema_pending, slow_store, claims_refused)
 
 
-def sections(patient: Patient) -> Iterator[Section]:
+def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a store; a section for each part of it."""
     known = (KINDS[cls.__name__] for cls in type(patient.store).__mro__ if cls.__name__ in KINDS)
     module = next(known, "")
@@ -38,7 +38,7 @@ def sections(patient: Patient) -> Iterator[Section]:
         yield Section(patient.name, list(examined(CHECKS, patient)))
 
 
-def store_of_one_process(patient: Patient) -> Finding:
+def store_of_one_process(patient: Target) -> Finding:
     """Say that the store protects nothing between processes."""
     return warning(
         "The store is the memory of one process: no other process sees it, and it ends with it. A prefork worker "
@@ -50,7 +50,7 @@ def store_of_one_process(patient: Patient) -> Finding:
 MEMORY_CHECKS: tuple[Check, ...] = (store_of_one_process,)
 
 
-def memory_sections(patient: Patient) -> Iterator[Section]:
+def memory_sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a store in memory."""
     yield Section(patient.name, list(examined(MEMORY_CHECKS, patient)))
 
@@ -59,7 +59,7 @@ def memory_sections(patient: Patient) -> Iterator[Section]:
 CACHED_CHECKS: tuple[Check, ...] = (slow_store,)
 
 
-def cached_sections(patient: Patient) -> Iterator[Section]:
+def cached_sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of the durable store, and what is found of its cache."""
     from ...stores.cached import CachedStore
     from . import redis
