@@ -12,6 +12,7 @@ from .errors import ConfigurationError
 Duration = float | str | timedelta
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_WORDS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 _SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _CENTURY = 36525 * 86400.0  # a longer duration is a slip of the unit, and more than some stores' clocks can hold
 
@@ -33,6 +34,14 @@ def parse_duration(value: object, option: str, *, least: float = 0.001) -> float
     if least <= seconds <= _CENTURY:
         return float(seconds)
     raise unfit(option, f"a duration from {least:g} s to 100 years", value, 'write 90, timedelta(...), "90s" or "24h"')
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in its largest unit: 90 -> "2 min", 0.04 -> "0.04 s"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds >= 0.001 else "0 s"
+    unit, size = next((unit, size) for unit, size in _WORDS if seconds >= size * 1.5 or size == 1)
+    return f"{seconds / size:.0f} {unit}"
 
 
 def parse_size(value: object, option: str) -> int:

@@ -31,7 +31,7 @@ COUNTED = ".part."
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
-def clear(task: Any, request: Any) -> None:
+def clear_continuations(task: Any, request: Any) -> None:
     """Remove the continuations that were dispatched before, and a chord's part where a second one is counted."""
     request.callbacks = request.errbacks = request.chain = None
     if counts_parts(task, request):

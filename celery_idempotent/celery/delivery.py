@@ -129,7 +129,7 @@ class CeleryDelivery(Delivery):
         state.holding, state.entered = held, self.run == task.run
         state.begun = True
         if state.identity.copy and held.fence and not held.lease.taken_over:
-            monitoring.resumed(held.key, task.name, request.id, state.identity.copy)
+            monitoring.send_resumed(held.key, task.name, request.id, state.identity.copy)
         state.give_up = partial(self._give_up, held)
         try:
             pool.begin(held, task.name, request.id)
@@ -279,7 +279,7 @@ class CeleryDelivery(Delivery):
         """Leave to Celery what it has not dispatched for this task id before."""
         task, request = self.task, self.request
         if request.id in record.dispatched:
-            canvas.clear(task, request)
+            canvas.clear_continuations(task, request)
             return
         if canvas.counts_parts(task, request) and canvas.chord_is_over(task, request):
             # Its part was counted, or there would be the group's result. Celery would report that as the body's error.
@@ -313,8 +313,8 @@ class CeleryDelivery(Delivery):
                 f"{self.state.key!r} is being done elsewhere, and a call of apply() cannot be deferred. "
                 "Call apply_async(), or try again later."
             )
-        delay = message.delay_before(task.app, identity.copy, busy.remaining)
-        publish = partial(message.publish, task, request, identity, delay)
+        delay = message.copy_delay(task.app, identity.copy, busy.remaining)
+        publish = partial(message.publish_copy, task, request, identity, delay)
         try:
             try:
                 copy = publish()

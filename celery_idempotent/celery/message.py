@@ -225,7 +225,7 @@ LONGEST_DELAY = 60.0
 DEFAULT_VISIBILITY = {"redis": 3600.0, "sqs": 1800.0}
 
 
-def delay_before(app: Any, copy: int, remaining: float) -> float:
+def copy_delay(app: Any, copy: int, remaining: float) -> float:
     """Return how long the next copy of a message shall wait, in seconds.
 
     Arguments:
@@ -247,7 +247,7 @@ def delay_before(app: Any, copy: int, remaining: float) -> float:
     return delay
 
 
-def publish(task: Any, request: Any, identity: MessageHeaders, delay: float) -> int:
+def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float) -> int:
     """Publish the next copy of the message that ``request`` came from, and return its number.
 
     It carries its expiry in a header of ours: a broker that drops what expired in a queue would drop the operation with

@@ -58,7 +58,7 @@ def prepare(*, children: bool = True) -> None:
     global _ends, _main, _unread
     if _main != os.getpid():
         _ends, _unread = None, b""
-        add_hook(tell, KINDS)
+        add_hook(send, KINDS)
     if children and _ends is None:
         _ends = os.pipe()
         for end in _ends:
@@ -82,14 +82,14 @@ def consumer() -> Any:
     return _consumer() if _consumer is not None else None
 
 
-def tell(event: Event) -> None:
+def send(event: Event) -> None:
     """Tell what has become of a task."""
     facts = asdict(event)
     name = NAMES[type(event)]
     _hand_over(name, facts.pop("task"), facts.pop("task_id"), facts)
 
 
-def resumed(key: str, task: str, task_id: str, copy: int) -> None:
+def send_resumed(key: str, task: str, task_id: str, copy: int) -> None:
     """Tell that a task which was deferred begins to run."""
     _hand_over("resumed", task, task_id, {"key": key, "copy": copy})
 
@@ -110,7 +110,7 @@ def _hand_over(name: str, task: str, task_id: str, facts: dict[str, Any]) -> Non
         pass
 
 
-def drain() -> None:
+def flush() -> None:
     """Send what children have handed over so far; it neither waits for them nor raises.
 
     Called by a signal's handler in the middle of itself, it leaves the rest to the call that was interrupted.
@@ -123,12 +123,12 @@ def drain() -> None:
             return
         _busy = True
         try:
-            _drain(_ends[0])
+            _flush(_ends[0])
         finally:
             _busy = False
 
 
-def _drain(end: int) -> None:
+def _flush(end: int) -> None:
     global _unread
     while True:
         try:

@@ -50,10 +50,10 @@ def prepare_rows() -> None:
 def children() -> dict[int, int]:
     """Return the rows of the children that live, with their pids."""
     taken = enumerate(_pids) if _pids is not None else ()
-    return {row: child for row, child in taken if child and lives(child)}
+    return {row: child for row, child in taken if child and is_alive(child)}
 
 
-def lives(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Tell whether the child of this pid lives."""
     try:
         os.kill(pid, 0)

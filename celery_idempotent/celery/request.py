@@ -107,7 +107,7 @@ class IdempotentRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release the lease of a child that is gone, then do as Celery does."""
-        monitoring.drain()  # of a deferral, after which Celery sends no event
+        monitoring.flush()  # of a deferral, after which Celery sends no event
         self._give_token_back()
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -127,7 +127,7 @@ class IdempotentRequest(Request):
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's own name
         """Do as Celery does, after what the child has told of this task."""
         if type != "task-started":
-            monitoring.drain()
+            monitoring.flush()
         super().send_event(type, **fields)
 
     def claim(self) -> Claim:
@@ -230,7 +230,7 @@ def _lost(error: BaseException) -> ExceptionInfo:
 def _is_gone(pid: int) -> bool:
     """Wait until a process of that id is gone, and tell whether it is."""
     end = monotonic() + KILL_TIMEOUT
-    while shared.lives(pid):
+    while shared.is_alive(pid):
         if monotonic() >= end:
             return False
         sleep(0.02)

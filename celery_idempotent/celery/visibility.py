@@ -39,7 +39,7 @@ RESTORE_INTERVAL = 1.0
 BATCH = 5_000
 
 
-class Held:
+class UnackedMessages:
     """The unacked messages of one channel of a Redis broker.
 
     Arguments:
@@ -53,7 +53,7 @@ class Held:
         self._failing: set[str] = set()
 
     @classmethod
-    def of(cls, channel: Any) -> Held | None:
+    def of(cls, channel: Any) -> UnackedMessages | None:
         """Return what this channel holds, or None where its transport knows no visibility timeout."""
         qos = getattr(channel, "qos", None)
         if qos is None or not hasattr(qos, "unacked_index_key") or not qos.visibility_timeout > 0:
@@ -127,7 +127,7 @@ class VisibilityStep(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, **options: Any) -> None:
         super().__init__(c, **options)
-        self._held: Held | None = None
+        self._held: UnackedMessages | None = None
 
     def include_if(self, c: Any) -> bool:
         """Tell whether the app wants it.
@@ -143,7 +143,7 @@ class VisibilityStep(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         """Begin with the channel of a new connection."""
         self._end()
-        self._held = held = Held.of(c.task_consumer.channel)
+        self._held = held = UnackedMessages.of(c.task_consumer.channel)
         if held is None:
             return
 
@@ -165,7 +165,7 @@ class VisibilityStep(bootsteps.StartStopStep):
         held = self._held
         self._end()
         if held is not None and not held.channel.closed and c.blueprint.state == bootsteps.CLOSE:
-            self._held = Held(held.channel)
+            self._held = UnackedMessages(held.channel)
             self._held.keep_refreshing(lambda: True)
 
     def shutdown(self, c: Any) -> None:

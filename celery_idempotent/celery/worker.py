@@ -227,7 +227,7 @@ class ObservingStep(bootsteps.StartStopStep):
         """Have the event loop send what children tell."""
         reader = monitoring.reader()
         if reader is not None:
-            hub.add_reader(reader, monitoring.drain)
+            hub.add_reader(reader, monitoring.flush)
 
     def stop(self, c: Any) -> None:
         """Go on: bodies that still run have something to tell."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..stores.records import Reason, Record, State
+from ..units import format_duration
 from .common import KeyCommand, Stores, keys_of, stores_of
 from .show import facts_of_record, unknown
 
@@ -87,7 +88,7 @@ def _told(history: Sequence[PastEvent], width: int) -> list[str]:
 
     now = datetime.now()
     times = [_time(now, noted.age) for noted in history]
-    ages = [f"({span(noted.age)} ago)" for noted in history]
+    ages = [f"({format_duration(noted.age)} ago)" for noted in history]
     widest, oldest = max(map(len, times), default=0), max(map(len, ages), default=0)
     lines: list[str] = []
     for when, age, noted in zip(times, ages, history, strict=True):
@@ -106,7 +107,6 @@ def _time(now: datetime, age: float) -> str:
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 _RELEASED = {
     Reason.FAILED: "the run failed, and the next delivery may run",
@@ -119,14 +119,6 @@ _RELEASED = {
 }
 
 
-def span(seconds: float) -> str:
-    """Return a duration in its largest unit: 90 -> "2 min", 0.04 -> "0.04 s"."""
-    if seconds < 10:
-        return f"{seconds:.2g} s" if seconds >= 0.001 else "0 s"
-    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size * 1.5 or size == 1)
-    return f"{seconds / size:.0f} {unit}"
-
-
 def _task(task_id: object) -> str:
     """Return a task id so that a line has room for two; JSON has them whole."""
     text = str(task_id or "")
@@ -134,7 +126,7 @@ def _task(task_id: object) -> str:
 
 
 def _after(facts: dict[str, Any]) -> str:
-    return f" after {span(facts['ran'])}" if "ran" in facts else ""
+    return f" after {format_duration(facts['ran'])}" if "ran" in facts else ""
 
 
 def _crashes(count: int) -> str:
@@ -183,7 +175,7 @@ def _replayed(facts: dict[str, Any]) -> str:
 
 
 def _deferred(facts: dict[str, Any]) -> str:
-    delay = span(facts.get("delay", 0))
+    delay = format_duration(facts.get("delay", 0))
     return f"{_task(facts.get('task_id'))} deferred: its copy {facts.get('copy', '')} tries again in {delay}"
 
 
@@ -239,11 +231,11 @@ def describe_record(record: Record | None) -> str:
     """Return how things stand with a record, or with none."""
     if record is None:
         return "nothing is remembered"
-    kept = f"; kept for {span(record.retention)}" if record.retention else ""
+    kept = f"; kept for {format_duration(record.retention)}" if record.retention else ""
     match record.state:
         case State.IN_PROGRESS if record.remaining > 0:
             stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
-            lease = f"its lease lasts {span(record.remaining)} unless it is renewed"
+            lease = f"its lease lasts {format_duration(record.remaining)} unless it is renewed"
             return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
         case State.IN_PROGRESS:
             ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
@@ -253,7 +245,7 @@ def describe_record(record: Record | None) -> str:
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""
             return f"released: {why}{crashes}{kept}"
         case _:
-            return f"{record.state.value} {span(record.age)} ago by {_task(record.task_id)}{kept}"
+            return f"{record.state.value} {format_duration(record.age)} ago by {_task(record.task_id)}{kept}"
 
 
 def advice(record: Record | None) -> str:
@@ -271,7 +263,7 @@ def advice(record: Record | None) -> str:
                 "and publish the task anew."
             )
         case State.RELEASED if record.remaining > 0:
-            return f"Its retry is due in {span(record.remaining)}. Until then duplicates wait."
+            return f"Its retry is due in {format_duration(record.remaining)}. Until then duplicates wait."
         case State.RELEASED:
             return "Nobody is doing it. The next delivery runs."
         case State.FAILED:

@@ -18,7 +18,7 @@ from celery_idempotent.celery.message import (
     LONGEST_DELAY,
     META_HEADER,
     DeliveryState,
-    delay_before,
+    copy_delay,
     is_expired,
     publish,
 )
@@ -36,20 +36,20 @@ def app_on(broker: str, **options: object) -> Celery:
 
 def test_delays_grow_from_copy_to_copy_up_to_a_minute() -> None:
     app = app_on("memory://")
-    delays = [delay_before(app, copy, remaining=3600) for copy in range(12)]
+    delays = [copy_delay(app, copy, remaining=3600) for copy in range(12)]
     assert FIRST_DELAY * 0.75 <= delays[0] <= FIRST_DELAY * 1.25
     assert delays[:6] == sorted(delays[:6])
     assert delays[-1] == LONGEST_DELAY
 
 
 def test_a_copy_is_tried_as_soon_as_the_lease_in_its_way_can_have_run_out() -> None:
-    assert delay_before(app_on("memory://"), 9, remaining=2.5) == 2.5
-    assert delay_before(app_on("memory://"), 9, remaining=0.0) > 0
+    assert copy_delay(app_on("memory://"), 9, remaining=2.5) == 2.5
+    assert copy_delay(app_on("memory://"), 9, remaining=0.0) > 0
 
 
 @pytest.mark.parametrize(("timeout", "longest"), [(10, 5), (3600, 60)])
 def test_a_delay_stays_below_half_of_the_visibility_timeout(timeout: float, longest: float) -> None:
-    delay = delay_before(app_on("redis://localhost", visibility_timeout=timeout), 10, remaining=3600)
+    delay = copy_delay(app_on("redis://localhost", visibility_timeout=timeout), 10, remaining=3600)
     assert longest / 2 < delay <= longest
 
 

@@ -1006,9 +1006,9 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
 ) -> None:
     """billiard says that it kills the child, and does it afterwards: until then its body goes on."""
     looks: list[bool] = []
-    lives = request.shared.lives
+    lives = request.shared.is_alive
     monkeypatch.setattr(request.shared, "enforces_limits", True)
-    monkeypatch.setattr(request.shared, "lives", lambda pid: looks.append(lives(pid)) or looks[-1])
+    monkeypatch.setattr(request.shared, "is_alive", lambda pid: looks.append(lives(pid)) or looks[-1])
     task = declare(app, raising(AssertionError("it ran")))
     task.delay("A")
     sent = received(task)
@@ -1048,8 +1048,8 @@ def test_native_delays_are_whole_seconds() -> None:
     pytest.importorskip("celery.utils.quorum_queues", reason="Celery before 5.5 has no native delays")
     app = Celery("quorum", broker="amqp://", set_as_current=False)
     app.conf.task_default_queue_type = "quorum"
-    assert copies.delay_before(app, 0, 3600) == 1
-    assert isinstance(copies.delay_before(app, 2, 3600), int)
+    assert copies.copy_delay(app, 0, 3600) == 1
+    assert isinstance(copies.copy_delay(app, 2, 3600), int)
 
 
 def test_a_chord_whose_header_is_a_group_is_made_of_its_members_and_its_body(app: Celery) -> None:

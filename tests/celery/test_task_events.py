@@ -226,7 +226,7 @@ class TestThePipe:
         monitoring._ends, monitoring._main = None, 0
         monitoring.prepare()
         yield
-        remove_hook(monitoring.tell)
+        remove_hook(monitoring.send)
         assert monitoring._ends is not None
         for end in monitoring._ends:
             os.close(end)
@@ -253,14 +253,14 @@ class TestThePipe:
     def as_child(self, *told: Replayed) -> None:
         main, monitoring._main = monitoring._main, -1  # another process's
         for event in told:
-            monitoring.tell(event)
+            monitoring.send(event)
         monitoring._main = main
 
     def test_what_a_child_tells_is_sent_in_its_order_once(self, sent: list[tuple[str, dict[str, Any]]]) -> None:
         self.as_child(*(Replayed("k", "t", f"id-{number}") for number in range(3)))
         assert sent == []
-        monitoring.drain()
-        monitoring.drain()
+        monitoring.flush()
+        monitoring.flush()
         assert [(kind, fields["uuid"], fields["name"]) for kind, fields in sent] == [
             ("task-replayed", f"id-{number}", "t") for number in range(3)
         ]
@@ -269,11 +269,11 @@ class TestThePipe:
         """A read that finds nothing stops a worker of eventlet for good."""
         ends, monitoring._ends, monitoring._main = monitoring._ends, None, 0
         try:
-            remove_hook(monitoring.tell)
+            remove_hook(monitoring.send)
             monitoring.prepare(children=False)
             assert monitoring.reader() is None
-            monitoring.tell(Replayed("k", "t", "id-1"))
-            monitoring.drain()
+            monitoring.send(Replayed("k", "t", "id-1"))
+            monitoring.flush()
         finally:
             monitoring._ends = ends
         assert [fields["uuid"] for _, fields in sent] == ["id-1"]
@@ -308,7 +308,7 @@ class TestThePipe:
 
     def test_a_pipe_that_nobody_reads_holds_nobody_up(self, sent: list[tuple[str, dict[str, Any]]]) -> None:
         self.as_child(*(Replayed("k" * 400, "t", f"id-{number}") for number in range(1000)))
-        monitoring.drain()
+        monitoring.flush()
         numbers = [int(fields["uuid"].removeprefix("id-")) for _, fields in sent]
         assert 50 < len(numbers) < 1000
         assert numbers == list(range(len(numbers)))
@@ -317,7 +317,7 @@ class TestThePipe:
         self, sent: list[tuple[str, dict[str, Any]]]
     ) -> None:
         self.as_child(Replayed("k" * 5000, "t", "long"), Replayed("k", "t" * 5000, "too long"))
-        monitoring.drain()
+        monitoring.flush()
         ((_, fields),) = sent
         assert fields["idempotency"]["key"] == "k" * monitoring.LONGEST_TEXT
 
@@ -325,7 +325,7 @@ class TestThePipe:
         self, sent: list[tuple[str, dict[str, Any]]], caplog: pytest.LogCaptureFixture
     ) -> None:
         self.as_child(Replayed("k", "t", "broken"), Replayed("k", "t", "next"))
-        monitoring.drain()
+        monitoring.flush()
         assert "could not be told to monitors" in caplog.text
         assert [fields["uuid"] for _, fields in sent] == ["next"]
 
@@ -341,15 +341,15 @@ class TestThePipe:
             send(kind, **fields)
 
         dispatcher.send = staticmethod(interrupted)
-        before = signal.signal(signal.SIGUSR1, lambda *_: monitoring.drain())
+        before = signal.signal(signal.SIGUSR1, lambda *_: monitoring.flush())
         try:
             self.as_child(*(Replayed("k", "t", f"id-{number}") for number in range(3)))
-            monitoring.drain()
+            monitoring.flush()
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert [fields["uuid"] for _, fields in sent] == ["id-0", "id-1", "id-2"]
 
     def test_without_a_consumer_nothing_is_sent_and_nothing_raised(self) -> None:
-        monitoring.tell(Replayed("k", "t", "i"))
+        monitoring.send(Replayed("k", "t", "i"))
         self.as_child(Replayed("k", "t", "i"))
-        monitoring.drain()
+        monitoring.flush()

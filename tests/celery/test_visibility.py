@@ -23,7 +23,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
-from celery_idempotent.celery.visibility import Held, VisibilityStep, copied
+from celery_idempotent.celery.visibility import UnackedMessages, VisibilityStep, copied
 from celery_idempotent.errors import ConfigurationError
 from tests import processes
 from tests.celery.apps import messages
@@ -461,13 +461,13 @@ class TestTheTagsOfAChannel:
     ) -> None:
         first, second = connect(), connect()
         message = queue.bind(first).get()
-        assert Held(first).tags() == [message.delivery_tag]
+        assert UnackedMessages(first).tags() == [message.delivery_tag]
         message.reject(requeue=True)
         assert queue.bind(second).get().delivery_tag == message.delivery_tag
         redis_client.zadd("unacked_index", {message.delivery_tag: 1})
-        Held(first).refresh()
+        UnackedMessages(first).refresh()
         assert redis_client.zscore("unacked_index", message.delivery_tag) == 1
-        Held(second).refresh()
+        UnackedMessages(second).refresh()
         assert redis_client.zscore("unacked_index", message.delivery_tag) == pytest.approx(time.time(), abs=60)
 
     def test_what_a_sweep_has_put_back_does_not_come_into_being_again(
@@ -477,8 +477,8 @@ class TestTheTagsOfAChannel:
         tag = queue.bind(channel).get().delivery_tag
         redis_client.zadd("unacked_index", {tag: 1})
         connect().qos.restore_visible(num=None, interval=1)
-        assert Held(channel).tags() == [tag]
-        Held(channel).refresh()
+        assert UnackedMessages(channel).tags() == [tag]
+        UnackedMessages(channel).refresh()
         assert redis_client.zscore("unacked_index", tag) is None
         assert redis_client.llen("celery") == 1
 
@@ -494,7 +494,7 @@ class TestTheTagsOfAChannel:
         with dead.connection.client.Producer() as producer:
             producer.publish("work", routing_key="celery")
         tag = queue.get().delivery_tag
-        held = Held(channel)
+        held = UnackedMessages(channel)
         held.restore()
         assert redis_client.zcard(f"{prefix}unacked_index") == 1
         redis_client.zadd(f"{prefix}unacked_index", {tag: time.time() - TIMEOUT - 1})
@@ -512,9 +512,9 @@ class TestTheTagsOfAChannel:
         channel = connect()
         queue.bind(channel).get()
         channel._active_queues.append("celery")
-        Held(channel).restore()
+        UnackedMessages(channel).restore()
         before = redis_client.info("commandstats")
-        Held(channel).restore()
+        UnackedMessages(channel).restore()
         after = redis_client.info("commandstats")
         rest = {"cmdstat_info"}
         calls = {name: after[name]["calls"] - before.get(name, {"calls": 0})["calls"] for name in after.keys() - rest}
@@ -530,13 +530,13 @@ class TestTheTagsOfAChannel:
                 producer.publish("work", routing_key="celery")
         tags = [queue.bind(channel).get().delivery_tag for _ in range(5)]
         redis_client.zadd("unacked_index", dict.fromkeys(tags, 1.0))
-        Held(channel).refresh()
+        UnackedMessages(channel).refresh()
         assert min(redis_client.zmscore("unacked_index", tags)) > 1
 
     def test_transports_without_a_visibility_timeout_are_left_alone(self, connect: Callable[..., Any]) -> None:
-        assert Held.of(connect("memory://")) is None
-        assert Held.of(connect(ack_emulation=False)) is None
-        assert Held.of(object()) is None
+        assert UnackedMessages.of(connect("memory://")) is None
+        assert UnackedMessages.of(connect(ack_emulation=False)) is None
+        assert UnackedMessages.of(object()) is None
 
     def test_a_broker_behind_sentinels_is_redis_too(
         self, connect: Callable[..., Any], own_redis: Callable[..., RedisServer], sentinel_of: Callable[[int], int]
@@ -548,7 +548,7 @@ class TestTheTagsOfAChannel:
         with channel.connection.client.Producer() as producer:
             producer.publish("work", routing_key="celery")
         message = queue.get()
-        held = Held.of(channel)
+        held = UnackedMessages.of(channel)
         assert held is not None
         with master.client() as client:
             client.zadd("unacked_index", {message.delivery_tag: 1})
@@ -557,7 +557,7 @@ class TestTheTagsOfAChannel:
         message.ack()
 
     def test_the_interval_is_a_third_of_the_timeout_and_at_most_a_minute(self, connect: Callable[..., Any]) -> None:
-        assert [Held(connect(visibility_timeout=timeout)).interval for timeout in (30, 3600)] == [10, 60]
+        assert [UnackedMessages(connect(visibility_timeout=timeout)).interval for timeout in (30, 3600)] == [10, 60]
 
     def test_an_error_is_logged_once_until_it_is_over(
         self, own_redis: Callable[..., RedisServer], connect: Callable[..., Any], caplog: pytest.LogCaptureFixture
@@ -570,7 +570,7 @@ class TestTheTagsOfAChannel:
             producer.publish("work", routing_key="celery")
         message = queue.get()
         channel._active_queues.append("celery")
-        held = Held(channel)
+        held = UnackedMessages(channel)
 
         def fail() -> int:
             with server.client() as client:

@@ -14,13 +14,14 @@ import pytest
 
 from celery_idempotent import IdempotentTask, events
 from celery_idempotent.cli.common import Exit
-from celery_idempotent.cli.explain import advice, describe_event, describe_record, span
+from celery_idempotent.cli.explain import advice, describe_event, describe_record
 from celery_idempotent.core.history import text_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.events import Event
 from celery_idempotent.stores import HistoryEntry, PastEvent, Reason, Record, State, Store
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.units import format_duration
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
 from tests.cli.shelf import Shelf, hold, release, settle
 
@@ -204,7 +205,7 @@ def test_every_reason_of_a_release_has_words(reason: Reason) -> None:
      (5400, "2 h"), (80000, "22 h"), (86400 * 30, "30 d")],
 )  # fmt: skip
 def test_a_duration_is_told_in_its_largest_unit(seconds: float, words: str) -> None:
-    assert span(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_a_record_that_was_released_is_explained(on_shelf: Run, shelf: Shelf) -> None:

@@ -59,7 +59,7 @@ BREAKS = [
     broken(
         2,
         "a duplicate is acked and no copy of it published",
-        ("celery/delivery.py", "publish = partial(message.publish, ", "publish = partial(lambda *_, **__: 0, "),
+        ("celery/delivery.py", "publish = partial(message.publish_copy, ", "publish = partial(lambda *_, **__: 0, "),
     ),
     broken(
         3,

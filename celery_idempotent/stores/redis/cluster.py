@@ -115,7 +115,7 @@ class ClusterStore(RedisStore):
         replies: list[Any] = []
         for list_key, *args in calls:  # a round trip for each: nobody waits for them
             try:
-                replies.append(self._call("entry", (list_key,), args))
+                replies.append(self._call("append_history", (list_key,), args))
             except StoreError as error:  # nor do the keys of other nodes wait for one that is down
                 replies.append(error)
         return replies

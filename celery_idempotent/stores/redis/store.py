@@ -190,7 +190,7 @@ class RedisStore(Store):
         return bool(self._call("mark_shutdown", (lease.key,), (lease.owner,)))
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        return bool(self._call("announce", (key,), (task_id,)))
+        return bool(self._call("mark_dispatched", (key,), (task_id,)))
 
     def get(self, key: str) -> Record | None:
         now, found = self._call("read", (key,), ())
@@ -207,7 +207,7 @@ class RedisStore(Store):
                 raise translate_error(reply, ("", "", 1, *call), self._url) from reply
 
     def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
-        return together(partial(self._at, self._connections.pipeline), "entry", calls) if calls else []
+        return together(partial(self._at, self._connections.pipeline), "append_history", calls) if calls else []
 
     def history(self, key: str) -> list[PastEvent]:
         return noted(key, *self._call("history", (history_key(key),), ()))
@@ -370,7 +370,7 @@ def history_key(key: str) -> str:
 
 
 def history_calls(entries: Iterable[HistoryEntry]) -> list[tuple[Any, ...]]:
-    """Return for each key its list and the arguments of note.lua."""
+    """Return for each key its list and the arguments of append_history.lua."""
     calls = []
     for key, mine in grouped(entries).items():
         pairs = [(round(entry.ago * SECOND), entry.text) for entry in mine]

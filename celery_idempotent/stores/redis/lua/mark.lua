@@ -1,5 +1,5 @@
 -- Remember in a cache that the callbacks of a task were dispatched, beside the outcome or before it comes. As in
--- announce.lua the first is kept for good, and of the others the newest.
+-- mark_dispatched.lua the first is kept for good, and of the others the newest.
 local key = KEYS[1]
 local task = ARGV[1]
 local keep_ms = ARGV[2] -- where no outcome says for how long
