@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from kombu.utils.url import maybe_sanitize_url
-
 from .errors import ConfigurationError
 
 Duration = float | str | timedelta
@@ -55,6 +53,8 @@ def parse_size(value: object, option: str) -> int:
 
 def unfit(option: str, expected: str, got: object, hint: str) -> ConfigurationError:
     """Return the error for an option's value, which names the option, the wish, the value and the advice."""
+    from kombu.utils.url import maybe_sanitize_url  # here, for a command's help need not load it
+
     return ConfigurationError(f"{option}: expected {expected}, got {maybe_sanitize_url(got)!r}: {hint}")
 
 

@@ -64,7 +64,7 @@ def facts_of_record(record: Record) -> dict[str, Any]:
     text = payload[:60].decode(errors="backslashreplace")
     facts |= {
         "state": str(record.state),
-        "announced": sorted(record.dispatched),
+        "announced": sorted(facts.pop("dispatched")),
         "payload_bytes": len(payload),
         "payload": text + ("..." if len(payload) > len(text) else ""),
     }

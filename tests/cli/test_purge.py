@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from celery_idempotent.cli.common import Counts, Exit
+from celery_idempotent.cli.common import Exit, ProgressCounter
 from celery_idempotent.errors import StoreUnreachable
 from tests.cli.conftest import Run, app_with, by_app
 from tests.cli.shelf import Shelf, keys, settle
@@ -101,14 +101,14 @@ def test_a_number_rises_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(screen, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr("celery_idempotent.cli.common.EVERY", 0.001)
-    with Counts("removed") as tally:
+    with ProgressCounter("removed") as tally:
         wait_until(lambda: "\r0 removed, 0 s" in screen.getvalue(), message="a sign of life before anything is done")
         tally.add(1000)
         tally.add(234)
         wait_until(lambda: re.search(r"\r1,234 removed, \d+ s", screen.getvalue()))
     assert screen.getvalue().endswith(" s\r\x1b[K")
     left = screen.getvalue()
-    tally = Counts("removed")
+    tally = ProgressCounter("removed")
     tally.add(7)
     with pytest.raises(KeyboardInterrupt), tally:
         raise KeyboardInterrupt
