@@ -50,7 +50,7 @@ class FailingStore(MemoryStore):
         return super().get(key)
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        self._may("announce")
+        self._may("mark_dispatched")
         return super().mark_dispatched(key, task_id)
 
     def _may(self, verb: str) -> None:
@@ -432,7 +432,7 @@ def test_a_replacement_outside_of_any_delivery_is_celerys_own(app: Celery) -> No
 
 
 def test_callbacks_are_dispatched_also_where_the_store_cannot_be_told(app: Celery, store: FailingStore) -> None:
-    store.failing = frozenset({"announce"})
+    store.failing = frozenset({"mark_dispatched"})
     seen: list[Any] = []
 
     @app.task(shared=False)
@@ -782,7 +782,7 @@ def test_a_part_that_a_living_process_may_be_returning_is_left_to_it(member: Any
     settled = Record("K", State.COMPLETED, task_id="T1", age=0.5)
     assert fanout.chord_claim(member, message, settled) == pytest.approx(1.5)
     assert fanout.chord_claim(member, message, replace(settled, age=2.5)) == 0
-    assert fanout.chord_claim(member, message, replace(settled, announced=frozenset({"T1"}))) == 0
+    assert fanout.chord_claim(member, message, replace(settled, dispatched=frozenset({"T1"}))) == 0
     assert fanout.chord_claim(member, message, replace(settled, task_id="T0")) == 0, "a duplicate has its own part"
 
 
@@ -825,7 +825,7 @@ def test_what_was_dispatched_is_recorded_before_the_tasks_own_on_success_and_onc
 
     def charge(order_id: str) -> None: ...
 
-    monkeypatch.setattr(store, "announce", announce)
+    monkeypatch.setattr(store, "mark_dispatched", announce)
     app.conf.task_always_eager = True
     for base in (Announcing, Inheriting, Static):
         task = app.task(base=base, shared=False, name=base.__name__)(charge)
@@ -916,7 +916,7 @@ def test_callbacks_have_the_same_ids_in_every_replay_of_a_run_and_new_ones_in_an
     def notify(*_: Any) -> None: ...
 
     task = declare(app, returning)
-    store.failing = frozenset({"announce"})  # else a replay sets off nothing
+    store.failing = frozenset({"mark_dispatched"})  # else a replay sets off nothing
     for _ in range(3):
         task.apply(("A",), task_id="nightly", link=notify.s())
     assert len(published) == 3

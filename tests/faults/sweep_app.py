@@ -140,7 +140,7 @@ def in_child(**_: Any) -> None:
 if points is not None:
     points.around(RedisStore, "acquire", "before acquire is sent", "after acquire, before the body")
     points.around(RedisStore, "settle", "before settle is sent", "settle applied, reply not used")
-    points.around(RedisStore, "announce", "before the announce mark", "announce mark set, reply not used")
+    points.around(RedisStore, "mark_dispatched", "before the announce mark", "announce mark set, reply not used")
     points.around(CeleryDelivery, "answer", after="after settle, value not returned")
     points.around(Backend, "mark_as_done", "before the result is stored", "after the result is stored")
     signals.task_prerun.connect(enter, weak=False)

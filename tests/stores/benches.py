@@ -13,7 +13,7 @@ KEY = "idem:shop.charge:ORD-1"
 DONE = Outcome(State.COMPLETED, b"json:42")
 #: A lease of somebody else, on a key that may or may not be there.
 NOBODYS = Lease(Claim(KEY, "nobody", 60.0, 60.0), 1)
-VERBS = ["acquire", "renew", "settle", "release", "mark_shutdown", "announce", "get", "delete", "scan", "ping"]
+VERBS = ["acquire", "renew", "settle", "release", "mark_shutdown", "mark_dispatched", "get", "delete", "scan", "ping"]
 
 
 def age(store: Store, key: str, seconds: float) -> None:
@@ -50,7 +50,7 @@ def verb(store: Store, name: str, lease: Lease = NOBODYS) -> Callable[[], object
         "settle": lambda: store.settle(lease, DONE, ttl=60),
         "release": lambda: store.release(lease, Release(Reason.FAILED)),
         "mark_shutdown": lambda: store.mark_shutdown(lease),
-        "announce": lambda: store.mark_dispatched(lease.key, "a"),
+        "mark_dispatched": lambda: store.mark_dispatched(lease.key, "a"),
         "get": lambda: store.get(lease.key),
         "delete": lambda: store.delete(lease.key),
         "scan": lambda: list(store.scan()),

@@ -141,7 +141,7 @@ class Machine:
     def release(self, operation: Operation) -> Any:
         return rules.release(self.row, operation.subject, operation.details, NOW)
 
-    def announce(self, operation: Operation) -> Any:
+    def mark_dispatched(self, operation: Operation) -> Any:
         return rules.mark_dispatched(self.row, operation.details)
 
     def get(self, operation: Operation) -> Any:
@@ -188,7 +188,7 @@ class Machine:
         """Return a machine that goes its own way from here."""
         row = self.row
         if row is not None:
-            marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "announced": list(row.dispatched)}
+            marks = {"waiting": dict(row.waiting), "attempts": dict(row.attempts), "dispatched": list(row.dispatched)}
             row = replace(row, **marks)
         return Machine(self.key, row, self.floor, self.fences_fall)
 

@@ -43,7 +43,7 @@ class Behind(MemoryStore):
         super().settle(lease, outcome, ttl=ttl)
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        self.asked["announce"] += 1
+        self.asked["mark_dispatched"] += 1
         return super().mark_dispatched(key, task_id)
 
 
@@ -126,7 +126,7 @@ class TestWhatItAnswers:
         settled(store, fingerprint="f")
         store.mark_dispatched(KEY, "c d")
         hit, truth = refused(store).record, known(behind)
-        assert replace(hit, age=truth.age) == replace(truth, announced=frozenset())  # those of others are not told
+        assert replace(hit, age=truth.age) == replace(truth, dispatched=frozenset())  # those of others are not told
         assert 0 <= hit.age < 30
         assert abs(hit.retention - truth.retention) < 30
         assert behind.asked["acquire"] == 1

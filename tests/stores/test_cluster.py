@@ -91,7 +91,7 @@ class TestCosts:
         alone = type("Alone", (), {"primaries": [_Says(server)]})()
         lease = take(store)
         other = take(single)
-        for name in ("acquire", "renew", "get", "settle", "announce", "release", "delete"):
+        for name in ("acquire", "renew", "get", "settle", "mark_dispatched", "release", "delete"):
             for each, held in ((single, other), (store, lease)):
                 verb(each, name, held)()  # so that the script is there
             on_many = sent(shared_cluster, verb(store, name, lease))

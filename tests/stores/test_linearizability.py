@@ -89,7 +89,7 @@ class TestTheChecker:
             op("settle", lease, None, (6, 7), DONE),
             op("get", None, completed("a", 5), (8, 9)),
             op("release", lease, False, (10, 11), Release(Reason.FAILED)),
-            op("announce", None, True, (12, 13), "a"),
+            op("mark_dispatched", None, True, (12, 13), "a"),
             op("delete", None, True, (14, 15)),
             op("delete", None, False, (16, 17)),
             op("get", None, None, (18, 19)),

@@ -73,7 +73,7 @@ class TestServersThatCannotServe:
 
     def test_a_server_that_forgot_the_scripts_gets_them_again(self, redis_store: RedisStore) -> None:
         lease = take(redis_store)
-        for name in ("renew", "announce", "get", "settle"):
+        for name in ("renew", "mark_dispatched", "get", "settle"):
             redis_store._client.script_flush()
             verb(redis_store, name, lease)()
         redis_store._client.script_flush()

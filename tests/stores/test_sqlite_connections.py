@@ -269,7 +269,7 @@ def test_who_finds_the_file_locked_gives_up_after_its_timeout(
     store.get(KEY)
     since = time.monotonic()
     with writing(sqlite_path):
-        for name in ("acquire", "renew", "settle", "release", "announce", "delete", "ping"):
+        for name in ("acquire", "renew", "settle", "release", "mark_dispatched", "delete", "ping"):
             with pytest.raises(StoreUnreachable, match=r"is locked: another transaction .* is open for too long"):
                 verb(store, name, lease)()
     assert 7 * 0.2 - 0.2 < time.monotonic() - since < 60

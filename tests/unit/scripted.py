@@ -129,7 +129,7 @@ class ScriptedStore(Store):
 
     def down(self, *verbs: str, error: BaseException | None = None) -> None:
         """Let every call of these verbs raise until `up`; of all verbs, if none is named."""
-        for verb in verbs or ("acquire", "renew", "settle", "release", "announce", "get", "ping"):
+        for verb in verbs or ("acquire", "renew", "settle", "release", "mark_dispatched", "get", "ping"):
             self._down[verb] = error or StoreUnreachable("the store is down")
 
     def up(self) -> None:
@@ -175,7 +175,7 @@ class ScriptedStore(Store):
         return self._do("mark_shutdown", lease)
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        return self._do("announce", key, task_id)
+        return self._do("mark_dispatched", key, task_id)
 
     def get(self, key: str) -> Record | None:
         return self._do("get", key)

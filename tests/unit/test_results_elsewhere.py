@@ -332,7 +332,7 @@ def test_a_place_that_takes_nothing_repeats_no_effect(large: Bench, shelf: Shelf
 def test_a_run_that_lost_its_lease_answers_with_the_others_result(large: Bench, shelf: Shelf) -> None:
     def overtaken(holding: object) -> str:
         lease = large.overtake()
-        payload = large.codec.encode_value("theirs, and long", origin=Origin(lease.key, lease.fence, "b", None))
+        payload = large.codec.encode_value("theirs, and long", origin=Origin(lease.key, lease.fence, "b"))
         large.store.inner.settle(lease, Outcome(State.COMPLETED, payload), ttl=60.0)
         return "mine, and longer than that"
 
