@@ -1,21 +1,13 @@
-"""The command lines: ``celery-idempotent``, and ``celery -A proj idempotency`` with the stores of an app."""
+"""The command line ``celery-idempotent``; that of Celery, which knows an app, is in `app`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ConfigurationError
-from .common import CHECKUP, KEYS, STORES, URL, Commands, Exit
-
-if TYPE_CHECKING:
-    from ..celery.app import TaskKeys
-    from ..stores.maintenance import NamedStore
-    from .doctor.app import Checkup
+from .common import URL, Commands, Exit
 
 
 @click.group(
@@ -46,46 +38,3 @@ def main(args: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         status = Exit.INTERRUPTED
     sys.exit(status or 0)
-
-
-COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
-
-
-@click.group(cls=Commands, modules=COMMANDS)
-@click.pass_context
-def idempotency(context: click.Context) -> None:
-    """Look at what is remembered of idempotent tasks, in every store that they use."""
-    context.meta[STORES] = partial(_stores, context.obj.app)
-    context.meta[KEYS] = partial(_keys, context.obj.app)
-    context.meta[CHECKUP] = partial(_checkup, context.obj.app)
-    if getattr(context.obj, "no_color", False):  # celery --no-color
-        context.color = False
-
-
-def _stores(app: Any) -> list[NamedStore]:
-    from ..celery.app import used_stores
-
-    _load(app)
-    return used_stores(app)
-
-
-def _keys(app: Any) -> TaskKeys:
-    from ..celery.app import TaskKeys
-
-    _load(app)
-    return TaskKeys(app)
-
-
-def _checkup(app: Any) -> Checkup:
-    from .doctor.app import checkup
-
-    return checkup(app, partial(_load, app))
-
-
-def _load(app: Any) -> None:
-    try:
-        app.loader.import_default_modules()  # a worker does, and tasks may name stores of their own
-    except ImportError as error:
-        raise ConfigurationError(
-            f"Expected the modules of the app's tasks to be there, as its imports and include name them, got: {error}"
-        ) from error

@@ -20,7 +20,7 @@ from celery_idempotent.celery.message import (
     DeliveryState,
     copy_delay,
     is_expired,
-    publish,
+    publish_copy,
 )
 from celery_idempotent.celery.request import IdempotentRequest
 from tests.waiting import wait_until
@@ -107,7 +107,7 @@ def received(task: Any) -> IdempotentRequest:
 def deferred(request: IdempotentRequest, times: int = 1) -> IdempotentRequest:
     """Return what is left of a message when it was deferred so often."""
     for _ in range(times):
-        publish(request.task, request._context, DeliveryState.of(request._context).identity, 0.0)
+        publish_copy(request.task, request._context, DeliveryState.of(request._context).identity, 0.0)
         request = received(request.task)
     return request
 

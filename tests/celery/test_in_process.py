@@ -266,7 +266,7 @@ def test_a_soft_limit_that_hits_while_a_copy_is_published_does_not_have_the_mess
             raise SoftTimeLimitExceeded
         return 7
 
-    monkeypatch.setattr(copies, "publish", publish)
+    monkeypatch.setattr(copies, "publish_copy", publish)
     with pytest.raises(Ignore, match="copy 7 of this message"):
         deferring._stand_aside(Busy(1.0))
     assert len(tries) == 2
@@ -275,7 +275,7 @@ def test_a_soft_limit_that_hits_while_a_copy_is_published_does_not_have_the_mess
 def test_a_soft_limit_that_hits_time_and_again_is_the_tasks(
     deferring: CeleryDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "publish", lambda *_, **__: (_ for _ in ()).throw(SoftTimeLimitExceeded()))
+    monkeypatch.setattr(copies, "publish_copy", lambda *_, **__: (_ for _ in ()).throw(SoftTimeLimitExceeded()))
     with pytest.raises(SoftTimeLimitExceeded):
         deferring._stand_aside(Busy(1.0))
 
@@ -285,7 +285,7 @@ def test_a_broker_that_is_away_gets_the_message_back_after_a_pause(
 ) -> None:
     waits: list[bool] = []
     monkeypatch.setattr(delivery._requeue_pauses, "wait", lambda: waits.append(True))
-    monkeypatch.setattr(copies, "publish", lambda *_, **__: (_ for _ in ()).throw(OperationalError("away")))
+    monkeypatch.setattr(copies, "publish_copy", lambda *_, **__: (_ for _ in ()).throw(OperationalError("away")))
     with pytest.raises(Reject) as caught:
         deferring._stand_aside(Busy(1.0))
     assert caught.value.requeue

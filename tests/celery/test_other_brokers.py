@@ -110,7 +110,7 @@ def test_a_copy_stays_in_its_message_group_and_is_no_duplicate_to_sqs(inside: Ce
                 "delivery_info": published.delivery_info,
             }
         )
-        brokers.publish(charge, request, MessageHeaders("owner"), 1.0)
+        brokers.publish_copy(charge, request, MessageHeaders("owner"), 1.0)
         copy = received(connection)
     assert copy.headers["id"] == published.headers["id"]
     assert copy.properties["MessageGroupId"] == "customer-7"

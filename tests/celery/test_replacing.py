@@ -137,7 +137,7 @@ def test_a_replaced_message_that_is_delivered_again_runs_nothing_again(
     gate.reached()
     message["properties"]["delivery_info"]["redelivered"] = flagged
     held.deliver(message)
-    seen(journal, "replayed" if shape == "by way of another" else "superseding")
+    seen(journal, "replayed" if shape == "by way of another" else "superseded")
     gate.open()
     value = result.get(timeout=30)
     held.deliver(message)
@@ -159,7 +159,7 @@ def test_a_child_that_is_killed_around_a_replacement_runs_no_part_of_it_twice_bu
     [pid] = gate.reached()
     node.kill_child(pid)
     if moment == "before its ack":
-        seen(journal, "superseding")
+        seen(journal, "superseded")
         gates["other of A"].open()
     gate.open()
     assert result.get(timeout=30) == ["A", [1], 2]

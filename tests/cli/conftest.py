@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import celery_idempotent.stores
 from celery_idempotent import IdempotentTask, cli
-from celery_idempotent.cli import idempotency
+from celery_idempotent.cli.app import idempotency
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.shelf import Shelf

@@ -14,7 +14,7 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_idempotent.celery.app import store_of
-from celery_idempotent.cli import idempotency
+from celery_idempotent.cli.app import idempotency
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore

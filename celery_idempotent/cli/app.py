@@ -1,0 +1,59 @@
+"""``celery -A proj idempotency``: the commands, with the stores and the tasks of an app.
+
+Every command of Celery loads this module where the library is installed, and so does a worker that has no idempotent
+task. What it imports lets that worker answer ``celery inspect idempotency`` as the others do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..celery.app import TaskKeys, used_stores
+from ..errors import ConfigurationError
+from .common import CHECKUP, KEYS, STORES, Commands
+
+if TYPE_CHECKING:
+    from ..stores.maintenance import NamedStore
+    from .doctor.app import Checkup
+
+
+COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
+
+
+@click.group(cls=Commands, modules=COMMANDS)
+@click.pass_context
+def idempotency(context: click.Context) -> None:
+    """Look at what is remembered of idempotent tasks, in every store that they use."""
+    context.meta[STORES] = partial(_stores, context.obj.app)
+    context.meta[KEYS] = partial(_keys, context.obj.app)
+    context.meta[CHECKUP] = partial(_checkup, context.obj.app)
+    if getattr(context.obj, "no_color", False):  # celery --no-color
+        context.color = False
+
+
+def _stores(app: Any) -> list[NamedStore]:
+    _load(app)
+    return used_stores(app)
+
+
+def _keys(app: Any) -> TaskKeys:
+    _load(app)
+    return TaskKeys(app)
+
+
+def _checkup(app: Any) -> Checkup:
+    from .doctor.app import checkup
+
+    return checkup(app, partial(_load, app))
+
+
+def _load(app: Any) -> None:
+    try:
+        app.loader.import_default_modules()  # a worker does, and tasks may name stores of their own
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Expected the modules of the app's tasks to be there, as its imports and include name them, got: {error}"
+        ) from error
