@@ -6,14 +6,19 @@ drawn here.
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 IMAGES = Path(__file__).parent / "images"
+#: The test that holds the layers, and that says which they are.
+LAYERS_TEST = Path(__file__).parent.parent / "tests" / "test_architecture.py"
 
 INK, PALE, PAPER = "#1f2937", "#6b7280", "#ffffff"
 RUN, LEASE, GOOD, BAD, BOX = "#2563eb", "#f59e0b", "#15803d", "#b91c1c", "#f3f4f6"
+#: The algorithm, which knows neither a framework nor a server.
+LAYER_COLORS = {layer: {"fill": "#dbeafe", "stroke": RUN} for layer in (2, 3)}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
@@ -266,7 +271,27 @@ def store_outage() -> str:
     return s.svg()
 
 
+def layers() -> str:
+    """The layers of the package, as the architecture test has them."""
+    found: dict[int, list[str]] = {}
+    for statement in ast.parse(LAYERS_TEST.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "LAYERS":
+            for name, layer in ast.literal_eval(statement.value).items():
+                found.setdefault(layer, []).append(name.replace(".", "/") or "__init__")
+    width, height, left = 150, 40, 60
+    d = Drawing(left + 5 * (width + 12) + 4, 20 + len(found) * (height + 22), "The layers: imports only point down")
+    for place, layer in enumerate(sorted(found, reverse=True)):
+        y = 16 + place * (height + 22)
+        d.text(34, y + height / 2 + 5, str(layer), color=PALE)
+        for column, name in enumerate(found[layer]):
+            d.box(left + column * (width + 12), y, width, height, name, **LAYER_COLORS.get(layer, {}))
+        if layer:
+            d.arrow([(left + width / 2, y + height), (left + width / 2, y + height + 20)], color=PALE)
+    return d.svg()
+
+
 DIAGRAMS = {
+    "layers": layers,
     "overview": overview,
     "states": states,
     "first-run": first_run,

@@ -265,7 +265,7 @@ class IdempotentTask(Task):
         result is the retry's.
 
         Raises:
-            LeaseLost: the lease is lost; nothing was published.
+            errors.LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached; the message goes back to its queue. One that was acked before it
                 ran (``allow_early_ack``) is not there any more: it waits until the broker takes the retry.
             ConfigurationError: an option is meant as the key of the message, and is not; ``signature()`` refuses it.
@@ -293,7 +293,7 @@ class IdempotentTask(Task):
         """Replace the task as Celery does; where it is replaced by what ends in itself, that end is this operation.
 
         Raises:
-            LeaseLost: the lease is lost; nothing was published.
+            errors.LeaseLost: the lease is lost; nothing was published.
         """
         request = self.request_stack.top
         state = _state_of(request)

@@ -118,7 +118,7 @@ class HeldLease:
         """Return if the lease is ours; ask the store where that is in doubt.
 
         Raises:
-            LeaseLost: somebody else may run the operation now, or has.
+            errors.LeaseLost: somebody else may run the operation now, or has.
             StoreUnreachable: it is in doubt, and the store does not answer.
         """
         if not self.lost and self.fence and self.doubtful:
@@ -139,7 +139,7 @@ class HeldLease:
                 Django database; on DynamoDB the list of items that you will pass to ``TransactWriteItems``.
 
         Raises:
-            LeaseLost: somebody else may run the operation now, or has; nothing was written. Let it roll your
+            errors.LeaseLost: somebody else may run the operation now, or has; nothing was written. Let it roll your
                 transaction back.
             ConfigurationError: the store cannot write there, or no transaction is open.
             StoreUnreachable: this run has no lease to settle (``on_store_error="run"``).

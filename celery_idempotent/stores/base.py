@@ -32,7 +32,7 @@ class Store(ABC):
     `celery_idempotent.stores.rules`, in Python; a store that decides on its server is held against it by the tests.
     """
 
-    #: Whether the store keeps what is noted; those that do override `entry` and `history`.
+    #: Whether the store keeps what is noted; those that do override `append_history` and `history`.
     keeps_history = False
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Store(ABC):
         """Record how the operation ended, to be kept for ``ttl`` seconds.
 
         Raises:
-            LeaseLost: the lease is not ours any more; nothing was written.
+            errors.LeaseLost: the lease is not ours any more; nothing was written.
         """
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
@@ -68,7 +68,7 @@ class Store(ABC):
             using: What the caller has of the transaction; which kinds are taken is the store's to say.
 
         Raises:
-            LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
+            errors.LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
             ConfigurationError: the store cannot write there, or there is no transaction open.
         """
         raise ConfigurationError(

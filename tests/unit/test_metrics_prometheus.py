@@ -223,7 +223,6 @@ def test_a_pool_of_processes_without_a_folder_to_share_is_told_what_is_missing(
     assert "Set PROMETHEUS_MULTIPROC_DIR to an empty folder" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:Using fork")  # of eventlet's, where another test has imported it
 def test_a_child_lets_go_of_the_port_that_it_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
     endpoint = Endpoint(free_port(), "127.0.0.1")

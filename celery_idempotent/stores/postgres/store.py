@@ -151,7 +151,7 @@ class PostgresStore(Store):
                 database, in a transaction in the database of the store.
 
         Raises:
-            LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
+            errors.LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
             ConfigurationError: there is no transaction open, or it is in another database.
         """
         connection = caller_connection(using)
