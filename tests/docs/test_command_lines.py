@@ -76,6 +76,7 @@ WORKER = r"(/srv/shop/bin/)?celery -A (?!celery_idempotent)\S+ (worker|flower)( 
 SERVER = r"redis-server .*"
 TO_REDIS = r"redis-cli -n \d .*|CONFIG SET .*|ACL SETUSER .*"
 PYTHON_LINE = r"python -c .*|python -m examples\..*"
+CONSUMER = r"python -m examples\.\w+ work"
 KILL = r"pkill .*"
 
 SHOP = """
@@ -253,15 +254,15 @@ def test_a_command_that_is_only_mentioned_has_a_help(line: CommandLine, folder: 
 def test_what_shows_a_table_until_ctrl_c_shows_it(
     line: CommandLine, folder: Path, ours: Callable[[str], str], store_url: str
 ) -> None:
+    """With all its options at once: without any, `tests/cli/test_watch.py` has both programs show it."""
     module = {"celery": "celery", "celery-idempotent": "celery_idempotent.cli"}
     bare, *others = variants(line.text)
-    options = " ".join(text.removeprefix(bare) for text in others)
-    for text in [bare, *([bare + options] if options else [])]:
-        program, *words = shlex.split(ours(text))
-        with Terminal("-m", module[program], *words) as terminal:
-            terminal.until("Ctrl-C ends")
-            terminal.press(CTRL_C)
-            assert terminal.status() == 130, f"{line.where}: {text}\n{terminal}"
+    text = bare + " ".join(text.removeprefix(bare) for text in others)
+    program, *words = shlex.split(ours(text))
+    with Terminal("-m", module[program], *words) as terminal:
+        terminal.until("Ctrl-C ends")
+        terminal.press(CTRL_C)
+        assert terminal.status() == 130, f"{line.where}: {text}\n{terminal}"
 
 
 # -- what runs until it is told to end ---------------------------------------------------------------------------------
@@ -344,30 +345,69 @@ def running(folder: Path) -> Iterator[Callable[..., Running]]:
         processes.end(each.process)
 
 
-def worker_of(module: str) -> str:
-    """Return the line by which a page starts the worker of a module."""
-    return next(line.text for line in LINES if re.fullmatch(rf"celery -A {re.escape(module)} worker( .*)?", line.text))
+def ends_in_order(found: Running) -> None:
+    """Ask what was started to end, and see that it does."""
+    assert found.stop() in (0, -signal.SIGTERM), str(found)
 
 
-#: The workers beside which a line of Python is run, below.
-WORKERS_OF_LINES = "|".join(
-    re.escape(worker_of(found[1]))
+def typed(command: str) -> None:
+    """Type a command that ends by itself."""
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
+def started() -> dict[str, CommandLine]:
+    """Return each command that starts a process which runs until it is told to end, with the first that prints it."""
+    found: dict[str, CommandLine] = {}
+    for line in LINES:
+        if re.fullmatch(WORKER, line.text) or re.fullmatch(CONSUMER, line.text):
+            found.setdefault(line.text.removeprefix("/srv/shop/bin/"), line)
+    return found
+
+
+def beside(line: CommandLine) -> str:
+    """Return the command that starts the process which a line of Python has something to do for.
+
+    It is the one that is printed at the same place, if there is one.
+    """
+    if imported := re.search(r"from (\S+) import", line.text):
+        kind = rf"celery -A {re.escape(imported[1])} worker( .*)?"
+    else:
+        kind = {"examples.rq_shop": "rq worker", "examples.consumer": CONSUMER}[line.text.split()[2]]
+    found = [command for command in STARTED if re.fullmatch(kind, command)]
+    return next((command for command in found if STARTED[command].where == line.where), found[0])
+
+
+STARTED = started()
+#: The first commands of a reader, of which each has a test.
+FIRST = [line.text for line in LINES if line.where.startswith("README.md") and re.fullmatch(WORKER, line.text)]
+[OBSERVED] = [command for command in STARTED if re.fullmatch(r"celery -A shop worker -E", command)]
+[KILLED] = [command for command in STARTED if re.fullmatch(r"celery -A examples\.tutorial worker( .*)?", command)]
+BESIDE = {
+    line: beside(line)
     for line in LINES
-    if re.fullmatch(PYTHON_LINE, line.text) and (found := re.search(r"from (\S+) import", line.text))
-)
+    if re.fullmatch(PYTHON_LINE, line.text) and line.text not in STARTED and not line.where.startswith("README.md")
+}
+
+
+def test_a_line_of_python_has_its_process_where_both_are_started() -> None:
+    assert not {*FIRST, OBSERVED, KILLED} & {*BESIDE.values()}
 
 
 @pytest.mark.worker
 @pytest.mark.thorough
-@pytest.mark.parametrize("line", matching(WORKER, but=WORKERS_OF_LINES))
-def test_what_is_started_is_ready_and_ends_in_order(
-    line: CommandLine, running: Callable[..., Running], folder: Path
+@pytest.mark.parametrize("command", [each for each in STARTED if each not in {*FIRST, OBSERVED, KILLED}])
+def test_what_is_started_is_ready_and_serves_and_ends_in_order(
+    command: str, running: Callable[..., Running], folder: Path
 ) -> None:
-    exported = dict(word.split("=", 1) for word in line.exported)
+    """One start for each command: what is to be typed beside it is typed beside it."""
+    exported = dict(word.split("=", 1) for word in STARTED[command].exported)
     env = {name: str(folder / "metrics") if value.startswith("/run/") else value for name, value in exported.items()}
-    found = running(line.text.removeprefix("/srv/shop/bin/"), **env)
+    found = running(command, **env)
     found.until_ready()
-    assert found.stop() in (0, -signal.SIGTERM), str(found)
+    for line in [line for line, process in BESIDE.items() if process == command]:
+        typed(line.text)
+    ends_in_order(found)
 
 
 @pytest.mark.parametrize("line", matching(SERVER))
@@ -389,8 +429,8 @@ def test_the_server_of_a_page_serves(
 @pytest.mark.worker
 @pytest.mark.thorough
 def test_a_command_to_workers_is_answered(running: Callable[..., Running]) -> None:
-    running("celery -A shop worker --concurrency 1").until_ready()
-
+    worker = running(OBSERVED)
+    worker.until_ready()
     wait_until(lambda: type_here(shlex.split("celery -A shop inspect ping"))[0] == 0, 60, "the worker to hear commands")
     for parameter in matching(REMOTE):
         [line] = parameter.values
@@ -398,21 +438,7 @@ def test_a_command_to_workers_is_answered(running: Callable[..., Running]) -> No
         status, said = type_here(shlex.split(command))
         assert status == 0, f"{line.where}: {command}\n{said}"
         assert "ok" in said.lower()
-
-
-@pytest.mark.worker
-@pytest.mark.thorough
-@pytest.mark.parametrize("line", matching(PYTHON_LINE))
-def test_a_line_of_python_runs_beside_its_worker(line: CommandLine, running: Callable[..., Running]) -> None:
-    if line.text.endswith(" work"):
-        running(line.text).until_ready()
-        return
-    if "examples.rq_shop" in line.text:
-        running("rq worker").until_ready()
-    elif imported := re.search(r"from (\S+) import", line.text):
-        running(worker_of(imported[1])).until_ready()
-    done = subprocess.run(["sh", "-c", line.text], capture_output=True, text=True, timeout=90, check=False)
-    assert done.returncode == 0, f"{line.where}: {line.text}\n{done.stdout}{done.stderr}"
+    ends_in_order(worker)
 
 
 # -- what Redis is told ------------------------------------------------------------------------------------------------
@@ -446,21 +472,22 @@ def test_the_first_examples_of_the_readme_are_modules_that_a_worker_runs(
     example = [block.text for block in blocks("README.md") if block.language == PYTHON][number]
     assert "redis://localhost" in example
     (folder / "shop.py").write_text(REDIS.sub(broker_url, example))
-    [start], [publish] = (
-        [line.text for line in LINES if line.where.startswith("README.md") and re.fullmatch(kind, line.text)]
-        for kind in (WORKER, PYTHON_LINE)
-    )
-    running(start).until_ready()
+    [start] = FIRST
+    [publish] = [
+        line.text for line in LINES if line.where.startswith("README.md") and re.fullmatch(PYTHON_LINE, line.text)
+    ]
+    worker = running(start)
+    worker.until_ready()
     done = subprocess.run(["sh", "-c", publish], capture_output=True, text=True, timeout=90, check=False)
     assert done.stdout == "['receipt for ORD-1', 'receipt for ORD-1']\n", done.stderr
     assert (folder / "ledger.txt").read_text() == "ORD-1 999\n" * charges
+    ends_in_order(worker)
 
 
 @pytest.mark.worker
 @pytest.mark.parametrize("line", matching(KILL))
 def test_the_tutorial_kills_its_worker_and_no_editor(line: CommandLine, running: Callable[..., Running]) -> None:
-    [start] = {each.text for each in LINES if re.fullmatch(WORKER, each.text) and "examples.tutorial" in each.text}
-    worker = running(start)
+    worker = running(KILLED)
     worker.until_ready()
     editors = [
         running(f"python -c 'import time; time.sleep(600)' {name}")
@@ -473,3 +500,4 @@ def test_the_tutorial_kills_its_worker_and_no_editor(line: CommandLine, running:
     assert all(re.search(pattern, " ".join(psutil.Process(pid).cmdline())) for pid in family)
     for editor in editors:
         assert not re.search(pattern, " ".join(psutil.Process(editor.process.pid).cmdline()))
+    ends_in_order(worker)
