@@ -316,7 +316,7 @@ def test_a_horse_whose_worker_is_gone_says_so_and_goes_on(shop: Shop) -> None:
     assert "The worker could not be told of the lease on" not in worker.logs(), "there is no worker that could hear"
 
 
-@pytest.mark.parametrize(("kind", "count"), [(OURS, 30), (OURS_SPAWNED, 6)], ids=["fork", "spawn"])
+@pytest.mark.parametrize(("kind", "count"), [(OURS, 12), (OURS_SPAWNED, 4)], ids=["fork", "spawn"])
 def test_a_worker_has_no_more_open_after_many_jobs(shop: Shop, kind: str, count: int) -> None:
     worker = shop.start(kind)
     for crash in (False, True):  # what is opened once, for the connection to the store too
