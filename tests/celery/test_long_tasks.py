@@ -70,12 +70,18 @@ def test_a_busy_worker_renews_many_leases_at_once(
 
 
 def test_a_redelivery_of_a_task_that_has_announced_its_result_fires_no_callback_twice(
-    app: Celery, start_worker: StartWorker, journal: Journal
+    app: Celery, start_worker: StartWorker, journal: Journal, store_url: str
 ) -> None:
     start_worker(SHOP)
-    module = app.module
+    module, store = app.module, RedisStore.from_url(store_url)
+
+    def is_marked() -> bool:
+        record = store.get(f"idem:{SHOP}.charge::ORD-1")
+        return record is not None and first.id in record.dispatched
+
     first = module.charge.apply_async(("ORD-1",), link=module.collect.s("once"))
     journal.wait_for_count(1, "collected", "once")
+    wait_until(is_marked, 20, "the mark of the callbacks, which follows them")
     again = module.charge.apply_async(("ORD-1",), link=module.collect.s("once"), task_id=first.id)
     assert again.get(timeout=20)["order"] == "ORD-1"
     # Another task id is another caller, whose own callbacks are due.
