@@ -82,6 +82,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
         if item.get_closest_marker("smoke") or (not once and is_in(path, COMPAT)):
             item.add_marker(pytest.mark.compat)
+        if item.get_closest_marker("smoke") or (not once and is_quick(item, path)):
+            item.add_marker(pytest.mark.quick)
+
+
+def is_quick(item: pytest.Item, path: Path) -> bool:
+    """Return whether a test is of a contributor's loop, for which tox.ini names the files."""
+    if path.parts[0] == "stores":
+        return item.name.endswith("]") and item.name.partition("[")[2].startswith(("memory", "redis"))
+    return path.parts[0] in ("unit", "test_architecture.py")
 
 
 def is_in(path: Path, parts: list[str]) -> bool:
