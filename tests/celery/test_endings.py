@@ -152,9 +152,11 @@ def test_a_task_rejected_into_its_queue_runs_again(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
 ) -> None:
     start_worker(PARTING, concurrency=1)
-    busy = gates.close("before ORD-2")
+    first, busy = gates.close("before ORD-1"), gates.close("before ORD-2")
     result = parting.module.part.delay("ORD-1", "requeue at first")
+    first.reached()
     parting.module.part.delay("ORD-2")
+    first.open()
     busy.reached()  # what was put back is behind it
     aftermath.expect(result, "PENDING", State.RELEASED, "requeued", messages=2)
     busy.open()
