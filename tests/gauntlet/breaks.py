@@ -70,7 +70,7 @@ BREAKS = [
             "False",
         ),
     ),
-    broken(4, "whoever asks settles", (SETTLE, "(r[1] ~= 'in_progress' or r[2] ~= owner)", "r[1] ~= 'in_progress'")),
+    broken(4, "whoever asks settles", (SETTLE, " or last_owner ~= owner", "")),
     broken(4, "whoever asks releases", (RELEASE, "last_owner ~= owner or", "false or")),
     broken(
         5, "a claim that is repeated is refused", (ACQUIRE, "if running and last_owner == owner then", "if false then")
@@ -231,7 +231,7 @@ BREAKS = [
             "values = {}\n",
         ),
     ),
-    broken(19, "a settled record has no end", (SETTLE, "redis.call('PEXPIRE', KEYS[1], ttl)", "")),
+    broken(19, "a settled record has no end", (SETTLE, "redis.call('PEXPIRE', key, ttl_ms)", "")),
     broken(
         20,
         "fences are counted in the record",

@@ -1,7 +1,8 @@
--- Take the lease on a key, or say why not: rules.acquire in Python, case by case and in its order.
--- Reply: verdict, server's time, fence, crashes, whether the lease was taken over, and what was read of the record
--- (hashes.ANSWERED); where that is no record of this version, all that there is.
--- Of the marks of tasks, only the asker's own are read: those of others must cost no claim anything, however many.
+-- Take the lease on a key, or reply why not: rules.acquire in Python, case by case and in its order.
+-- Reply: verdict, server's time, fence, crashes, whether the lease was taken over, and what was
+-- read of the record (records.ANSWERED); where that is no record of this version, all of it.
+-- Of the marks of tasks, only the claimer's own are read: those of others must cost no claim
+-- anything, however many there are.
 local key = KEYS[1]
 local owner = ARGV[1]
 local task = ARGV[2]
@@ -16,23 +17,29 @@ local lease_ms = ARGV[10]
 local keep_ms = ARGV[11]
 local holder = ARGV[12]
 local attempt = ARGV[13] -- empty for a first attempt
-local MOST_WAITING, MOST_MARKS = 1000, 1100 -- as in rules.py
+local WAITING = 'waiting:' .. task
+local ATTEMPT = 'attempt:' .. task
+local MOST_WAITING = 1000 -- these two as in rules.py
+local MOST_MARKS = 1100
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local size = redis.call('HLEN', key)
 local known = size > 0
 local function read(...)
-  return redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes', 'task',
-    'fingerprint', 'reason', 'holder', 'payload', 'ended', 'version', 'announced:' .. announcer, ...)
+  return redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes',
+    'task', 'fingerprint', 'reason', 'holder', 'payload', 'ended', 'version',
+    'announced:' .. announcer, ...)
 end
 local values = {}
 if known and is_copy then
-  values = read('waiting:' .. task, 'attempt:' .. task)
+  values = read(WAITING, ATTEMPT)
 elseif known then
   values = read()
 end
-local state, last_owner, fence, lease_end, not_before, crashes, last_task, last_fingerprint, reason = unpack(values, 1, 9)
+local state, last_owner, fence, lease_end, not_before, crashes = unpack(values, 1, 6)
+local last_task, last_fingerprint, reason = unpack(values, 7, 9)
+local version = values[13]
 
 local function reply(verdict, took_over)
   return {verdict, string.format('%.0f', now), fence or '0', crashes or '0', took_over or 0, values}
@@ -42,17 +49,21 @@ end
 local function is_whole(number)
   return not number or string.find(number, '^%d+$')
 end
-local running, released = state == 'in_progress', state == 'released'
+local running = state == 'in_progress'
+local released = state == 'released'
 local settled = state == 'completed' or state == 'failed'
-if known and not ((released or settled or (running and lease_end)) and fence and is_whole(fence) and is_whole(lease_end)
-    and is_whole(crashes) and is_whole(not_before) and not values[13]) then
+local has_state = released or settled or (running and lease_end)
+local has_numbers = fence and is_whole(fence) and is_whole(lease_end)
+  and is_whole(crashes) and is_whole(not_before)
+if known and not (has_state and has_numbers and not version) then
   values = redis.call('HGETALL', key)
   return reply('unreadable')
 end
 
 -- Another task's, with other arguments; what is released takes new ones.
 local mine = (last_task or '') == task
-if known and not mine and not released and fingerprint ~= '' and (last_fingerprint or fingerprint) ~= fingerprint then
+local differs = fingerprint ~= '' and (last_fingerprint or fingerprint) ~= fingerprint
+if known and not mine and not released and differs then
   return reply('key_reused')
 end
 
@@ -60,9 +71,8 @@ end
 if settled then
   return reply(state)
 end
-local WAITING, ATTEMPT = 'waiting:' .. task, 'attempt:' .. task
 
--- Our own lease: the first reply was lost, perhaps long ago, and we count the lease from now.
+-- The claimer's own lease: the first reply was lost, perhaps long ago. The lease counts from now.
 local ends = string.format('%.0f', now + lease_ms * 1000)
 if running and last_owner == owner then
   redis.call('PEXPIRE', key, lease_ms + keep_ms)
@@ -79,7 +89,8 @@ if is_copy then
   end
 end
 
--- Somebody holds it who has not published this message as its retry; or a retry is due before others may run.
+-- It is held, and its holder has not published this message as its retry; or a retry is due
+-- before others may run.
 local function marks() -- how many marks of tasks the record has
   local count = size
   for place = 1, 13 do
@@ -90,26 +101,31 @@ local function marks() -- how many marks of tasks the record has
   return count
 end
 local handed_over = running and sender ~= '' and sender == last_owner
-local busy_until = tonumber((running and not handed_over and lease_end) or (released and not_before) or 0)
-local busy = now < busy_until
-if busy and released and mine then -- what was replaced by itself goes on as what is nested at least as deeply as the mark
+local held_until = running and not handed_over and lease_end
+local due = released and not_before
+local busy = now < tonumber(held_until or due or 0)
+if busy and released and mine then
+  -- A task that was replaced by itself goes on as what is nested at least as deeply as the mark.
   local awaited = redis.call('HGET', key, ATTEMPT) or ''
   busy = string.sub(mark, 1, 6) < string.sub(awaited, 1, 6)
 end
 if busy then
-  if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then -- of a crowd, so many are told apart
+  -- Of a crowd, so many are told apart.
+  if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then
     redis.call('HSET', key, WAITING, mark .. ' ' .. token)
   end
   return reply('conflict')
 end
 
--- The lease ran out: its holder has died, and perhaps so did those before it; a shutdown that was announced is no crash.
+-- The lease ran out: its holder has died, and perhaps so did those before it. A shutdown that was
+-- announced is no crash.
 local lapsed = running and not handed_over
 local died = lapsed and reason ~= 'shutdown'
 if died then
   crashes = redis.call('HINCRBY', key, 'crashes', 1)
 end
-if known and mine and tonumber(crashes or 0) >= max_crashes and (died or is_copy or reason == 'crashed') then
+local looping = tonumber(crashes or 0) >= max_crashes
+if known and mine and looping and (died or is_copy or reason == 'crashed') then
   redis.call('HDEL', key, 'owner', 'not_before')
   redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
   values = read()
@@ -122,13 +138,15 @@ if known then
   size = size - redis.call('HDEL', key, WAITING, ATTEMPT)
   redis.call('HDEL', key, 'reason', 'not_before', 'task', 'fingerprint')
 end
-local new = {'state', 'in_progress', 'owner', owner, 'fence', fence, 'lease_end', ends, 'holder', holder}
+local new = {'state', 'in_progress', 'owner', owner, 'fence', fence, 'lease_end', ends}
 local function set(field, value)
   if value ~= '' then
     new[#new + 1] = field
     new[#new + 1] = value
   end
 end
+new[#new + 1] = 'holder'
+new[#new + 1] = holder
 set('task', task)
 set('fingerprint', fingerprint)
 if attempt ~= '' and marks() < MOST_MARKS then

@@ -1,6 +1,13 @@
--- Forget the outcome KEYS[1] in a cache, and for ARGV[1] ms let nobody who read it earlier bring it back.
-redis.call('DEL', KEYS[1])
-local kept = redis.pcall('HSET', KEYS[1], 'deleted', 1)
-if type(kept) == 'table' and not kept.err:find('OOM') then return kept end
-if type(kept) ~= 'table' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end -- a full server takes no late outcome either
+-- Forget an outcome in a cache, and for a while let nobody who read it earlier bring it back.
+-- Reply: 1.
+local key = KEYS[1]
+local while_ms = ARGV[1]
+
+redis.call('DEL', key)
+local kept = redis.pcall('HSET', key, 'deleted', 1)
+if type(kept) ~= 'table' then
+  redis.call('PEXPIRE', key, while_ms)
+elseif not kept.err:find('OOM') then -- a full server takes no late outcome either
+  return kept
+end
 return 1

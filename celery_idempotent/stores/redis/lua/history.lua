@@ -1,3 +1,6 @@
--- Reply with the server's time and the lines of the history KEYS[1].
+-- Read the history of a key. Reply: the server's time, and its lines.
+local list = KEYS[1]
+
 local clock = redis.call('TIME')
-return {clock[1] * 1000000 + clock[2], redis.call('LRANGE', KEYS[1], 0, -1)}
+local now = clock[1] * 1000000 + clock[2]
+return {now, redis.call('LRANGE', list, 0, -1)}

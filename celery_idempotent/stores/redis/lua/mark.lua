@@ -1,9 +1,9 @@
--- Remember in a cache that the callbacks of a task were dispatched, beside the outcome or before it comes. As in
--- mark_dispatched.lua the first is kept for good, and of the others the newest.
+-- Remember in a cache that the callbacks of a task were dispatched, beside the outcome or before it
+-- comes. As in mark_dispatched.lua the first is kept for good, and of the others the newest.
 local key = KEYS[1]
 local task = ARGV[1]
 local keep_ms = ARGV[2] -- where no outcome says for how long
-local RING = 249 -- rules.MOST_ANNOUNCED but for the first
+local RING = 249 -- rules.MOST_DISPATCHED but for the first
 local mark = 'announced:' .. task
 if not redis.call('HGET', key, mark) then
   local number = redis.call('HINCRBY', key, 'announced', 1)

@@ -1,9 +1,10 @@
--- Remember in a settled record that the callbacks of a task were dispatched (rules.announce in Python); replies 0 if
--- there is no such record. The first is kept for good. The ids of the others are in a ring of places besides, where the
--- newest takes the place of the oldest.
+-- Remember in a settled record that the callbacks of a task were dispatched: rules.mark_dispatched
+-- in Python. The first is kept for good. The ids of the others are in a ring of places besides,
+-- where the newest takes the place of the oldest.
+-- Reply: 1, or 0 if there is no such record.
 local key = KEYS[1]
 local task = ARGV[1]
-local RING = 249 -- rules.MOST_ANNOUNCED but for the first
+local RING = 249 -- rules.MOST_DISPATCHED but for the first
 local mark = 'announced:' .. task
 local found = redis.call('HMGET', key, 'state', mark, 'task', 'fingerprint')
 local state, known, task_id, fingerprint = unpack(found, 1, 4)
@@ -13,7 +14,8 @@ end
 if known then
   return 1
 end
-local bare = 4 + (task_id and 1 or 0) + (fingerprint and 1 or 0) -- fields of a record of which nobody has announced
+-- So many fields has a record whose callbacks nobody has marked.
+local bare = 4 + (task_id and 1 or 0) + (fingerprint and 1 or 0)
 local first = redis.call('HLEN', key) == bare
 redis.call('HSET', key, mark, 1)
 if not first then

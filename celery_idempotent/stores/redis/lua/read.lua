@@ -1,3 +1,7 @@
--- Reply with the server's time and the record KEYS[1] as it is, so that what remains of a lease is told by the server's clock.
+-- Read a record as it is.
+-- Reply: the server's time, by which what remains of a lease is counted, and all fields.
+local key = KEYS[1]
+
 local clock = redis.call('TIME')
-return {clock[1] * 1000000 + clock[2], redis.call('HGETALL', KEYS[1])}
+local now = clock[1] * 1000000 + clock[2]
+return {now, redis.call('HGETALL', key)}

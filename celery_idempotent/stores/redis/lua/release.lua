@@ -1,4 +1,5 @@
--- Free a key if its owner asks (rules.release in Python); replies 1 if the lease was still the owner's, else 0.
+-- Give a lease back: rules.release in Python.
+-- Reply: 1 if it was still the owner's, else 0.
 local key = KEYS[1]
 local owner = ARGV[1]
 local reason = ARGV[2]
@@ -22,15 +23,18 @@ end
 local ATTEMPT = 'attempt:' .. task
 local function marks() -- how many tasks have marks in the record
   local count = redis.call('HLEN', key)
-  local fields = redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes', 'task',
-    'fingerprint', 'reason', 'holder')
+  local fields = redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before',
+    'crashes', 'task', 'fingerprint', 'reason', 'holder')
   for place = 1, 10 do
-    if fields[place] then count = count - 1 end
+    if fields[place] then
+      count = count - 1
+    end
   end
   return count
 end
 
-redis.call('HDEL', key, 'holder', 'lease_end') -- before HSET, which a full server allows only to a script that has written
+-- HDEL comes first: a full server allows HSET only to a script that has written.
+redis.call('HDEL', key, 'holder', 'lease_end')
 redis.call('HSET', key, 'state', 'released', 'reason', reason)
 if reason == 'crashed' then
   redis.call('HINCRBY', key, 'crashes', 1)
@@ -39,7 +43,8 @@ elseif reason ~= 'shutdown' and reason ~= 'revoked' then
 end
 if reason == 'retry' then
   local clock = redis.call('TIME')
-  redis.call('HSET', key, 'not_before', string.format('%.0f', clock[1] * 1000000 + clock[2] + retry_ms * 1000))
+  local due = clock[1] * 1000000 + clock[2] + retry_ms * 1000
+  redis.call('HSET', key, 'not_before', string.format('%.0f', due))
   if redis.call('HGET', key, ATTEMPT) or marks() < MOST_MARKS then
     redis.call('HSET', key, ATTEMPT, next_attempt)
   end

@@ -1,28 +1,58 @@
--- Extend the leases on KEYS, and reply with the positions (from 0) of those that are lost (rules.renew in Python).
--- ARGV, eight per key: owner, fence, lease ms, keep ms, holder, task id, fingerprint, attempt
+-- Extend leases: rules.renew in Python.
+-- KEYS: the keys. ARGV, eight for each key: owner, fence, lease ms, keep ms, holder, task,
+-- fingerprint, attempt.
+-- Reply: the positions, from 0, of the leases that are lost.
+local RENEWALS = 10 -- a holder that has lived for so many of them, three to a ttl, is no crash loop
+
 local clock = redis.call('TIME')
-local now, lost = clock[1] * 1000000 + clock[2], {}
-for i, key in ipairs(KEYS) do
-  local owner, fence, lease, keep, holder, task, fingerprint, attempt = unpack(ARGV, 8 * i - 7, 8 * i)
-  local r = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes')
-  if r.err and not r.err:find('WRONGTYPE') then return r end -- a right we lack, say; but a key that is no hash is lost
-  local gone = not r.err and not r[1] and redis.call('EXISTS', key) == 0
-  if gone then -- the server lost its data, and nobody has claimed the key since
-    local restored = redis.pcall('HSET', key, 'state', 'in_progress', 'owner', owner, 'fence', fence, 'holder', holder)
-    local failed = type(restored) == 'table' and restored.err
-    if failed and not failed:find('OOM') then return restored end -- a replica, say, which cannot tell what is lost
-    if failed then task, fingerprint, attempt, gone = '', '', '', false end -- no memory: lost
-    for field, value in pairs({task = task, fingerprint = fingerprint, ['attempt:' .. task] = attempt}) do
-      if value ~= '' then redis.call('HSET', key, field, value) end
+local now = clock[1] * 1000000 + clock[2]
+
+-- Write a record anew that the server has lost; return an error, or whether it is there again.
+local function restore(key, owner, fence, holder, task, fingerprint, attempt)
+  local written = redis.pcall('HSET', key, 'state', 'in_progress', 'owner', owner, 'fence', fence,
+    'holder', holder)
+  local error = type(written) == 'table' and written.err
+  if error and error:find('OOM') then
+    return nil, false -- no memory: it is lost
+  elseif error then
+    return written, false -- a replica, say, which cannot tell what is lost
+  end
+  local optional = {task = task, fingerprint = fingerprint, ['attempt:' .. task] = attempt}
+  for field, value in pairs(optional) do
+    if value ~= '' then
+      redis.call('HSET', key, field, value)
     end
   end
-  if gone or (r[1] == 'in_progress' and r[2] == owner) then
-    redis.call('PEXPIRE', key, lease + keep) -- before HSET, which a full server allows only to a script that has written
-    redis.call('HSET', key, 'lease_end', string.format('%.0f', now + lease * 1000))
-    -- ten renewals, three to a ttl: a holder that lives this long is no crash loop
-    if r[4] and now - r[3] > lease * 1000 * 10 / 3 then redis.call('HDEL', key, 'crashes') end
+  return nil, true
+end
+
+local lost = {}
+for place, key in ipairs(KEYS) do
+  local first = 8 * place - 7
+  local owner, fence, lease_ms, keep_ms = unpack(ARGV, first, first + 3)
+  local holder, task, fingerprint, attempt = unpack(ARGV, first + 4, first + 7)
+  local found = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes')
+  if found.err and not found.err:find('WRONGTYPE') then
+    return found -- a right that is missing, say; a key that is no hash is lost
+  end
+  local state, last_owner, last_fence, crashes = unpack(found, 1, 4)
+  local held = state == 'in_progress' and last_owner == owner
+  if not found.err and not state and redis.call('EXISTS', key) == 0 then
+    local error -- the server lost its data, and nobody has claimed the key since
+    error, held = restore(key, owner, fence, holder, task, fingerprint, attempt)
+    if error then
+      return error
+    end
+  end
+  if held then
+    -- PEXPIRE comes first: a full server allows HSET only to a script that has written.
+    redis.call('PEXPIRE', key, lease_ms + keep_ms)
+    redis.call('HSET', key, 'lease_end', string.format('%.0f', now + lease_ms * 1000))
+    if crashes and now - last_fence > lease_ms * 1000 * RENEWALS / 3 then
+      redis.call('HDEL', key, 'crashes')
+    end
   else
-    lost[#lost + 1] = i - 1
+    lost[#lost + 1] = place - 1
   end
 end
 return lost

@@ -1,16 +1,42 @@
--- Record the outcome under KEYS[1] if the lease is still ours (rules.settle in Python); replies 1, or 0 if it is lost.
--- ARGV: owner, fence, lease ms, keep ms, holder, task id, fingerprint, attempt, state, payload, ttl ms
-local owner, fence, state, payload, ttl = ARGV[1], ARGV[2], ARGV[9], ARGV[10], ARGV[11]
-local r = redis.call('HMGET', KEYS[1], 'state', 'owner', 'fence')
-if r[1] == state and r[3] == fence then return 1 end -- our first reply was lost
-local gone = not r[1] and redis.call('EXISTS', KEYS[1]) == 0 -- the server lost its data, and nobody has claimed the key since
-if not gone and (r[1] ~= 'in_progress' or r[2] ~= owner) then return 0 end
-local ended = string.format('%.0f', redis.call('TIME')[1])
-local new = {'state', state, 'fence', r[3] or fence, 'payload', payload, 'ended', ended}
-for field, value in pairs({task = ARGV[6], fingerprint = ARGV[7]}) do
-  if value ~= '' then new[#new + 1] = field new[#new + 1] = value end
+-- Record the outcome of a run, if its lease is still the holder's: rules.settle in Python.
+-- Reply: 1, or 0 if the lease is lost.
+local key = KEYS[1]
+local owner = ARGV[1]
+local fence = ARGV[2]
+-- ARGV[3] to ARGV[5] and ARGV[8] are for renew.lua, which restores lost records.
+local task = ARGV[6]
+local fingerprint = ARGV[7]
+local state = ARGV[9]
+local payload = ARGV[10]
+local ttl_ms = ARGV[11]
+
+local found = redis.call('HMGET', key, 'state', 'owner', 'fence')
+local last_state, last_owner, last_fence = unpack(found, 1, 3)
+
+-- It is settled so already: the first reply was lost.
+if last_state == state and last_fence == fence then
+  return 1
 end
-redis.call('DEL', KEYS[1]) -- owner, holder and marks have served; and HSET may now write though the server be full
-redis.call('HSET', KEYS[1], unpack(new))
-redis.call('PEXPIRE', KEYS[1], ttl)
+
+-- Another has it, or had it, unless the server lost its data and nobody has claimed the key since.
+local gone = not last_state and redis.call('EXISTS', key) == 0
+if not gone and (last_state ~= 'in_progress' or last_owner ~= owner) then
+  return 0
+end
+
+-- The outcome. The record is written anew: owner, holder and marks have served, and a full server
+-- allows HSET only to a script that has written, as DEL does.
+local new = {'state', state, 'fence', last_fence or fence, 'payload', payload}
+local function set(field, value)
+  if value ~= '' then
+    new[#new + 1] = field
+    new[#new + 1] = value
+  end
+end
+set('ended', string.format('%.0f', redis.call('TIME')[1]))
+set('task', task)
+set('fingerprint', fingerprint)
+redis.call('DEL', key)
+redis.call('HSET', key, unpack(new))
+redis.call('PEXPIRE', key, ttl_ms)
 return 1
