@@ -14,7 +14,7 @@ from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
 from tests.celery.monitor import Monitor
-from tests.celery.nodes import WorkerNode
+from tests.celery.nodes import STOP_SECONDS, WorkerNode
 from tests.conftest import missing
 from tests.proxy import Proxy
 from tests.rabbitmq import RabbitServer, Vhost, external_url
@@ -353,7 +353,7 @@ def test_a_task_that_outlives_the_consumer_timeout_takes_effect_once(
     gate.open()
     assert result.get(timeout=30) == "charged ORD-1"
     if not survives:
-        wait_until(lambda: not node.running, 30, "the worker to end")
+        wait_until(lambda: not node.running, STOP_SECONDS, "the worker to end")
         assert left() == {"orders": 1}
         node = start()
         logged(node, "Replayed")

@@ -27,7 +27,7 @@ from celery_idempotent.stores.records import new_owner
 from tests.celery.aftermath import PARTING, Aftermath
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
-from tests.celery.nodes import WorkerNode
+from tests.celery.nodes import STOP_SECONDS, WorkerNode
 from tests.proxy import Proxy
 from tests.servers import RedisServer
 from tests.stores.benches import known
@@ -41,7 +41,7 @@ def tell(node: WorkerNode, number: int) -> None:
 
 
 def wait_until_ended(node: WorkerNode) -> None:
-    wait_until(lambda: not node.running, 30, lambda: f"the worker to end; its log:\n{node.logs()}")
+    wait_until(lambda: not node.running, STOP_SECONDS, lambda: f"the worker to end; its log:\n{node.logs()}")
 
 
 @pytest.mark.ending("warm shutdown")

@@ -30,7 +30,7 @@ from tests.celery.apps import messages
 from tests.celery.fixtures import StartWorker
 from tests.celery.gates import Gates
 from tests.celery.journal import Journal
-from tests.celery.nodes import WorkerNode
+from tests.celery.nodes import STOP_SECONDS, WorkerNode
 from tests.proxy import Proxy
 from tests.servers import RedisServer, free_port, open_client, redis_binary
 from tests.waiting import wait_until
@@ -172,7 +172,7 @@ def test_a_worker_that_waits_for_its_last_task_before_it_stops_keeps_it(
     assert len(sweeper.noted()) == messages(app.conf.broker_url) == 1  # and none in the queue
     gate.open()
     assert running.get(timeout=20) == "done running"
-    wait_until(lambda: not node.running, 30, "the worker to end")
+    wait_until(lambda: not node.running, STOP_SECONDS, "the worker to end")
     assert messages(app.conf.broker_url) == 0
 
 
