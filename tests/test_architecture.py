@@ -306,6 +306,32 @@ def test_a_small_module_that_one_other_imports_is_a_part_of_it() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+#: Names that the library had, and that nobody but its authors could guess the meaning of.
+# fmt: off
+COINED = {
+    "Annex", "Answer", "Beginning", "Declared", "Diagnosis", "Facts", "FileAnnex", "Flag", "Found", "Handover",
+    "Held", "Holding", "Identity", "Kept", "LeaseMissed", "Matches", "Node", "Nodes", "Note", "Noted", "Offer",
+    "Outcomes", "Overtaken", "Patient", "Pauses", "Place", "Reused", "Story", "Superseding", "Survey", "Tally",
+    "TaskAnnex", "Trial", "Unasked", "Unkept", "Unspent", "UsedStore", "View", "Wish", "announce", "announced",
+    "begun", "can_be_put_off", "complaints", "delay_before", "deputy", "examination", "examined", "forgetting",
+    "give_ids", "is_heard", "listening", "living", "lives", "marked", "noting", "put_off", "sentence", "span",
+    "standing", "telling", "translated", "uninterrupted", "upkeep",
+}
+# fmt: on
+
+
+def test_no_coined_name_comes_back() -> None:
+    wrong = []
+    for module, tree in TREES.items():
+        wrong += [
+            f"{module}:{node.lineno} {node.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in COINED
+        ]
+        wrong += [module for word in module.split(".") if word in COINED]
+    assert not wrong, "\n".join(wrong)
+
+
 PROBE = """
 import socket, sys, threading
 opened = []

@@ -180,7 +180,7 @@ class RqDelivery(Delivery):
             raise busy.error or in_progress(self.key, busy.remaining)
         number = jobs.deferrals(job)
         if self._can_be_scheduled:
-            delay = jobs.delay_before(number, busy.remaining, job.ttl)
+            delay = jobs.deferral_delay(number, busy.remaining, job.ttl)
         else:
             delay, turn = 0, min(jobs.QUEUE_PAUSE, PATIENCE * jobs.seconds_allowed(job))
             sleep(max(0.0, turn - self.waited))  # a delivery that waited for a holder has done so

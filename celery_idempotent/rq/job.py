@@ -150,7 +150,7 @@ def can_defer(job: Job) -> bool:
     return job.ttl is None or job.ttl >= LEAST_TTL
 
 
-def delay_before(number: int, remaining: float, ttl: int | None) -> int:
+def deferral_delay(number: int, remaining: float, ttl: int | None) -> int:
     """Return the whole seconds, as RQ's scheduler takes them, that a job waits which was put off ``number`` times.
 
     Arguments:

@@ -8,7 +8,16 @@ from time import sleep
 import pytest
 
 from celery_idempotent.cli.doctor import any_store
-from celery_idempotent.cli.doctor.findings import CheckSkipped, Finding, Severity, Target, error, examined, ok, warning
+from celery_idempotent.cli.doctor.findings import (
+    CheckSkipped,
+    Finding,
+    Severity,
+    Target,
+    error,
+    ok,
+    run_checks,
+    warning,
+)
 from celery_idempotent.errors import ConfigurationError, IdempotencyError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores.memory import MemoryStore
 
@@ -38,11 +47,11 @@ def surprise(_: object) -> Finding:
 
 
 def codes(*checks: Callable[[object], Finding | None]) -> list[str]:
-    return [finding.code for finding in examined(checks, None)]
+    return [finding.code for finding in run_checks(checks, None)]
 
 
 def test_the_name_of_a_check_is_the_code_of_what_it_finds() -> None:
-    (finding,) = examined([well], None)
+    (finding,) = run_checks([well], None)
     assert (finding.code, finding.severity, finding.found) == ("well", Severity.OK, "fine")
 
 
@@ -51,7 +60,7 @@ def test_a_check_may_have_nothing_to_say() -> None:
 
 
 def test_what_one_remedy_would_tell_is_one_finding() -> None:
-    *_, finding = examined([no_right, well, other_right, no_right_either], None)
+    *_, finding = run_checks([no_right, well, other_right, no_right_either], None)
     assert codes(no_right, well, other_right, no_right_either) == ["well", "not-checked"]
     assert finding.found == (
         "It does not say. Not checked: no-right, no-right-either. It is silent. Not checked: other-right."
@@ -61,7 +70,7 @@ def test_what_one_remedy_would_tell_is_one_finding() -> None:
 
 def test_an_odd_answer_is_told_and_hides_nothing() -> None:
     assert codes(surprise, well) == ["well", "not-checked"]
-    *_, finding = examined([surprise], None)
+    *_, finding = run_checks([surprise], None)
     assert "twelve" in finding.found
     assert finding.found.endswith("Not checked: surprise.")
 
@@ -78,7 +87,7 @@ def test_a_store_that_does_not_serve_ends_the_examination(failure: IdempotencyEr
     def asks(_: object) -> Finding:
         raise failure
 
-    found = list(examined([well, asks, surprise], None))
+    found = list(run_checks([well, asks, surprise], None))
     assert [finding.code for finding in found] == ["well", code]
     assert found[-1].error is failure
     assert found[-1].severity is Severity.ERROR

@@ -24,7 +24,7 @@ from ...stores import hide_password
 from ...stores.maintenance import NamedStore
 from . import broker
 from .app_config import AppConfig, DeclaredTask, listed, shortest_interval
-from .findings import Check, Finding, Section, error, examined, failed, info, ok, warning
+from .findings import Check, Finding, Section, error, failed, info, ok, run_checks, warning
 
 #: Options of Celery's that keep a message beyond the failure of its task; the latter two since 5.7.
 ACKS = ("acks_on_failure_or_timeout", "acks_on_failure", "acks_on_timeout")
@@ -465,7 +465,7 @@ def checkup(app: Any, load: Callable[[], object] = lambda: None) -> Checkup:
     try:
         load()
         facts = AppConfig(app)
-        section.findings += examined(CHECKS, facts)
+        section.findings += run_checks(CHECKS, facts)
         stores = used_stores(app)
     except ConfigurationError as error:
         if not any(found.error for found in section.findings):

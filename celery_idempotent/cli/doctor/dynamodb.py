@@ -11,7 +11,7 @@ from ...stores.dynamodb.connections import code
 from ...stores.dynamodb.store import DynamoDBStore
 from .any_store import claims_refused, slow_store
 from .any_store import schema_pending as pending
-from .findings import Check, CheckSkipped, Finding, Section, Target, error, examined, info, ok, warning
+from .findings import Check, CheckSkipped, Finding, Section, Target, error, info, ok, run_checks, warning
 
 ASK = "Give the role that runs doctor dynamodb:DescribeTable and dynamodb:DescribeTimeToLive on the table."
 #: Writes a second below which a table of fixed capacity is said to be small; a first run takes two.
@@ -107,4 +107,4 @@ CHECKS: tuple[Check, ...] = (
 
 def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a DynamoDB store."""
-    yield Section(patient.name, list(examined(CHECKS, patient)))
+    yield Section(patient.name, list(run_checks(CHECKS, patient)))

@@ -115,7 +115,7 @@ def code_of(check: Check) -> str:
     return str(getattr(check, "__name__", "")).replace("_", "-")
 
 
-def examined(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
+def run_checks(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
     """Yield what the checks find, until one of them makes an end of it.
 
     What several may not ask is one finding for each remedy.

@@ -11,7 +11,7 @@ from psycopg import errors
 from ...stores.postgres.connections import translate_error
 from ...stores.postgres.store import PostgresStore
 from .any_store import MOST, claims_refused, compared, expired, schema_pending, slow_store
-from .findings import Check, CheckSkipped, Finding, Section, Target, error, examined, info, ok, warning
+from .findings import Check, CheckSkipped, Finding, Section, Target, error, info, ok, run_checks, warning
 
 OLDEST = 130000
 BUSY = 0.8
@@ -191,4 +191,4 @@ CHECKS: tuple[Check, ...] = (
 
 def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a PostgreSQL store."""
-    yield Section(patient.name, list(examined(CHECKS, patient)))
+    yield Section(patient.name, list(run_checks(CHECKS, patient)))

@@ -21,10 +21,10 @@ from .findings import (
     Severity,
     Target,
     error,
-    examined,
     failed,
     info,
     ok,
+    run_checks,
     warning,
 )
 
@@ -308,7 +308,7 @@ def findings(
     except IdempotencyError as failure:
         yield failed(failure)
         return
-    yield from examined([*(_everywhere(check, servers) for check in on_servers), *on_store], patient)
+    yield from run_checks([*(_everywhere(check, servers) for check in on_servers), *on_store], patient)
 
 
 def _everywhere(check: ServerCheck, servers: list[RedisServer]) -> Check:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...stores.sqlite.records import clock
 from ...stores.sqlite.store import SqliteStore
 from .any_store import MOST, claims_refused, expired, slow_store
-from .findings import Check, CheckSkipped, Finding, Section, Target, error, examined, ok, warning
+from .findings import Check, CheckSkipped, Finding, Section, Target, error, ok, run_checks, warning
 
 #: Where Linux lists what is mounted; other systems have no such file.
 MOUNTS = Path("/proc/self/mounts")
@@ -114,4 +114,4 @@ CHECKS: tuple[Check, ...] = (
 
 def sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a SQLite store."""
-    yield Section(patient.name, list(examined(CHECKS, patient)))
+    yield Section(patient.name, list(run_checks(CHECKS, patient)))

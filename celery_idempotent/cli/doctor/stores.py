@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from .any_store import claims_refused, schema_pending, slow_store
-from .findings import Check, Finding, Section, Target, examined, warning
+from .findings import Check, Finding, Section, Target, run_checks, warning
 
 #: By the class of a store, the module here that knows its kind.
 KINDS = {
@@ -35,7 +35,7 @@ def sections(patient: Target) -> Iterator[Section]:
     elif module:
         yield from import_module(f".{module}", __package__).sections(patient)
     else:
-        yield Section(patient.name, list(examined(CHECKS, patient)))
+        yield Section(patient.name, list(run_checks(CHECKS, patient)))
 
 
 def store_of_one_process(patient: Target) -> Finding:
@@ -52,7 +52,7 @@ MEMORY_CHECKS: tuple[Check, ...] = (store_of_one_process,)
 
 def memory_sections(patient: Target) -> Iterator[Section]:
     """Yield what is found of a store in memory."""
-    yield Section(patient.name, list(examined(MEMORY_CHECKS, patient)))
+    yield Section(patient.name, list(run_checks(MEMORY_CHECKS, patient)))
 
 
 #: What is seen of the cache as a whole.
