@@ -1,9 +1,9 @@
-"""A lease while its work runs, the lease of the current run, and leases that a parent keeps for its child.
+"""Leases of this process: the lease of the current run, and those that a parent renews and releases for its child.
 
-A lease is trusted until a deadline on this process's monotonic clock, counted from *before* the last request that the
-store granted, less a margin: the store cannot have let it run out by then, however long the reply travelled. Past the
-deadline the lease is in doubt, not lost: the store's next answer decides (the idea of river's leader election and of
-Gray and Cheriton, "Leases", SOSP 1989).
+A holder trusts its lease until a deadline on its own monotonic clock: one ttl less a margin, counted from *before* the
+last request that the store granted. The store cannot have let the lease expire by then, however long its reply took.
+Past the deadline the lease is in doubt, and the store's next reply decides (Gray and Cheriton, "Leases", SOSP 1989;
+river's leader election).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MARGIN = 0.1
 
 
 class HeldLease:
-    """A lease while its work runs: what a task sees as ``self.lease``.
+    """The lease of a run: ``self.lease`` in a task.
 
     Arguments:
-        store: Where the lease was acquired.
+        store: The store that granted the lease.
         lease: The lease.
         since: Monotonic time before the request that was granted.
-        max_lease: Seconds after which it is not renewed any more, or None.
-        lost_error: Which `LeaseLost` the methods raise.
-        encode: Makes the outcome of a result, for `settle`; or None where nothing can be settled.
-        result_ttl: Seconds that a result which `settle` recorded is kept.
+        max_lease: Seconds after which the lease is no longer renewed, or None.
+        lost_error: The class of `LeaseLost` that the methods raise.
+        encode: A function that turns a result into an outcome, for `settle`; None where nothing can be settled.
+        result_ttl: Seconds for which a result that `settle` recorded is kept.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class HeldLease:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the lease may have run out by now."""
+        """Whether the lease may have expired."""
         return monotonic() >= self.deadline
 
     @property
@@ -104,7 +104,7 @@ class HeldLease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: rises with every lease of the key; 0 if the task runs unprotected."""
+        """The fencing token, which rises with every lease on the key; 0 if the task runs unprotected."""
         return self.lease.fence
 
     def trust(self, since: float) -> None:
@@ -115,11 +115,11 @@ class HeldLease:
         self.renewals += 1
 
     def check(self) -> None:
-        """Return if the lease is ours; ask the store where that is in doubt.
+        """Return if this run still holds the lease; send a request to the store if that is in doubt.
 
         Raises:
-            errors.LeaseLost: somebody else may run the operation now, or has.
-            StoreUnreachable: it is in doubt, and the store does not answer.
+            errors.LeaseLost: another delivery may run the operation now, or has run it.
+            StoreUnreachable: the lease is in doubt, and the store does not reply.
         """
         if not self.lost and self.fence and self.doubtful:
             self._ask()
@@ -129,18 +129,18 @@ class HeldLease:
     def settle(self, result: Any, *, using: Any) -> None:
         """Record the task's result within its own open transaction, so that effect and record commit together.
 
-        The store must keep its records in that transaction's database. Call it last: in SQL stores the record stays
-        out of others' reach until the transaction ends. Whatever the body returns after the commit, ``result`` is the
-        task's result; a body that raises after it has succeeded.
+        The store must keep its records in the database of that transaction. Call this last: a SQL store locks the
+        record until the transaction ends. After the commit the task has succeeded with ``result``, whatever its body
+        returns or raises.
 
         Arguments:
-            result: What the task returns, to this caller and to every duplicate.
+            result: The result of the task, for this caller and for every duplicate.
             using: A connection of the store's driver, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a
                 Django database; on DynamoDB the list of items that you will pass to ``TransactWriteItems``.
 
         Raises:
-            errors.LeaseLost: somebody else may run the operation now, or has; nothing was written. Let it roll your
-                transaction back.
+            errors.LeaseLost: another delivery may run the operation now, or has run it; nothing was written. Let the
+                error roll your transaction back.
             ConfigurationError: the store cannot write there, or no transaction is open.
             StoreUnreachable: this run has no lease to settle (``on_store_error="run"``).
         """
@@ -188,10 +188,10 @@ class HeldLease:
         return record.state is State.IN_PROGRESS and record.owner == self.lease.owner
 
     def derived_key(self, name: str) -> str:
-        """Return a key for another system (a payment gateway, say), the same on every run of this operation.
+        """Return a key for another system, such as a payment gateway: the same on every run of this operation.
 
         Arguments:
-            name: Tells several calls of one task apart.
+            name: A name for the call, if the task makes several.
 
         Returns:
             32 hexadecimal digits.
@@ -203,18 +203,18 @@ _current: ContextVar[HeldLease | None] = ContextVar("celery_idempotent_lease", d
 
 
 def current_lease() -> HeldLease | None:
-    """Return what the guarded function holds that is running here, or None: there is none.
+    """Return the lease of the guarded function that is running here, or None if there is none.
 
-    It has ``key``, ``fence``, ``lost``, ``check()``, ``settle(result, using=...)`` and ``derived_key(name)``, see
-    `HeldLease`. It follows its code into coroutines, asyncio's tasks and ``asyncio.to_thread``, and not into threads
-    that the code starts otherwise.
+    `HeldLease` has ``key``, ``fence``, ``lost``, ``check()``, ``settle(result, using=...)`` and ``derived_key(name)``.
+    The lease is also found in coroutines, in asyncio's tasks and in ``asyncio.to_thread``, but not in threads that the
+    function starts otherwise.
     """
     return _current.get()
 
 
 @contextmanager
 def running(holding: HeldLease) -> Iterator[None]:
-    """Let `current_lease` return ``holding``."""
+    """Have `current_lease` return ``holding`` meanwhile."""
     token = _current.set(holding)
     try:
         yield
@@ -223,17 +223,17 @@ def running(holding: HeldLease) -> Iterator[None]:
             _current.reset(token)
 
 
-# Speaking for a process that cannot: its parent renews and releases the lease that it took.
+# A parent renews and releases the lease of a child that cannot.
 #
-# The proof is the owner that the parent gave the delivery. A parent asks the store whether its child holds the key,
+# The proof is the owner id that the parent gave the delivery. The parent first reads whether the child holds the key,
 # since a delivery that waits for its turn holds nothing.
 
 
 def renew(store: Store, claim: Claim) -> bool:
-    """Let the lease last that the claim's owner holds, and tell whether there is one.
+    """Renew the lease that the owner of the claim holds, and return whether it holds one.
 
     Raises:
-        StoreError: the store does not answer.
+        StoreError: the store does not reply.
     """
     record = store.get(claim.key)
     if record is None or not _holds(record, claim):  # to renew would bring a record back that is gone
@@ -243,10 +243,10 @@ def renew(store: Store, claim: Claim) -> bool:
 
 
 def release(store: Store, claim: Claim, reason: Reason) -> Record | None:
-    """Release the lease of a child that is gone; return what the record said, or None if it held nothing any more.
+    """Release the lease of a dead child; return its record as it was, or None if the child held nothing.
 
     Raises:
-        StoreError: the store does not answer.
+        StoreError: the store does not reply.
     """
     record = store.get(claim.key)
     # What the child has released itself, or never held, can be released as well, and is nobody's news.

@@ -1,4 +1,4 @@
-"""The contract between the algorithm and whatever remembers."""
+"""The contract of a store: the server, file or memory that keeps the records."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ __all__ = ["Store"]
 
 
 class Store(ABC):
-    """Remember which operations are done, and which are being done.
+    """Keep one record for each operation, and decide who holds the lease on it.
 
-    Promises, checked for every store by `celery_idempotent.testing.StoreContract`:
+    `celery_idempotent.testing.StoreContract` checks these promises for every store:
 
-    1. Of all callers that acquire a key at once, one gets the lease.
-    2. Every write by a holder is refused once the lease was taken over, settled, or purged and made anew. A record that
-       is gone and not made anew does not refuse: what the holder did must not be done again because a server forgot.
-    3. acquire, renew, settle and release are idempotent for the same owner: a reply that was lost may be asked for
-       again.
-    4. The fences of one key only rise, also across deletion of the record (a store says where it is weaker).
-    5. A settled record is never settled again with another outcome, and is forgotten after its ttl, not before.
-    6. Expiry is decided by the store's clock; a worker whose clock is wrong takes nothing early.
-    7. A store may be used from several threads, and after a fork.
+    1. If several callers acquire a key at the same time, one of them gets the lease.
+    2. The store refuses every write of a holder whose lease was taken over, settled, or deleted and acquired again. It
+       accepts the write if the record is missing and nobody acquired the key since: an operation must not run again
+       because a server lost its data.
+    3. acquire, renew, settle and release are idempotent for the same owner, so that a caller may repeat a request
+       whose reply was lost.
+    4. The fences of a key only rise, also after the record was deleted. A store documents where it is weaker.
+    5. A settled record is never settled with another outcome. The store keeps it for its ttl, and no longer.
+    6. The store's clock decides what has expired. A worker whose clock is wrong takes no lease early.
+    7. Several threads may use a store, and a process may use it after a fork.
 
-    Every verb raises `StoreUnreachable` if the store cannot serve now, `StoreRefused` if it will not serve us, and
-    `RecordUnreadable` if what it holds under the key is no record of ours. What each verb decides is in
-    `celery_idempotent.stores.rules`, in Python; a store that decides on its server is held against it by the tests.
+    Every method raises `StoreUnreachable` if the store cannot serve now, `StoreRefused` if the server rejects the
+    client, and `RecordUnreadable` if the key holds something else than a record. `celery_idempotent.stores.rules` has
+    the decisions of each method in Python; the tests compare every store with it.
     """
 
-    #: Whether the store keeps what is noted; those that do override `append_history` and `history`.
+    #: Whether the store keeps histories. A store that does overrides `append_history` and `history`.
     keeps_history = False
 
     @abstractmethod
     def acquire(self, claim: Claim) -> Lease | Refusal:
-        """Take the lease on ``claim.key``, or answer why not with the record in the way; atomic."""
+        """Take the lease on ``claim.key`` in one atomic step, or return why not, with the record that is in the way."""
 
     @abstractmethod
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Let each lease last its ttl from now on, and return those that are lost; one round trip for all."""
+        """Extend each lease by its ttl from now on, in one round trip, and return those that are lost."""
 
     def shard(self, key: str) -> str:
-        """Return which part of the store has a key, where parts can fail apart; asks nobody and never raises.
+        """Return the name of the part of the store that has a key (default: one part, "").
 
-        What is renewed together is of one part, so that leases do not run out because another part is down.
+        Leases are renewed one shard at a time, so that none expires because another shard is down. The method contacts
+        no server and never raises.
         """
         return ""
 
@@ -55,21 +57,21 @@ class Store(ABC):
         """Record how the operation ended, to be kept for ``ttl`` seconds.
 
         Raises:
-            errors.LeaseLost: the lease is not ours any more; nothing was written.
+            errors.LeaseLost: the caller no longer holds the lease; nothing was written.
         """
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
-        """Record how the operation ended in the caller's own open transaction: it counts when that commits.
+        """Record how the operation ended within the caller's own open transaction, which commits it or does not.
 
         Arguments:
             lease: The lease.
             outcome: How the operation ended.
-            ttl: Seconds the record is kept.
-            using: What the caller has of the transaction; which kinds are taken is the store's to say.
+            ttl: Seconds for which the record is kept.
+            using: The transaction, or an object that leads to it; each store documents the kinds that it takes.
 
         Raises:
-            errors.LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
-            ConfigurationError: the store cannot write there, or there is no transaction open.
+            errors.LeaseLost: the caller no longer holds the lease; nothing was written. Roll the transaction back.
+            ConfigurationError: the store cannot write there, or no transaction is open.
         """
         raise ConfigurationError(
             f"Expected a store that keeps its records where the task's transaction is, got a {type(self).__name__}. "
@@ -78,81 +80,78 @@ class Store(ABC):
 
     @abstractmethod
     def release(self, lease: Lease, release: Release) -> bool:
-        """Give the lease back unsettled, and tell whether it was still ours.
+        """Give the lease back unsettled, and return whether the owner still held it.
 
-        Only ``lease.key`` and ``lease.owner`` are looked at, so that a process that never saw the fence can release for
-        a dead one.
+        The store compares ``lease.key`` and ``lease.owner`` alone, so that a process that does not know the fence can
+        release the lease of a process that died.
         """
 
     def mark_shutdown(self, lease: Lease) -> bool:
-        """Note that the holder's worker is about to end, and tell whether the lease is still the holder's.
+        """Record that the worker of the holder is about to end, and return whether the owner still holds the lease.
 
-        A lease that runs out after that was cut off by the shutdown, which is no crash. It ends when it would have
-        ended anyway. Only ``lease.key`` and ``lease.owner`` are looked at. Where a store does not do it (this default),
-        a crash is counted.
+        A lease that expires afterwards counts as a shutdown and not as a crash. It expires no earlier. The store
+        compares ``lease.key`` and ``lease.owner`` alone. By default nothing is recorded, and a crash is counted.
         """
         return False
 
     @abstractmethod
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        """Remember that what ``task_id`` sets off was dispatched; false if the record is not a settled one."""
+        """Record that the callbacks of ``task_id`` were dispatched; return False if the record is not settled."""
 
     @abstractmethod
     def get(self, key: str) -> Record | None:
-        """Return the record, or None if the store knows nothing of the key."""
+        """Return the record, or None if there is none."""
 
     @abstractmethod
     def delete(self, key: str) -> bool:
-        """Forget a key whatever its state, and tell whether there was a record to forget; for operators.
-
-        Its history is forgotten too.
-        """
+        """Delete the record of a key in any state, with its history, and return whether there was one."""
 
     @abstractmethod
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
-        """Iterate over the records whose key begins with ``prefix``, in no order, without blocking the store."""
+        """Iterate over the records whose keys begin with ``prefix``, in any order, without blocking the store."""
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:  # noqa: B027 - a store need not keep them
-        """Add to the histories of keys what happened to them; each keeps its newest ``records.HISTORY_LIMIT`` entries.
+        """Append to the histories of keys; each history keeps its newest ``records.HISTORY_LIMIT`` entries.
 
-        No promise hangs on it. It touches no record, need not be atomic, and may write an entry twice if its reply was
-        lost. A history is kept for as long as its newest note is to be kept; `scan` never shows it.
+        No promise depends on histories. The method changes no record, need not be atomic, and may write an entry twice
+        if a reply was lost. A history is kept as long as its newest entry asks for; `scan` never returns it.
         """
 
     def history(self, key: str) -> Sequence[PastEvent]:
-        """Return what was noted of a key, oldest first; its record may be there or not."""
+        """Return the history of a key, oldest entry first, whether there is a record or not."""
         return ()
 
     def purge(self, limit: int | None = None) -> int:
-        """Remove what has expired and return how much; 0 where the server expires by itself.
+        """Delete expired records and return their number; 0 where the server deletes them by itself.
 
-        Works in batches that hold no lock for long, so that it may run beside everything else.
+        The store deletes in batches that hold no lock for long, so that workers need not stop meanwhile.
 
         Arguments:
-            limit: Remove about so many and no more (default: all).
+            limit: About how many to delete at most (default: all).
         """
         return 0
 
     def pending_schema(self) -> str:
-        """Return what `apply_schema` would do, as text for people; "" if there is nothing to do."""
+        """Return what `apply_schema` would do as text for people, or "" if there is nothing to do."""
         return ""
 
     def apply_schema(self) -> None:  # noqa: B027 - most stores need none
-        """Create what the store needs on its server, or upgrade it; safe to repeat, also at the same time."""
+        """Create or upgrade what the store needs on its server; several processes may call it at the same time."""
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        """Return what the server tells of the room that the records take, asked cheaply; empty if it tells nothing.
+        """Return how much space the records take, as far as the server reports it at little cost.
 
-        The names say the unit, as in ``memory_bytes``; which there are is the store's to say.
+        The keys of the dict name the unit, as in ``memory_bytes``; each store documents its own. The dict is empty if
+        the server reports nothing.
 
         Arguments:
-            sample: Some of the store's keys, for a server that can measure single records.
+            sample: Some keys of the store, for a server that can measure single records.
         """
         return {}
 
     @abstractmethod
     def ping(self) -> None:
-        """Return if the store can serve; raise what an acquire would raise if not."""
+        """Return if the store can serve; else raise what `acquire` would raise."""
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
-        """Close the connections of this process; the store opens new ones if it is used again."""
+        """Close the connections of this process. The store opens new ones when it is used again."""

@@ -1,7 +1,7 @@
-"""The nouns a store speaks in: what a delivery asks for, and what the store remembers.
+"""Arguments and results of a store's methods: claims, leases, outcomes, records.
 
-Everything here is immutable and crosses thread and process boundaries freely. Durations are seconds; points in time
-stay inside the store, whose clock alone decides what has expired.
+All of them are immutable. Durations are seconds. Points in time stay within the store, whose clock alone decides what
+has expired.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Word(str, Enum):
 
 
 class State(Word):
-    """What a record says of its operation; no record at all means never seen, or forgotten."""
+    """The state of an operation. An operation without a record was never begun, or its record has expired."""
 
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
@@ -31,7 +31,7 @@ class State(Word):
 
 
 class Verdict(Word):
-    """Why an acquire was answered with the record in the way and not with a lease."""
+    """The reason for which a claim got no lease."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -42,10 +42,10 @@ class Verdict(Word):
 
 
 class Reason(Word):
-    """Why a lease was given back unsettled.
+    """The reason for which a lease was released unsettled.
 
-    ``crashed`` adds to the crash count; ``shutdown`` and ``revoked`` leave it, since somebody meant it; every other
-    reason was recorded by a living holder and resets it.
+    ``crashed`` adds to the crash count. ``shutdown`` and ``revoked``, which an operator intended, leave it. Every other
+    reason was recorded by a living holder, and resets it.
     """
 
     FAILED = "failed"
@@ -59,36 +59,35 @@ class Reason(Word):
 
 
 def attempt_number(nesting: int, retries: int) -> int:
-    """Return the attempt (how often replaced by itself, how often retried) as one integer, ordered as the pair is."""
+    """Return the pair of times replaced by itself and times retried as one integer of the same order."""
     return nesting * RETRIES_LIMIT + retries
 
 
 def new_owner() -> str:
-    """Return a random 128-bit id, the proof of one delivery that it holds a lease (22 characters, safe in a URL)."""
+    """Return a random id of 128 bits in 22 characters, by which one delivery proves that it holds a lease."""
     return secrets.token_urlsafe(16)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one delivery asks of the store.
+    """The request of one delivery for the lease on a key.
 
     Arguments:
         key: The operation.
         owner: Random id of this delivery.
-        lease_ttl: Seconds the lease shall last without renewal.
-        keep_ttl: Seconds a record that nobody settled is kept after its lease or its release, so that a take-over
-            shows.
-        task_id: Which message this is a delivery of; empty where the key is the task id, since all deliveries share it
-            then.
+        lease_ttl: Seconds for which the lease lasts without renewal.
+        keep_ttl: Seconds for which an unsettled record is kept after its lease has expired or was released, so that
+            the next holder learns of it.
+        task_id: The id of the message; empty where the key is the task id, which all its deliveries share.
         nesting, retries: The attempt, see `attempt`.
-        copy: 0 for a message as its producer sent it, n for the n-th copy that deferring published.
+        copy: 0 for the message of the producer, n for the n-th copy that a deferral published.
         token: Random id of that copy; empty for copy 0.
-        redelivered: Whether the broker says that it delivered this message before.
-        sender: Owner of the delivery that published this message while it held the lease (a retry), or empty.
+        redelivered: Whether the broker reports that it delivered this message before.
+        sender: Owner of the delivery that published this message as its retry while it held the lease, or empty.
         fingerprint: Digest of the arguments, compared with that of other task ids; empty to compare nothing.
         max_crashes: How many holders in a row may die before the operation is refused.
         holder: Host and process, for people.
-        message_id: The id under which this message announces its callbacks, where ``task_id`` is empty.
+        message_id: The id under which the callbacks of this message are marked, where ``task_id`` is empty.
     """
 
     key: str
@@ -109,17 +108,17 @@ class Claim:
 
     @property
     def announcer(self) -> str:
-        """The id whose mark of announced callbacks the answer is to carry."""
+        """The id whose mark of dispatched callbacks the reply contains."""
         return self.task_id or self.message_id
 
     @property
     def attempt(self) -> int:
-        """Order (nesting, retries) as one integer."""
+        """The pair of nesting and retries as one integer."""
         return attempt_number(self.nesting, self.retries)
 
     @property
     def is_copy(self) -> bool:
-        """Tell whether this is surely not the first delivery of a message that somebody published on purpose."""
+        """Whether the message was certainly delivered before, or is a copy that a deferral published."""
         return self.copy > 0 or self.redelivered
 
 
@@ -128,9 +127,9 @@ class Lease:
     """The right to run, for a limited time.
 
     Arguments:
-        claim: What was asked for; its owner is the proof shown on every later write.
-        fence: Integer that rises with every lease of the key.
-        taken_over: Whether the holder before us let its lease run out.
+        claim: The request; its owner is the proof in every later write.
+        fence: An integer that rises with every lease on the key.
+        taken_over: Whether the lease of the holder before had expired.
         crashes: How many holders in a row have died.
     """
 
@@ -146,13 +145,13 @@ class Lease:
 
     @property
     def owner(self) -> str:
-        """The proof that the lease is ours."""
+        """The random id by which the holder proves that it holds the lease."""
         return self.claim.owner
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an operation ended: ``state`` is COMPLETED or FAILED, ``payload`` what `results.Codec` made of the value."""
+    """The end of an operation: a ``state``, COMPLETED or FAILED, and the value as `results.Codec` encoded it."""
 
     state: State
     payload: bytes
@@ -160,7 +159,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Why a lease is given back; a retry says in how many seconds it is due, and which attempt it will be."""
+    """The reason for a release; for a retry, also the seconds until it is due and the number of its attempt."""
 
     reason: Reason
     retry_in: float = 0.0
@@ -169,16 +168,21 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the store remembers about a key.
+    """What a store keeps under a key.
 
-    ``remaining`` is how many seconds the lease still runs (IN_PROGRESS) or a retry is still to be waited for
-    (RELEASED), by the store's clock at the moment of the answer; ``age`` the seconds since the record was settled;
-    ``held_for`` those since the lease was taken (IN_PROGRESS), or 0 where the store does not tell; ``retention`` those
-    that it is kept from now on if nobody touches it, or 0 where the store does not tell. ``waiting`` is how many tasks
-    have met the operation while it was being done, or waited for its retry, and have not run since; ``Store.get`` and
-    ``Store.scan`` tell it, for people. ``dispatched`` holds ids of tasks whose callbacks were dispatched: the answer to
-    a claim names no other than the claim's own, since their number must not make it longer; ``Store.get`` and
-    ``Store.scan`` name all that are kept.
+    Arguments:
+        key, state, fence, owner, task_id, holder, crashes, fingerprint: As in `Claim`, `State` and `Lease`.
+        reason: A word of `Reason`, for a record that was released.
+        payload: The value, for a record that is settled.
+        remaining: Seconds until the lease expires (IN_PROGRESS), or until the retry is due (RELEASED), by the store's
+            clock when it replied.
+        age: Seconds since the record was settled.
+        held_for: Seconds since the lease was taken (IN_PROGRESS); 0 where the store does not report it.
+        retention: Seconds for which the record is kept from now on; 0 where the store does not report it.
+        waiting: How many tasks met the lease, or waited for its retry, and have not run since. ``Store.get`` and
+            ``Store.scan`` report it.
+        dispatched: Ids of tasks whose callbacks were dispatched. A reply to a claim contains the claim's own alone,
+            so that its size does not grow with their number; ``Store.get`` and ``Store.scan`` return all that are kept.
     """
 
     key: str
@@ -201,25 +205,25 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The answer to a claim that got no lease: why, and the record in its way."""
+    """The reply to a claim that got no lease: the reason, and the record that is in the way."""
 
     verdict: Verdict
     record: Record
 
 
-#: Notes of one key that are kept, the newest.
+#: How many entries the history of a key has at most; the newest are kept.
 HISTORY_LIMIT = 50
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """Something that happened to a key.
+    """One event in the history of a key, as it is written.
 
     Arguments:
         key: The operation.
-        text: What happened; any text that UTF-8 can encode.
+        text: A line that describes it; any text that UTF-8 can encode.
         ago: Seconds since it happened.
-        keep: Seconds from then on for which it is worth keeping.
+        keep: Seconds for which to keep it, counted from when it happened.
     """
 
     key: str
@@ -230,7 +234,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class PastEvent:
-    """A note as a store gives it back: what happened, and ``age`` seconds ago by the store's clock."""
+    """One event in the history of a key, as it is read: its line, and its age in seconds by the store's clock."""
 
     text: str
     age: float
