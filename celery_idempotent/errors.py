@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The errors of the library, in one tree.
 
 ::
 
@@ -8,17 +8,17 @@
     ├── KeyReused                the same key came with other arguments
     ├── Conflict                 the operation is being done right now, and this caller may not wait
     ├── CrashLoop                the operation killed its worker too many times in a row
-    ├── LeaseLost                somebody else took the operation over; this run has become a duplicate
+    ├── LeaseLost                another delivery took the operation over; this run has become a duplicate
     ├── SettleNotCommitted       the body settled within its own transaction, and that was not committed
     ├── ResultUnavailable        the operation is done, its value was not kept
     ├── PreviouslyFailed         the operation failed for good, and its exception cannot be rebuilt
-    └── StoreError               the store did not do what it was asked
-        ├── StoreUnreachable     it did not answer, or answered that it cannot serve now: ask again later
-        ├── StoreRefused         it answered that it will not serve: wrong password, missing rights
+    └── StoreError               the store did not carry out a request
+        ├── StoreUnreachable     it did not reply, or replied that it cannot serve now: try again later
+        ├── StoreRefused         it rejected the client: wrong password, missing rights
         └── RecordUnreadable     the record is damaged, or was written by a newer version
 
-Every message says what was expected, what was got, and what to do. Each error is made from its message alone, so that
-it survives the trip through a result backend.
+Every message names what was expected, what was got, and what to do. An error is built from its message alone, so that
+it survives pickling and result backends.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CrashLoop(IdempotencyError):
 
 
 class LeaseLost(IdempotencyError):
-    """Raised when the lease is no longer ours: what this run does from here on is a duplicate's."""
+    """Raised when this run no longer holds the lease; what it does from now on is the work of a duplicate."""
 
 
 class SettleNotCommitted(IdempotencyError):
@@ -77,7 +77,7 @@ class SettleNotCommitted(IdempotencyError):
 
 
 class ResultUnavailable(IdempotencyError):
-    """Raised when a duplicate wants the value of an operation that is done and whose value was not kept."""
+    """Raised when a duplicate needs the value of an operation that is done, and the value was not kept."""
 
 
 class PreviouslyFailed(IdempotencyError):
@@ -85,16 +85,16 @@ class PreviouslyFailed(IdempotencyError):
 
 
 class StoreError(IdempotencyError):
-    """Base of what can go wrong between us and the store."""
+    """Base of the errors of a store."""
 
 
 class StoreUnreachable(StoreError):
-    """Raised when the store does not answer, or says that it cannot serve at the moment."""
+    """Raised when the store does not reply, or replies that it cannot serve now."""
 
 
 class StoreRefused(StoreError):
-    """Raised when the store answers that it will not serve us: a wrong password, a missing right, a wrong database."""
+    """Raised when the store rejects the client: a wrong password, a missing right, a wrong database."""
 
 
 class RecordUnreadable(StoreError):
-    """Raised when a record is damaged, is no record of ours, or was written by a newer version of this library."""
+    """Raised when a record is damaged, or was written by another program or a newer version of this library."""

@@ -1,10 +1,10 @@
-"""Events: every decision about a delivery as one frozen `Event`, the names of the kinds, and the hooks that get them.
+"""Events: one frozen `Event` for every decision about a delivery, and the hooks that receive them.
 
-A run that was told to begin (`Acquired`, `TakenOver`) is told to end exactly once: by `Completed`, `Failed`,
-`Released`, `ReleaseFailed`, `LeaseLost` or `SettleFailed`. Of a process that was killed nobody tells it, unless the
-worker that lost it could release its lease; then that tells `Released`.
+Each run emits one event when it begins (`Acquired`, `TakenOver`) and exactly one when it ends: `Completed`, `Failed`,
+`Released`, `ReleaseFailed`, `LeaseLost` or `SettleFailed`. A process that is killed emits no end; the main process of
+its worker emits `Released` if it could release the lease.
 
-Events carry keys and ids, never argument values. `celery_idempotent.events` says who hears of them.
+Events contain keys and ids, never the values of arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Event:
         key: The operation; empty where the event is about a whole store.
         task: The task's name.
         task_id: The message's id.
-        holder: Host and process that tell it.
+        holder: Host and process that emit it.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Event:
 
 
 def _seconds() -> float:
-    """Return a field for a duration that was measured: two events that differ in it alone say the same."""
+    """Return a field for a measured duration, by which events are not compared."""
     value: float = field(default=0.0, compare=False, kw_only=True)
     return value
 
@@ -65,9 +65,9 @@ class Acquired(Event):
     Arguments:
         fence: The fencing token of its lease.
         retries, copy: Which retry and which copy of the message this is; 0 for what its producer sent.
-        redelivered: Whether the broker says that it delivered the message before.
+        redelivered: Whether the broker reports that it delivered the message before.
         asked: Seconds that the store took to grant the lease.
-        waited: Seconds since the delivery came, those included.
+        waited: Seconds since the delivery arrived, including ``asked``.
     """
 
     fence: int = 0
@@ -80,14 +80,14 @@ class Acquired(Event):
 
 @dataclass(frozen=True, slots=True)
 class TakenOver(Acquired):
-    """A run begins because the lease of the one before ran out; ``crashes`` holders in a row have died."""
+    """A run begins because the lease of the run before expired; ``crashes`` holders in a row have died."""
 
     crashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """The result was settled; the body ran for ``ran`` seconds, and to settle took ``took``."""
+    """The result was settled. The body ran for ``ran`` seconds, and settling took ``took`` seconds."""
 
     fence: int = 0
     ran: float = _seconds()
@@ -115,7 +115,7 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFailed(Event):
-    """A run ended unsettled, for ``reason``, and the store could not be told: its lease has to run out."""
+    """A run ended unsettled, for ``reason``, and the store did not reply; its lease has to expire."""
 
     reason: str = ""
     error: str = ""
@@ -131,7 +131,7 @@ class Replayed(Event):
         age: Seconds since it was settled.
         original: The task id whose run settled it; empty where that is this task id.
         state: ``completed`` or ``failed``.
-        waited: Seconds since the delivery came.
+        waited: Seconds since the delivery arrived.
     """
 
     age: float = 0.0
@@ -147,7 +147,7 @@ class Conflicted(Event):
     Arguments:
         held_by: Host and process of the holder.
         held_for: The holder's task id; empty where that is this task id.
-        remaining: Seconds that its lease still runs unless it is renewed, or until the retry is due.
+        remaining: Seconds until its lease expires unless it is renewed, or until the retry is due.
     """
 
     held_by: str = ""
@@ -157,7 +157,7 @@ class Conflicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Deferred(Event):
-    """A duplicate was published again as copy number ``copy``, to be tried in ``delay`` seconds."""
+    """A duplicate was published again as copy number ``copy``, which is due in ``delay`` seconds."""
 
     delay: float = 0.0
     copy: int = 0
@@ -184,7 +184,7 @@ class CrashLooped(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """A holder learned that its lease was taken over; ``ending`` is what it was about to record."""
+    """A holder learned that its lease was taken over; ``ending`` is the end that it could not record."""
 
     ending: str = ""
     fence: int = 0
@@ -193,7 +193,7 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class SettleFailed(Event):
-    """The effect happened, and the store could not be told in time."""
+    """The body ran, and the store did not record its result in time."""
 
     error: str = ""
     fence: int = 0
@@ -202,14 +202,14 @@ class SettleFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RanUnprotected(Event):
-    """A run begins without a lease because the store cannot serve and the policy says so."""
+    """A run begins without a lease, since the store cannot serve and ``on_store_error`` is ``"run"``."""
 
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
-    """A store that served before does not any more."""
+    """A store that served before no longer does."""
 
     error: str = ""
     store: str = ""
