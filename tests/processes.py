@@ -105,12 +105,15 @@ def abort(process: subprocess.Popen[bytes], timeout: float = 5.0) -> None:
     """End a group by SIGABRT, at which each process of Python prints what its threads do; conftest.py asks for that."""
     if process.poll() is not None:
         return
-    signal_group(process, signal.SIGCONT)
-    signal_group(process, signal.SIGABRT)
-    try:
-        wait_until(lambda: process.poll() is not None and not members(process.pid), timeout)
-    except WaitTimeout:
-        pass
+    signal_group(process, signal.SIGSTOP)
+    # One after the other: they share a log. The leader last: the kernel hangs up a stopped group that has none.
+    for each in sorted(members(process.pid), key=lambda each: each.pid == process.pid):
+        try:
+            each.send_signal(signal.SIGABRT)
+            each.send_signal(signal.SIGCONT)
+            wait_until(lambda each=each: each.pid not in {one.pid for one in members(process.pid)}, timeout)
+        except (psutil.NoSuchProcess, WaitTimeout):
+            continue
 
 
 def end(process: subprocess.Popen[bytes], *, grace: float = 0.0) -> int:
