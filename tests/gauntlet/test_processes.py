@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -53,6 +54,25 @@ def test_a_connection_that_breaks_while_a_lease_is_renewed_ends_neither_the_rene
         assert task.apply(("A",)).get() == "charged A"
 
 
+@contextmanager
+def held_by_another_thread(lock: Any) -> Iterator[None]:
+    """Have a thread hold a lock meanwhile; a child that is forked has the lock, and not the thread."""
+    parent, held, done = os.getpid(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    yield
+    if os.getpid() == parent:
+        done.set()
+        thread.join()
+
+
 @pytest.mark.fault(8)
 def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
     declare: Callable[..., Any], store: RedisStore, store_url: str
@@ -60,8 +80,9 @@ def test_a_child_uses_neither_the_thread_nor_the_connection_of_its_parent(
     children: list[int] = []
 
     def charge(self: Any, order_id: str) -> str:
-        if order_id == "parent":  # whose lease a thread renews
-            children.append(fork())
+        if order_id == "parent":  # whose lease a thread renews, which has the heartbeat's lock at times
+            with held_by_another_thread(task._binding.guard.heartbeat._lock):
+                children.append(fork())
             if children == [0]:
                 say_and_end(in_child, writing)
         else:
