@@ -27,8 +27,8 @@ STOP_SECONDS = 30.0
 def asks_for_jobs(client: redis.Redis, pid: int | None = None) -> bool:
     """Return whether a worker has come so far that SIGTERM ends it; `pid` is its process's (default: whichever it is).
 
-    RQ stops by an exception in its signal handler. While it still cleans its registries, RQ 3.0 swallows that one with
-    those of the cleaning, once in some hundred starts, and goes on.
+    RQ stops by an exception in its signal handler. One that comes while RQ 3.0 still cleans its registries may be
+    swallowed with those of the cleaning, and the worker goes on.
     """
     found = [client.hmget(key, "state", "pid") for key in client.smembers("rq:workers")]
     return any(state in (b"idle", b"busy") and pid in (None, int(own or 0)) for state, own in found)
