@@ -103,13 +103,12 @@ def _shown(delivery: NoDelivery, holding: HeldLease) -> None:
 @contextmanager
 def _child() -> Iterator[None]:
     """Let this process count and show its leases as the first child of a prefork worker does."""
-    pool.prepare_counts()
-    pool.prepare_leases()
-    pool.own = 1
+    pool.prepare()
+    pool.slot = 1
     try:
         yield
     finally:
-        pool.own = 0
+        pool.slot = 0
         events.remove_counter(pool.count)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -84,10 +83,8 @@ class IdempotencyStep(bootsteps.Step):
         pool.limits = (worker.time_limit, worker.soft_time_limit)
         pool.enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         app.register(worker.app)
-        pool._stopping = mmap.mmap(-1, 1)  # shared with the children, which are forked later
-        pool._stopped = None
-        pool.prepare_notices()
-        prepare(children=pool.enforces_limits)
+        pool.prepare()
+        monitoring.prepare(children=pool.enforces_limits)
         signals.worker_shutting_down.connect(announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
         for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
             if isinstance(store, MemoryStore) and pool.enforces_limits:
@@ -200,17 +197,6 @@ def _leases(app: Any) -> list[float]:
 
 #: The section of ``celery inspect stats``.
 SECTION = "idempotency"
-
-
-def prepare(*, children: bool) -> None:
-    """Make what the worker shares with its children, before they are forked.
-
-    Arguments:
-        children: Whether its pool forks them.
-    """
-    pool.prepare_counts()
-    pool.prepare_leases()
-    monitoring.prepare(children=children)
 
 
 class ObservingStep(bootsteps.StartStopStep):

@@ -78,9 +78,9 @@ def test_children_that_replace_others_go_on_where_those_left_off(app: Celery, st
 class TestInOneProcess:
     @pytest.fixture(autouse=True)
     def prepared(self, monkeypatch: pytest.MonkeyPatch) -> Any:
-        for module, name in ((counts, "_cells"), (counts, "own"), (counts, "_pids")):
-            monkeypatch.setattr(module, name, getattr(module, name))
-        counts.prepare_counts()
+        for name in ("_memory", "_cells", "slot"):
+            monkeypatch.setattr(counts, name, getattr(counts, name))
+        counts.prepare()
         yield
         events.remove_counter(counts.count)
 
@@ -111,27 +111,26 @@ class TestInOneProcess:
         events.emit(Audited("k"))
         assert counts.counts() == {}
 
-    def test_processes_that_a_task_forks_write_to_no_row_and_are_not_held_by_a_lock(self) -> None:
-        counts.prepare_rows()
+    def test_processes_that_a_task_forks_write_to_no_slot_and_are_not_held_by_a_lock(self) -> None:
         with counts.lock:  # as another thread may at that moment
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of forking while other threads run
                 child = os.fork()
             if not child:
                 counts.count(Acquired)
-                os._exit(0 if counts.own is None and not counts.lock.locked() else 1)
+                os._exit(0 if counts.slot is None and not counts.lock.locked() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert counts.counts() == {}
 
-    def test_children_of_the_pool_have_each_their_own_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_children_of_the_pool_have_each_their_own_slot(self, monkeypatch: pytest.MonkeyPatch) -> None:
         taken = []
-        for index in (0, 1, counts.ROWS - 2, counts.ROWS - 1):  # there is no row for the last
-            monkeypatch.setattr(counts, "own", None)
+        for index in (0, 1, counts.SLOTS - 2, counts.SLOTS - 1):  # there is no slot for the last
+            monkeypatch.setattr(counts, "slot", None)
             monkeypatch.setattr(current_process(), "index", index, raising=False)
-            counts._take()
-            taken.append(counts.own)
+            counts._take_slot()
+            taken.append(counts.slot)
             counts.count(Acquired)
-        assert taken == [1, 2, counts.ROWS - 1, None]
+        assert taken == [1, 2, counts.SLOTS - 1, None]
         assert counts.counts() == {"acquired": 3}
         assert counts.children() == dict.fromkeys(taken[:3], os.getpid())
 

@@ -19,7 +19,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavailable, StoreUnreachable
+from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavailable, StoreUnreachable, events
 from celery_idempotent.celery import canvas as fanout
 from celery_idempotent.celery import delivery, pool, request
 from celery_idempotent.celery import message as copies
@@ -131,18 +131,16 @@ def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, 
 
 
 @pytest.fixture
-def words(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Room for words, which is closed again."""
-    monkeypatch.setattr(pool, "_words", None)
-    monkeypatch.setattr(pool, "_unrun", None)
-    pool.prepare_notices()
+def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The memory that a worker shares with its children."""
+    for name in ("_memory", "_cells", "slot"):
+        monkeypatch.setattr(pool, name, getattr(pool, name))
+    pool.prepare()
     yield
-    for room in (pool._words, pool._unrun):
-        assert room is not None
-        room.close()
+    events.remove_counter(pool.count)
 
 
-def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
+def test_an_exit_reason_is_that_of_one_delivery(shared_memory: None) -> None:
     for reason in Reason:
         owner = new_owner()
         pool.set_exit_reason(owner, reason)
@@ -150,17 +148,17 @@ def test_a_word_is_for_the_delivery_that_it_was_left_for(words: None) -> None:
         assert pool.exit_reason(new_owner()) is None
 
 
-def test_a_word_in_whose_place_another_was_left_is_lost_and_not_mistaken(
-    words: None, monkeypatch: pytest.MonkeyPatch
+def test_an_exit_reason_that_another_overwrote_is_lost_and_not_mistaken(
+    shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "NOTICES", 1)
+    monkeypatch.setattr(pool, "OWNERS", 1)
     first, second = new_owner(), new_owner()
     pool.set_exit_reason(first, Reason.REVOKED)
     pool.set_exit_reason(second, Reason.SHUTDOWN)
     assert (pool.exit_reason(first), pool.exit_reason(second)) == (None, Reason.SHUTDOWN)
 
 
-def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(words: None) -> None:
+def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(shared_memory: None) -> None:
     owner = new_owner()
     assert not pool.was_unrun(owner)
     pool.answer_unrun(owner)
@@ -168,9 +166,8 @@ def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(words: 
     assert not pool.was_unrun(new_owner())
 
 
-def test_where_there_is_no_worker_nobody_leaves_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_words", None)
-    monkeypatch.setattr(pool, "_unrun", None)
+def test_without_a_worker_there_is_no_exit_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_memory", None)
     owner = new_owner()
     pool.answer_unrun(owner)
     assert not pool.was_unrun(owner)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_idempotent import events
 from celery_idempotent.celery import inspect as inspection
 from celery_idempotent.celery import pool as leases
 from celery_idempotent.celery.inspect import LiveLease, NoReply
@@ -181,13 +182,14 @@ class TestTheMemoryThatChildrenShare:
 
     @pytest.fixture(autouse=True)
     def as_child(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        for module, name in ((leases, "_table"), (leases, "own"), (leases, "_pids")):
-            monkeypatch.setattr(module, name, getattr(module, name))
-        leases.prepare_leases()
-        assert leases._pids is not None
-        leases.own, leases._pids[7] = 7, os.getpid()
+        for name in ("_memory", "_cells", "slot"):
+            monkeypatch.setattr(leases, name, getattr(leases, name))
+        leases.prepare()
+        assert leases._cells is not None
+        leases.slot, leases._cells[7] = 7, os.getpid()
         yield
         leases._shown.clear()
+        events.remove_counter(leases.count)
 
     def take(self, key: str = "k", **changes: Any) -> HeldLease:
         return HeldLease(MemoryStore(), Lease(claim(key, holder="host:1", **changes), 3), monotonic())
@@ -238,15 +240,15 @@ class TestTheMemoryThatChildrenShare:
         assert 800 < len(lease["key"]) < leases.LEASE_SIZE
 
     def test_what_a_child_that_is_gone_left_is_not_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert leases._pids is not None
+        assert leases._cells is not None
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         monkeypatch.setattr(leases, "pid", child.pid)
-        leases._pids[7] = child.pid
+        leases._cells[7] = child.pid
         leases.begin(self.take(), "t", "i")
         assert len(self.from_children()) == 1
         child.communicate(b"\n")
         assert self.from_children() == []
-        leases._pids[7] = os.getpid()  # another child has its row
+        leases._cells[7] = os.getpid()  # another child has its row
         assert self.from_children() == []
 
     def reading(self, *meanwhile: Callable[[], object]) -> dict[str, Any] | None:
@@ -262,7 +264,7 @@ class TestTheMemoryThatChildrenShare:
                 next(calls, lambda: None)()
                 return found
 
-        table: Any = Table(leases._table)
+        table: Any = Table(leases._memory)
         return leases._read(table, 7, 0, os.getpid())
 
     def test_a_place_that_is_written_meanwhile_is_read_again(self) -> None:
