@@ -498,9 +498,14 @@ def purge(self: Any, limit: int = LIMIT) -> dict[str, int | None]:
 
 def idempotent_tasks(app: Any) -> list[Any]:
     """Return the app's tasks that are guarded."""
-    return [task for name, task in app.tasks.items() if is_idempotent(task) and not name.startswith(UNGUARDED)]
+    return [task for task in app.tasks.values() if is_guarded(task)]
+
+
+def is_guarded(task: Any) -> bool:
+    """Return whether the deliveries of a task are guarded: Celery's own never are, whatever the app's task class is."""
+    return is_idempotent(task) and not (task.name or "").startswith(UNGUARDED)
 
 
 def is_idempotent(task: Any) -> bool:
     """Return whether a task, or a class of tasks, is an `IdempotentTask`: nothing else has a binding."""
-    return hasattr(task if isinstance(task, type) else type(task), "_binding")
+    return hasattr(task if isinstance(task, type) else task.__class__, "_binding")  # what @app.task returns is a proxy

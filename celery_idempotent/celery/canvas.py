@@ -17,9 +17,9 @@ from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_sign
 from ..errors import ConfigurationError
 from ..events import logger
 from ..stores.records import Record
-from .app import is_idempotent
+from .app import is_guarded
 from .declarations import refuse_mistakes
-from .message import KEY_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
+from .message import KEY_HEADER, STATE_ATTRIBUTE, DeliveryState
 
 #: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
 #: those for which Celery waits for the results of the other members.
@@ -62,7 +62,7 @@ def count_parts_once(backend: Any) -> None:
 def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def counting_once(self: Any, request: Any, state: str, result: Any, **options: Any) -> Any:
-        guarded = request.group and _is_guarded(self.app, request)
+        guarded = request.group and is_guarded(self.app.tasks.get(request.task))
         if guarded and _part_is_counted(self, request):
             logger.info("%s[%s] has returned its part of chord %s before", request.task, request.id, request.group)
             return None
@@ -76,11 +76,6 @@ def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     counting_once.counts_once = True  # type: ignore[attr-defined]
     return counting_once
-
-
-def _is_guarded(app: Any, request: Any) -> bool:
-    name = request.task or ""
-    return is_idempotent(app.tasks.get(name)) and not name.startswith(UNGUARDED)
 
 
 def _part_is_counted(backend: Any, request: Any) -> bool:

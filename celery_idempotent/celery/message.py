@@ -90,8 +90,9 @@ class MessageHeaders:
         headers = dict(request.headers or {})
         own: dict[str, Any] = {}
         for name in (KEY_HEADER, META_HEADER, DELIVERY_ENTRY):
-            own[name] = request.__dict__.pop(name, None)
-            own[name] = headers.pop(name, own[name])
+            own[name] = headers.pop(name, None)
+            if name in request.__dict__:  # where the worker's main process writes, as no producer can
+                own[name] = request.__dict__.pop(name)
         request.headers = headers or None
         message = own[META_HEADER] if isinstance(own[META_HEADER], dict) else {}
         if message.get(
