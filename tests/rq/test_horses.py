@@ -189,10 +189,10 @@ def test_horses_that_die_one_after_the_other_end_in_a_crash_loop(shop: Shop) -> 
     assert retries_left(job) == 7
 
 
-def hold_gil_and_meet_a_duplicate(shop: Shop, kind: str) -> None:
+def hold_gil_and_meet_a_duplicate(shop: Shop, kind: str, seconds: int) -> None:
     for _ in range(2):
         shop.start(kind, ready=False)
-    first = shop.queue.enqueue(horses.hold_gil, "A", 5)
+    first = shop.queue.enqueue(horses.hold_gil, "A", seconds)
     shop.journal.wait_for_count(1, "started", "A", timeout=PATIENCE)
     second = shop.queue.enqueue(horses.hold_gil, "A", 0)
     assert shop.finished(first) == shop.finished(second), "both have the fence of the same run"
@@ -200,8 +200,8 @@ def hold_gil_and_meet_a_duplicate(shop: Shop, kind: str) -> None:
 
 
 def test_a_worker_renews_for_a_horse_that_holds_the_gil(open_shop: OpenShop) -> None:
-    shop = open_shop(LEASE_TTL="2")
-    hold_gil_and_meet_a_duplicate(shop, OURS)
+    shop = open_shop(LEASE_TTL="6")
+    hold_gil_and_meet_a_duplicate(shop, OURS, 9)
     assert shop.journal.count("started", "A") == 1
 
 
@@ -209,7 +209,7 @@ def test_a_horse_that_lost_its_lease_holding_the_gil_under_a_stock_worker_is_ans
     open_shop: OpenShop,
 ) -> None:
     shop = open_shop(LEASE_TTL="2")
-    hold_gil_and_meet_a_duplicate(shop, STOCK)
+    hold_gil_and_meet_a_duplicate(shop, STOCK, 5)
     assert shop.journal.count("started", "A") == 2
 
 

@@ -118,6 +118,13 @@ class RqWorker:
         assert self.process is not None
         self.process.wait(STOP_SECONDS)
 
+    def abort(self) -> None:
+        """End it, if it runs, and its horses, with their threads' stacks at the end of its log."""
+        if self.process is not None:
+            for pid in self.horses():
+                os.kill(pid, signal.SIGABRT)
+            processes.abort(self.process)
+
     def stop(self) -> int:
         """Shut down warmly, and return the exit status."""
         assert self.process is not None
