@@ -278,12 +278,12 @@ def test_a_server_that_goes_away_between_two_questions_is_no_refusal(own_redis: 
     server = own_redis()
     store = RedisStore.from_url(server.url())
     [asked] = servers_of(store)
-    assert asked.ask("PING") == b"PONG"
-    with pytest.raises(CheckSkipped, match="does not tell its no-such-setting"):
+    assert asked.call("PING") == b"PONG"
+    with pytest.raises(CheckSkipped, match="does not show its no-such-setting"):
         asked.config("no-such-setting")
     server.kill()
     with pytest.raises(StoreUnreachable):
-        asked.ask("INFO", "server")
+        asked.call("INFO", "server")
     store.close()
 
 

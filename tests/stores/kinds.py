@@ -165,19 +165,19 @@ def age_dynamodb(store: DynamoDBStore, key: str, seconds: float) -> None:
         if "watch" in item:  # since when a machine has seen the lease
             seen = {machine: {"N": str(int(ticks["N"]) - by)} for machine, ticks in item["watch"]["M"].items()}
             item["watch"] = {"M": seen}
-        store._table.ask("put_item", Item=item)
+        store._table.call("put_item", Item=item)
 
 
 def age_dynamodb_fence(store: DynamoDBStore, key: str, seconds: float) -> None:
     item = store._table.read(key)
     if item is not None:
         item["fence"] = {"N": str(int(item["fence"]["N"]) - round(seconds * SECOND))}
-        store._table.ask("put_item", Item=item)
+        store._table.call("put_item", Item=item)
 
 
 def empty_dynamodb(store: DynamoDBStore) -> None:
     for item in store._table.scan(""):
-        store._table.ask("delete_item", Key={"key": item["key"]})
+        store._table.call("delete_item", Key={"key": item["key"]})
 
 
 # What is cached is aged as its record is: without that, a cache would remember what its durable store forgot.

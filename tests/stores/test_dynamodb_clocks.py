@@ -139,7 +139,7 @@ class TestMachinesThatShareNoClock:
         other = machine("b")
         item = holder._table.read(KEY)
         assert item is not None
-        holder._table.ask("put_item", Item={**item, "expires": {"N": "1"}})
+        holder._table.call("put_item", Item={**item, "expires": {"N": "1"}})
         assert not isinstance(other.acquire(claim(task_id="b")), Lease)
         assert list(holder.renew([lease])) == []
         assert known(other).retention > 20

@@ -377,7 +377,7 @@ def test_what_has_no_value_to_compare_is_an_error_and_equal_to_nothing(make: Any
 
 
 def test_an_error_of_comparison_names_what_has_no_value() -> None:
-    with pytest.raises(MissingKey, match=r"got tests\.unit\.compared\.Order\. What is in _thread\.lock cannot be told"):
+    with pytest.raises(MissingKey, match=r"got tests\.unit\.compared\.Order\. What is in _thread\.lock cannot be read"):
         fingerprint({"order": compared.Order("A", threading.Lock())})
 
 

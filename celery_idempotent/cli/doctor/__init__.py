@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all that was checked.")
 @click.pass_context
 def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_json: bool) -> None:
-    """Check the configuration and the stores, and say what to change.
+    """Check the configuration and the stores, and print what to change.
 
-    Asks servers and changes nothing, but for a throwaway key that is claimed and forgotten.
+    Reads from servers and changes nothing, but for a throwaway key that is claimed and forgotten.
 
     Exits with 0 if nothing is in error, with 1 if something is, with 2, 3 or 4 if an option is wrong, a store cannot
     be reached, or refuses us.
@@ -124,7 +124,7 @@ class DoctorReport:
         self._width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
 
     def show(self, section: Section) -> None:
-        """Print one section; nothing of it where quiet has nothing to say."""
+        """Print one section; nothing of it where quiet leaves nothing."""
         ranked = sorted(section.findings, key=lambda finding: -finding.severity)
         lines = [line for each in ranked if each.severity >= self._least for line in self._lines(each)]
         well = sum(each.severity is Severity.OK for each in section.findings)
@@ -138,12 +138,12 @@ class DoctorReport:
         findings = [finding for section in sections for finding in section.findings]
         found = [finding.severity for finding in findings]
         counts = [(found.count(severity), word) for severity, word in _NOTES.items()]
-        said = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
+        notes = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
         errors = dict.fromkeys(finding.code for finding in findings if finding.severity is Severity.ERROR)
         if errors:
-            said[0] += f" ({', '.join(errors)})"
+            notes[0] += f" ({', '.join(errors)})"
         summary = (
-            f"{', '.join(said) or 'Nothing to change'}; {found.count(Severity.OK)} of {len(found)} checks are well."
+            f"{', '.join(notes) or 'Nothing to change'}; {found.count(Severity.OK)} of {len(found)} checks are well."
         )
         if not self._quiet or any(severity >= self._least for severity in found):
             click.echo("\n".join(textwrap.wrap(summary, self._width, break_on_hyphens=False)))

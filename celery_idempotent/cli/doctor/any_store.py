@@ -12,9 +12,9 @@ from ...errors import StoreRefused
 from ...stores.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
 from .findings import Finding, Target, error, info, ok, warning
 
-#: How often the store is asked, and the seconds above which the median is too long: a first run asks twice.
+#: How many calls are timed, and the seconds above which the median is too long: a first run makes two.
 PINGS, SLOW = 20, 0.05
-#: Seconds after which a store that is very slow is asked no more.
+#: Seconds after which a store that is very slow is called no more.
 PATIENCE = 2.0
 
 
@@ -79,11 +79,11 @@ def _live(patient: Target, key: str) -> None:
 
 def _claim(patient: Target, key: str) -> Lease:
     lease = patient.store.acquire(Claim(key, new_owner(), SECONDS, SECONDS, holder=TASK))
-    assert isinstance(lease, Lease), f"nobody else can have {key}"
+    assert isinstance(lease, Lease), f"no other can have {key}"
     return lease
 
 
-#: Expired rows from which on it is said, and the most that are counted.
+#: Expired rows from which on there is a finding, and the most that are counted.
 MANY, MOST = 10_000, 100_000
 SCHEDULE = "celery_idempotent.celery.schedule_purge(app)  # beat then purges once an hour"
 
@@ -103,7 +103,7 @@ def schema_pending(patient: Target) -> Finding:
 
 
 def expired(patient: Target, rows: int) -> Finding:
-    """Say what becomes of rows that have expired, given how many there are."""
+    """Return what becomes of rows that have expired, given how many there are."""
     count = f"{rows:,}{' or more' if rows >= MOST else ''} expired rows wait to be removed"
     if rows >= MANY:
         if patient.purged:

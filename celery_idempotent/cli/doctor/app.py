@@ -1,6 +1,6 @@
 """Checks of the configuration of an app and its tasks.
 
-Nothing is asked of a server here: the checks read what the app says. A check is a small function that looks at one
+No server is called here: the checks read the app's configuration. A check is a small function that looks at one
 thing; its name is the code of what it finds.
 """
 
@@ -57,7 +57,7 @@ def setting_unknown(facts: AppConfig) -> Finding:
     wrong = mistaken_settings(facts.app)
     if wrong:
         meant = [f"{name}: did you mean {near}?" if near else f"{name}: leave it out." for name, near in wrong.items()]
-        return error(f"Nothing reads {listed(wrong)}: what it says does not hold.", " ".join(meant))
+        return error(f"Nothing reads {listed(wrong)}: it has no effect.", " ".join(meant))
     return ok("every setting of idempotency is one")
 
 
@@ -94,8 +94,8 @@ def lost_child_fails(facts: AppConfig) -> Finding:
     ]
     if final:
         return warning(
-            f"reject_on_worker_lost is off for {listed(final)}: a process that is killed, by the kernel for its memory "
-            "say, is taken for a failure, and the task does not run again.",
+            f"reject_on_worker_lost is off for {listed(final)}: a process that is killed, as by the kernel for its "
+            "memory, is taken for a failure, and the task does not run again.",
             "Leave out reject_on_worker_lost=False; max_crashes ends a task that kills its processes.",
         )
     return ok("a task whose process is killed runs again")
@@ -114,7 +114,7 @@ def failure_not_acked(facts: AppConfig) -> Finding:
 
 
 def beat_without_key(facts: AppConfig) -> Finding:
-    """Look for tasks that beat publishes, and that nothing but the message tells apart."""
+    """Look for tasks that beat publishes, and that only their message id distinguishes."""
     scheduled = {str(entry["task"]) for entry in facts.scheduled.values()}
     unkeyed = [each.name for each in facts.tasks if each.policy.key is None and each.name in scheduled]
     if unkeyed:
@@ -350,7 +350,7 @@ def results_not_kept(facts: AppConfig) -> Finding:
         return info(
             f"store_result is off for {listed(bare)}: a duplicate that has a reader (a caller, a chain, a chord) fails "
             "with ResultUnavailable.",
-            "ignore_result=True for the task if nobody reads it, else store_result=True",
+            "ignore_result=True for the task if no caller reads it, else store_result=True",
         )
     return ok("duplicates find the results that are read")
 
@@ -387,11 +387,11 @@ def address(store: Any) -> Address | None:
     pool = getattr(getattr(store, "_client", None), "connection_pool", None)
     if pool is None:
         return None
-    said = pool.connection_kwargs
+    options = pool.connection_kwargs
     named = getattr(pool, "service_name", "")
-    host = str(named or said.get("path") or said.get("host") or "localhost")
-    port = "" if named or said.get("path") else str(said.get("port") or 6379)
-    return "127.0.0.1" if host in LOCAL else host, port, int(said.get("db") or 0)
+    host = str(named or options.get("path") or options.get("host") or "localhost")
+    port = "" if named or options.get("path") else str(options.get("port") or 6379)
+    return "127.0.0.1" if host in LOCAL else host, port, int(options.get("db") or 0)
 
 
 def store_shared(facts: AppConfig) -> Finding | None:
@@ -409,7 +409,7 @@ def store_shared(facts: AppConfig) -> Finding | None:
     if shared:
         host, port, number = next(iter(shared.values()))
         return warning(
-            f"A store is in the same Redis database as {' and '.join(shared)}: who flushes that, or lets it evict, "
+            f"A store is in the same Redis database as {' and '.join(shared)}: to flush it, or let it evict, "
             "forgets operations.",
             f'app.conf.idempotency_store = "redis://{host}:{port or 6379}/{number + 1}", or a server of its own',
         )
@@ -417,14 +417,14 @@ def store_shared(facts: AppConfig) -> Finding | None:
 
 
 def store_unsaid(facts: AppConfig) -> Finding:
-    """See whether the app says where its store is."""
+    """See whether the app names its store."""
     if not facts.conf.get("idempotency_store") and any(each.policy.store is None for each in facts.tasks):
         return info(
             "idempotency_store is not set: the store is the Redis of the result backend, or else of the broker, and "
             "moves with it.",
             'app.conf.idempotency_store = "redis://host:6379/1"',
         )
-    return ok("the app says where its store is")
+    return ok("the app names its store")
 
 
 PLACE_CHECKS = (store_unsaid, store_shared)
@@ -445,7 +445,7 @@ class Checkup:
 
     Arguments:
         section: What was found.
-        stores: The stores that the app uses, as far as they can be told.
+        stores: The stores that the app uses, as far as they are known.
         purged: Whether beat purges them.
     """
 

@@ -27,11 +27,11 @@ def broker_forgets(facts: AppConfig) -> Finding:
 
 
 def redelivered_unknown(facts: AppConfig) -> Finding | None:
-    """Say that SQS marks no message as handed out before."""
+    """Report that SQS marks no message as handed out before."""
     if facts.broker != "sqs":
         return None
     return info(
-        "SQS marks no message as handed out before. Idempotent tasks do not need it; plain tasks that ask for "
+        "SQS marks no message as handed out before. Idempotent tasks do not need it; plain tasks that read "
         "request.redelivered, and worker_deduplicate_successful_tasks, do.",
         "Make tasks whose effect must happen once idempotent.",
     )
@@ -43,7 +43,7 @@ def publishes_unconfirmed(facts: AppConfig) -> Finding | None:
         return None
     if not facts.broker_options.get("confirm_publish"):
         return info(
-            "RabbitMQ does not confirm what you publish: it may be lost in a connection that breaks, and nobody hears.",
+            "RabbitMQ does not confirm what you publish: a message may be lost unnoticed in a connection that breaks.",
             'app.conf.broker_transport_options = {"confirm_publish": True}',
         )
     return ok("publishes are confirmed")
@@ -56,8 +56,8 @@ def consumer_timeout(facts: AppConfig) -> Finding | None:
     long = [each.name for each in facts.tasks if (facts.limit(each.task) or 0.0) > CONSUMER_TIMEOUT]
     if long and not facts.conf.get("broker_channel_error_retry"):
         return warning(
-            f"{listed(long)} may run for longer than RabbitMQ lets a message be held (consumer_timeout, 1800 s unless "
-            "the server says otherwise): the worker ends then.",
+            f"{listed(long)} may run for longer than RabbitMQ lets a message be held (consumer_timeout, 1800 s by "
+            "default): the worker ends then.",
             "app.conf.broker_channel_error_retry = True, or consumer_timeout in rabbitmq.conf longer than the task",
         )
     return ok("no task outlives RabbitMQ's consumer_timeout, or the worker reconnects")
@@ -98,7 +98,7 @@ def deduplicates_twice(facts: AppConfig) -> Finding:
     """See whether Celery's own look for duplicates is on."""
     if facts.conf.get("worker_deduplicate_successful_tasks"):
         return info(
-            "worker_deduplicate_successful_tasks is on: it asks the result backend about each redelivery, which "
+            "worker_deduplicate_successful_tasks is on: it reads the result backend for each redelivery, which "
             "idempotent tasks do not need.",
             "app.conf.worker_deduplicate_successful_tasks = False, unless plain tasks rely on it",
         )
@@ -134,7 +134,7 @@ SQS_MOST = 12 * HOUR
 INTERVAL, THROTTLE = 10, 10
 #: Pools whose workers have no time to look, with our step and without it: a busy solo worker looks for nothing.
 SELDOM_LOOKING = {True: {"solo"}, False: {"gevent", "eventlet", "solo"}}
-#: Seconds between two looks from which on it is said, where the timeout itself is short.
+#: Seconds between two looks from which on there is a finding, where the timeout itself is short.
 SELDOM = 60
 GOOD = 'app.conf.broker_transport_options = {"visibility_timeout": 30}'
 OFTEN = GOOD.replace("}", ', "unacked_restore_interval": 5, "unacked_restore_throttle": 1}')
@@ -201,7 +201,7 @@ def visibility_shorter_than_tasks(facts: AppConfig) -> Finding | None:
 
 
 def visibility_not_refreshed(facts: AppConfig) -> Finding | None:
-    """See whether somebody switched the refresh off."""
+    """See whether the refresh is switched off."""
     if facts.broker != "redis" or facts.refreshed:
         return None
     return info(
@@ -226,8 +226,8 @@ def soft_shutdown_long(facts: AppConfig) -> Finding | None:
 
 
 def restore_seldom(facts: AppConfig) -> Finding | None:
-    """See how often somebody looks for what timed out."""
-    if facts.broker != "redis" or facts.visibility is None or facts.refreshed:  # our step looks every second
+    """See how often a worker looks for what timed out."""
+    if facts.broker != "redis" or facts.visibility is None or facts.refreshed:  # its step looks every second
         return None
     options = facts.broker_options
     every = float(options.get("unacked_restore_interval", INTERVAL)) * options.get("unacked_restore_throttle", THROTTLE)

@@ -13,8 +13,8 @@ from .any_store import claims_refused, slow_store
 from .any_store import schema_pending as pending
 from .findings import Check, CheckSkipped, Finding, Section, Target, error, info, ok, run_checks, warning
 
-ASK = "Give the role that runs doctor dynamodb:DescribeTable and dynamodb:DescribeTimeToLive on the table."
-#: Writes a second below which a table of fixed capacity is said to be small; a first run takes two.
+GRANT = "Give the role that runs doctor dynamodb:DescribeTable and dynamodb:DescribeTimeToLive on the table."
+#: Writes a second below which a table of fixed capacity is small; a first run takes two.
 SMALL = 50
 
 
@@ -32,12 +32,12 @@ def _describing() -> Iterator[None]:
     except StoreRefused as refusal:
         if code(refusal) not in ("AccessDenied", "AccessDeniedException"):
             raise
-        raise CheckSkipped("The role may not describe the table.", ASK) from refusal
+        raise CheckSkipped("The role may not describe the table.", GRANT) from refusal
 
 
 def _described(patient: Target) -> dict[str, Any]:
     with _describing():
-        found: dict[str, Any] = _store(patient)._table.ask("describe_table")["Table"]
+        found: dict[str, Any] = _store(patient)._table.call("describe_table")["Table"]
     return found
 
 

@@ -30,7 +30,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check says.
+    """The result of one check.
 
     Arguments:
         severity: How bad it is.
@@ -63,11 +63,11 @@ class Section:
 
 
 class CheckSkipped(Exception):
-    """Raised by a check that may not ask what it would have to know.
+    """Raised by a check that may not read what it needs.
 
     Arguments:
         reason: Why not, in words.
-        remedy: What would let it ask.
+        remedy: What would let it read that.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
@@ -95,7 +95,7 @@ def error(found: str, remedy: str, *, ends: bool = False) -> Finding:
     return Finding(Severity.ERROR, found, remedy, ends=ends)
 
 
-#: Looks at one thing: returns what it finds, or None where it has nothing to say of such a thing. Its name is the code.
+#: Looks at one thing: returns what it finds, or None where it does not apply. Its name is the code.
 Check = Callable[[Any], Finding | None]
 
 NOT_CHECKED = "not-checked"
@@ -104,9 +104,9 @@ UNREACHABLE, REFUSED, WRONG = "store-unreachable", "store-refused", "configurati
 OTHERS = (NOT_CHECKED, UNREACHABLE, REFUSED, WRONG)
 
 _REMEDIES = {
-    UNREACHABLE: "Start the server, or correct the store's URL. Until then tasks do as their on_store_error says.",
-    REFUSED: "Correct user, password, rights or database as the message says, then run doctor again.",
-    WRONG: "Correct it as the message says; a worker refuses to start, or a task to run, until then.",
+    UNREACHABLE: "Start the server, or correct the store's URL. Until then tasks follow their on_store_error.",
+    REFUSED: "Correct user, password, rights or database, then run doctor again.",
+    WRONG: "Correct it; a worker refuses to start, or a task to run, until then.",
 }
 
 
@@ -118,7 +118,7 @@ def code_of(check: Check) -> str:
 def run_checks(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
     """Yield what the checks find, until one of them makes an end of it.
 
-    What several may not ask is one finding for each remedy.
+    What several may not read is one finding for each remedy.
     """
     unasked: dict[str, dict[str, list[str]]] = {}  # by remedy, then by reason
     for check in checks:
@@ -131,7 +131,7 @@ def run_checks(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
         except IdempotencyError as failure:
             yield failed(failure)
             break
-        except Exception as surprise:  # noqa: BLE001 - a server that answers oddly must not hide what the others say
+        except Exception as surprise:  # noqa: BLE001 - a server that answers oddly must not hide what the others find
             odd = " ".join(f"{type(surprise).__name__}: {surprise}".split())
             unasked.setdefault("", {}).setdefault(f"The answer was not understood ({odd}).", []).append(code)
             continue
@@ -140,12 +140,12 @@ def run_checks(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
             if found.ends:
                 break
     for remedy, reasons in unasked.items():
-        said = [f"{why} Not checked: {', '.join(codes)}." for why, codes in reasons.items()]
-        yield Finding(Severity.INFO, " ".join(said), remedy, NOT_CHECKED)
+        reasons_given = [f"{why} Not checked: {', '.join(codes)}." for why, codes in reasons.items()]
+        yield Finding(Severity.INFO, " ".join(reasons_given), remedy, NOT_CHECKED)
 
 
 def failed(failure: IdempotencyError) -> Finding:
-    """Return that a store, or what is said of it, is in error."""
+    """Return the finding for the error of a store, or of its configuration."""
     if isinstance(failure, StoreUnreachable):
         code = UNREACHABLE
     else:

@@ -121,11 +121,11 @@ def statement_pooling(patient: Target) -> Finding:
 
 
 def isolation_strict(patient: Target) -> Finding:
-    """See whether each call has to say that it wants READ COMMITTED."""
+    """See whether each call has to request READ COMMITTED."""
     level = _setting(patient, "default_transaction_isolation")
     if level != "read committed":
         return info(
-            f"default_transaction_isolation is {level}. Calls ask for READ COMMITTED, which costs each a little.",
+            f"default_transaction_isolation is {level}. Calls request READ COMMITTED, which costs each a little.",
             "alter role CURRENT_USER set default_transaction_isolation = 'read committed'",
         )
     return ok("default_transaction_isolation is read committed")

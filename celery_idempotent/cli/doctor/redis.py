@@ -48,11 +48,11 @@ class RedisServer:
         """How many replicas must confirm a claim."""
         return self.store._replicas.wanted
 
-    def ask(self, *command: str) -> Any:
+    def call(self, *command: str) -> Any:
         """Return the reply to a command.
 
         Raises:
-            CheckSkipped: the server does not let us ask, or does not know the command.
+            CheckSkipped: the server refuses the command, or does not know the command.
             StoreError: it does not answer.
         """
         try:
@@ -60,37 +60,37 @@ class RedisServer:
         except StoreError as error:
             if not isinstance(error.__cause__, ResponseError):
                 raise
-            asked = " ".join(command[:2] if command[0] in ("CONFIG", "CLUSTER") else command[:1])
+            name = " ".join(command[:2] if command[0] in ("CONFIG", "CLUSTER") else command[:1])
             raise CheckSkipped(
-                f"The server does not answer {asked}.",
+                f"The server does not answer {name}.",
                 "Managed servers refuse it: read their console. Elsewhere: ACL SETUSER <user> "
                 "+info +config|get +cluster|info",
             ) from error
 
     def info(self, section: str) -> dict[str, str]:
-        """Return a section of INFO; raise as `ask`."""
+        """Return a section of INFO; raise as `call`."""
         if section not in self._info:
-            text = self.ask("INFO", section).decode(errors="replace")
+            text = self.call("INFO", section).decode(errors="replace")
             pairs = (line.strip().partition(":") for line in text.splitlines())
             self._info[section] = {name: value for name, mark, value in pairs if mark}
         return self._info[section]
 
     def number(self, section: str, name: str) -> int:
-        """Return a number of INFO, 0 where the server does not know it; raise as `ask`."""
+        """Return a number of INFO, 0 where the server does not know it; raise as `call`."""
         value = self.info(section).get(name, "0")
         return int(value) if value.isdecimal() else 0
 
     def config(self, name: str) -> str:
-        """Return a setting; raise as `ask`."""
-        reply = self.ask("CONFIG", "GET", name)
+        """Return a setting; raise as `call`."""
+        reply = self.call("CONFIG", "GET", name)
         found = dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else reply
         if name.encode() not in found:
-            raise CheckSkipped(f"The server does not tell its {name}.")
+            raise CheckSkipped(f"The server does not show its {name}.")
         return str(found[name.encode()].decode(errors="replace"))
 
     def time(self) -> float:
-        """Return the server's clock, in seconds since 1970; raise as `ask`."""
-        seconds, micros = self.ask("TIME")
+        """Return the server's clock, in seconds since 1970; raise as `call`."""
+        seconds, micros = self.call("TIME")
         return int(seconds) + int(micros) / 1e6
 
 
@@ -98,7 +98,7 @@ def servers_of(store: RedisStore) -> list[RedisServer]:
     """Return the servers that have a store's records.
 
     Raises:
-        StoreError: they cannot be told.
+        StoreError: they cannot be found.
     """
     places = list(store._places())
     if len(places) == 1:
@@ -110,13 +110,13 @@ def servers_of(store: RedisStore) -> list[RedisServer]:
 ServerCheck = Callable[[RedisServer], Finding | None]
 
 OLDEST = (6, 0)
-#: Parts of the memory, and of the connections, from which on it is said.
+#: Parts of the memory, and of the connections, from which on there is a finding.
 FILLING, FULL, BUSY = 0.8, 0.95, 0.8
 SLOTS = 16384
 
 
 def server_old(server: RedisServer) -> Finding:
-    """Look at the server's version; Valkey says which Redis it is compatible with."""
+    """Look at the server's version; Valkey names the Redis it is compatible with."""
     about = server.info("server")
     valkey = about.get("valkey_version")
     version = about.get("redis_version", "")
@@ -140,7 +140,7 @@ def cluster_broken(server: RedisServer) -> Finding | None:
     """See whether a cluster serves all of its slots."""
     if server.store._connections.one_node:
         return None
-    text = server.ask("CLUSTER", "INFO").decode(errors="replace")
+    text = server.call("CLUSTER", "INFO").decode(errors="replace")
     state = dict(line.strip().partition(":")[::2] for line in text.splitlines())
     good = int(state.get("cluster_slots_ok", 0))
     if state.get("cluster_state") != "ok" or good < SLOTS:
@@ -177,15 +177,15 @@ def memory_full(server: RedisServer) -> Finding:
     if not most:
         return ok(f"{_mb(used)} in use")
     part = used / most
-    said = f"{_mb(used)} of {_mb(most)} ({of}) in use, {part:.0%}"
+    used_part = f"{_mb(used)} of {_mb(most)} ({of}) in use, {part:.0%}"
     remedy = f"CONFIG SET maxmemory {2 * most // 2**20}mb (if the machine has it), or shorten result_ttl."
     if of != "maxmemory":
         remedy = "Give the machine more memory, or shorten result_ttl."
     if part >= FULL:
-        return error(f"{said}: a full server refuses claims, and tasks wait.", remedy)
+        return error(f"{used_part}: a full server refuses claims, and tasks wait.", remedy)
     if part >= FILLING:
-        return warning(f"{said}: a full server refuses claims, and tasks wait.", remedy)
-    return ok(said)
+        return warning(f"{used_part}: a full server refuses claims, and tasks wait.", remedy)
+    return ok(used_part)
 
 
 def not_persistent(server: RedisServer) -> Finding:
@@ -216,7 +216,7 @@ def persistence_failing(server: RedisServer) -> Finding:
         if state.get(name, "ok") != "ok":
             return error(
                 f"The last write of the {what} failed; Redis then refuses writes, and tasks wait.",
-                "Look into the server's log, most often for a full disk, and mend that.",
+                "Look into the server's log, most often for a full disk, and fix that.",
             )
     return ok("what was last to be written to disk was written")
 
@@ -312,19 +312,19 @@ def findings(
 
 
 def _everywhere(check: ServerCheck, servers: list[RedisServer]) -> Check:
-    """Return a check that says the worst of what another says of several servers, and of which."""
+    """Return a check that returns the worst finding of another on several servers, with the server's name."""
 
     @wraps(check)
     def worst(_: Target) -> Finding | None:
-        found = [(said, server.name) for server in servers if (said := check(server)) is not None]
+        found = [(finding, server.name) for server in servers if (finding := check(server)) is not None]
         if not found:
             return None
-        said, name = max(found, key=lambda each: each[0].severity)
-        alike = sum(other.severity == said.severity for other, _ in found)
-        if not name or said.severity is Severity.OK:
-            return said
+        finding, name = max(found, key=lambda each: each[0].severity)
+        alike = sum(other.severity == finding.severity for other, _ in found)
+        if not name or finding.severity is Severity.OK:
+            return finding
         more = f", and like it {alike - 1} more" if alike > 1 else ""
-        return replace(said, found=f"Node {name}{more}: {said.found}")
+        return replace(finding, found=f"Node {name}{more}: {finding.found}")
 
     return worst
 

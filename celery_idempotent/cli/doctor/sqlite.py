@@ -74,11 +74,11 @@ def file_in_memory(patient: Target) -> Finding:
 def disk_full(patient: Target) -> Finding:
     """See whether there is room for more records."""
     free = shutil.disk_usage(_folder(patient)).free
-    said = f"{free // 2**20:,} MB are free on the disk of the file"
+    room = f"{free // 2**20:,} MB are free on the disk of the file"
     if free < ROOM:
         make = error if free < LITTLE else warning
-        return make(f"{said}: on a full disk no task can claim its key.", "Make room, or shorten result_ttl.")
-    return ok(said)
+        return make(f"{room}: on a full disk no task can claim its key.", "Make room, or shorten result_ttl.")
+    return ok(room)
 
 
 def commits_not_durable(patient: Target) -> Finding:

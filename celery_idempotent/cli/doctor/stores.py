@@ -22,7 +22,7 @@ KINDS = {
     "DynamoDBStore": "dynamodb",
     "CachedStore": "cached",
 }
-#: What is seen of a store of which nothing else is known: one that somebody else wrote.
+#: The checks of a store of which nothing else is known: one of another author.
 CHECKS: tuple[Check, ...] = (schema_pending, slow_store, claims_refused)
 
 
@@ -39,7 +39,7 @@ def sections(patient: Target) -> Iterator[Section]:
 
 
 def store_of_one_process(patient: Target) -> Finding:
-    """Say that the store protects nothing between processes."""
+    """Report that the store protects nothing between processes."""
     return warning(
         "The store is the memory of one process: no other process sees it, and it ends with it. A prefork worker "
         "refuses to start.",
