@@ -422,8 +422,8 @@ class TaskResultStorage(ResultStorage):
             )
         return Payload(
             Kind.UNAVAILABLE,
-            reason=f"the result backend was to have it as task {task_id}, and has {meta['status']}: it has expired or "
-            "was removed there, or its worker died before it got there",
+            reason=f"the result backend was to have it as task {task_id}, where its status is {meta['status']}: "
+            "it has expired or was removed there, or its worker died before it got there",
         )
 
 

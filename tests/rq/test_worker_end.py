@@ -18,7 +18,7 @@ from celery_idempotent.rq import IdempotentWorker
 from celery_idempotent.rq.horse import WorkerEnd
 from celery_idempotent.stores import Claim, Lease, open_store
 from celery_idempotent.stores.redis import RedisStore
-from tests.stores.benches import age, known
+from tests.support.stores.benches import age, known
 
 KEY = "idem:shop.charge:ORD-1"
 CLAIM = {"key": KEY, "lease_ttl": 60.0, "keep_ttl": 600.0, "max_lease": 100.0, "store": "", "history": False}
