@@ -43,7 +43,7 @@ _LABELS = {
     "crashes": "holders that died in a row",
     "fence": "fence",
     "error": "error",
-    "holder": "told by",
+    "holder": "sent by",
 }
 
 if FIELD not in Task._fields:

@@ -37,7 +37,7 @@ class IdempotentRequest(Request):
     """A request that gives its delivery an owner, and releases the lease of a child that died."""
 
     #: why this worker ends the delivery, once it does
-    _told: Reason | None = None
+    _exit_reason: Reason | None = None
     #: whether its body is a greenlet that was killed
     _cut_off = False
     #: whether its token of the task's rate limit was given back
@@ -161,13 +161,13 @@ class IdempotentRequest(Request):
             consumer.call_soon(_give_back, consumer, self.task.name)
 
     def _announce(self, reason: Reason) -> None:
-        self._told = reason
+        self._exit_reason = reason
         shared.set_exit_reason(self._owner, reason)
 
     def _reason_of_loss(self, error: BaseException) -> Reason:
         terminating = worker_state.should_terminate not in (None, False)
         meant = terminating or isinstance(error, Terminated)
-        return self._told or (Reason.SHUTDOWN if meant else Reason.CRASHED)
+        return self._exit_reason or (Reason.SHUTDOWN if meant else Reason.CRASHED)
 
     def _success_was_stored(self) -> Any:
         """Return to Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
@@ -192,7 +192,7 @@ class IdempotentRequest(Request):
 
     def _release_when_gone(self) -> None:
         if _is_gone(self.worker_pid):
-            self._release(self._told or Reason.FAILED)
+            self._release(self._exit_reason or Reason.FAILED)
 
     def _within_limit(self, work: Callable[[], object]) -> None:
         self._in_background(work).join(LONGEST_WAIT)

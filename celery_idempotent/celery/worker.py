@@ -257,7 +257,7 @@ class ShutdownMarks:
     def mark_running(self) -> None:
         """Mark each delivery that runs and holds a lease; each once."""
         for request in copied(worker_state.active_requests):
-            if not isinstance(request, IdempotentRequest) or request in self._marked or not self._is_ours(request):
+            if not isinstance(request, IdempotentRequest) or request in self._marked or not self._is_here(request):
                 continue
             if self._mark(request):  # one that waits for its lease is tried again
                 self._marked.add(request)
@@ -281,7 +281,7 @@ class ShutdownMarks:
                 request = cut_off.popleft()
             except IndexError:  # another store's thread has taken it for a moment
                 return
-            if not self._is_ours(request):
+            if not self._is_here(request):
                 cut_off.append(request)
                 continue
             try:
@@ -290,7 +290,7 @@ class ShutdownMarks:
                 cut_off.append(request)
                 raise
 
-    def _is_ours(self, request: IdempotentRequest) -> bool:
+    def _is_here(self, request: IdempotentRequest) -> bool:
         return request.task._binding.guard.store is self._store
 
     def _mark(self, request: IdempotentRequest) -> bool:

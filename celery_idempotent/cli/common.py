@@ -152,7 +152,7 @@ def _store_option() -> click.Option:
         show_envvar=True,
         expose_value=False,
         callback=remember,
-        help="The store to look into, as the app's idempotency_store says it.",
+        help="The store to look into, as in the app's idempotency_store.",
     )
 
 

@@ -31,10 +31,10 @@ COLUMNS = 80
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with ids and figures as they are.")
 @click.pass_context
 def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
-    """Tell what happened to KEY, and what that means.
+    """Show what happened to KEY, and what that means.
 
-    In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is told
-    by its record alone. Exits with 1 if nothing is known of the key.
+    In order: what was taken over, deferred, replayed, retried or lost. A first run that simply completed leaves its
+    record alone. Exits with 1 if nothing is known of the key.
     """
     stores = stores_of(ctx)
     for each in keys_of(ctx, stores, [key] if key else [], guess=True):
@@ -77,13 +77,13 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
 
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
-    lines = [f"{key} in {store}" if store else key, *_told(history, width)]
+    lines = [f"{key} in {store}" if store else key, *_lines(history, width)]
     for title, text in (("Now", describe_record(record)), ("What this means", advice(record))):
         lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
-def _told(history: Sequence[PastEvent], width: int) -> list[str]:
+def _lines(history: Sequence[PastEvent], width: int) -> list[str]:
     from ..stores.history import facts_of
 
     now = datetime.now()
@@ -190,7 +190,7 @@ def _by_operator(facts: dict[str, Any]) -> str:
 
 
 def _who(facts: dict[str, Any]) -> str:
-    return str(facts.get("holder") or "somebody")
+    return str(facts.get("holder") or "a worker")
 
 
 _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -236,10 +236,10 @@ def describe_record(record: Record | None) -> str:
         case State.IN_PROGRESS if record.remaining > 0:
             stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
             lease = f"its lease lasts {format_duration(record.remaining)} unless it is renewed"
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
+            return f"in progress by {record.holder or 'a worker'}, {_task(record.task_id)}{stops}; {lease}"
         case State.IN_PROGRESS:
             ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, {ran_out}{kept}"
+            return f"in progress by {record.holder or 'a worker'}, {_task(record.task_id)}, {ran_out}{kept}"
         case State.RELEASED:
             why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""

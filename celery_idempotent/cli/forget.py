@@ -115,7 +115,7 @@ def _forget_key(stores: Stores, key: str, wish: Options, report: Report) -> None
 
 
 def _holder(record: Record) -> str:
-    return f"{record.holder or 'Somebody'} holds"
+    return f"{record.holder or 'A worker'} holds"
 
 
 def _forget_prefix(stores: Stores, prefix: str, wish: Options, report: Report) -> None:

@@ -39,7 +39,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
             if not stores.one:
                 click.secho(used.name, bold=True)
             tables.show(tables.table(records))
-        _say(stores, used, wish, found)
+        _report(stores, used, wish, found)
         if found.interrupted:
             stores.status = Exit.INTERRUPTED
             break
@@ -48,7 +48,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     ctx.exit(stores.status)
 
 
-def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
+def _report(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
     """Report on standard error what is not in the table."""
     where = "" if stores.one else f" in {used.name}"
     if found.interrupted:

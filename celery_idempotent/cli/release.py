@@ -117,7 +117,7 @@ def _holding(used: NamedStore, record: Record) -> str:
 
 
 def _who(record: Record) -> str:
-    return clean(record.holder) or "Somebody"
+    return clean(record.holder) or "A worker"
 
 
 def _freed(used: NamedStore, record: Record) -> str:

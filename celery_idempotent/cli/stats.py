@@ -86,7 +86,7 @@ def _print(name: str, survey: StoreStats) -> None:
         "store": name,
         "records": f"{survey.records:,}" + (f" ({states})" if states else ""),
         "held": f"{survey.held:,} by a live lease" + (f"; {survey.ran_out:,} ran out" if survey.ran_out else ""),
-        "oldest": oldest and f"{oldest.key} for {duration(oldest.held_for)} by {oldest.holder or 'somebody'}",
+        "oldest": oldest and f"{oldest.key} for {duration(oldest.held_for)} by {oldest.holder or 'a worker'}",
         "settled": f"{survey.settled_last_minute:,} in the last minute, {survey.settled_last_hour:,} in the last hour",
         "retries": survey.retries_waiting and f"{survey.retries_waiting:,} not due yet",
         "duplicates": survey.duplicates_waiting and f"{survey.duplicates_waiting:,} waiting",

@@ -122,7 +122,7 @@ class HeldLease:
             StoreUnreachable: the lease is in doubt, and the store does not reply.
         """
         if not self.lost and self.fence and self.doubtful:
-            self._ask()
+            self._look_up()
         if self.lost:
             raise self._lost()
 
@@ -169,7 +169,7 @@ class HeldLease:
             "have taken over. Stop here; what this run does from now on is a duplicate's work."
         )
 
-    def _ask(self) -> None:
+    def _look_up(self) -> None:
         since = monotonic()
         if since < self.until:  # else the question must not prolong what was to end
             if not self.store.renew([self.lease]):

@@ -39,12 +39,12 @@ class _Leases:
     _offer: WorkerEnd | None = None
     _reaped: tuple[Any, ...] | None = None
     _began = 0.0
-    _told = False
+    _reported = False
     _watch: tuple[threading.Thread, threading.Event] | None = None
 
     def fork_work_horse(self, job: Any, queue: Any) -> None:
         """Start the horse, which is given the owner of its delivery."""
-        self._reaped, self._began, self._told = None, monotonic(), False
+        self._reaped, self._began, self._reported = None, monotonic(), False
         self._close()
         self._offer = WorkerEnd(self.job_monitoring_interval)
         with self._offer.made():
@@ -60,7 +60,7 @@ class _Leases:
     def maintain_heartbeats(self, *args: Any) -> None:
         """Renew the lease of the horse, after RQ's own heartbeats."""
         super().maintain_heartbeats(*args)  # type: ignore[misc]
-        self._speak("renewed", self._renew)
+        self._act("renewed", self._renew)
 
     def wait_for_horse(self) -> tuple[Any, ...]:
         """Wait until the horse is gone, and release what it held."""
@@ -72,7 +72,7 @@ class _Leases:
             signal.alarm(0)  # nothing is waited for any more, and to release must not be broken off either
             self._reaped = super().wait_for_horse()  # type: ignore[misc]
         if self._reaped[1] != 0:
-            self._speak("released", self._release)
+            self._act("released", self._release)
         self._close()
         return self._reaped
 
@@ -97,15 +97,15 @@ class _Leases:
             gone.set()
             thread.join()
 
-    def _speak(self, done: str, speak: Any) -> None:
+    def _act(self, done: str, act: Any) -> None:
         held = self._offer.held() if self._offer is not None else None
         if held is None:
             return
         try:
             if held.store is not None:
-                speak(held)
-            elif not self._told:
-                self._told = True  # once for each horse, however long it runs
+                act(held)
+            elif not self._reported:
+                self._reported = True  # once for each horse, however long it runs
                 logger.warning(
                     "The lease on %s can be neither renewed nor released for its horse: the store of %s is an object, "
                     "which its worker does not know. Give the store's URL instead.",

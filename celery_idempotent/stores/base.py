@@ -114,7 +114,7 @@ class Store(ABC):
         """Append to the histories of keys; each history keeps its newest ``records.HISTORY_LIMIT`` entries.
 
         No promise depends on histories. The method changes no record, need not be atomic, and may write an entry twice
-        if a reply was lost. A history is kept as long as its newest entry's `keep`; `scan` never returns it.
+        if a reply was lost. A history is kept for the time of its newest entry; `scan` never returns it.
         """
 
     def history(self, key: str) -> Sequence[PastEvent]:

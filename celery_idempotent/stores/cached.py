@@ -121,7 +121,7 @@ class CachedStore(Store):
         self.durable = durable
         self.keeps_history = durable.keeps_history
         self._outcomes = CacheEntries(cache, max_age=parse_duration(max_age, "max_age"))
-        self._failing = self._told_damage = False
+        self._failing = self._logged_damage = False
         self._spared_until = 0.0
 
     @classmethod
@@ -141,8 +141,8 @@ class CachedStore(Store):
         return cls(open_store(parts.durable), cache, max_age=parts.max_age)
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
-        may_ask = bool(claim.task_id) and not claim.is_copy and not claim.attempt
-        record = self._try(self._outcomes.find, claim.key, claim.announcer) if may_ask else None
+        may_hit = bool(claim.task_id) and not claim.is_copy and not claim.attempt
+        record = self._try(self._outcomes.find, claim.key, claim.announcer) if may_hit else None
         if record is not None and record.task_id != claim.task_id:
             reused = claim.fingerprint and record.fingerprint and record.fingerprint != claim.fingerprint
             return Refusal(Verdict.KEY_REUSED if reused else Verdict(record.state.value), record)
@@ -249,9 +249,9 @@ class CachedStore(Store):
         try:
             answer = verb(*args)
         except RecordUnreadable as error:
-            if not self._told_damage:
+            if not self._logged_damage:
                 logger.warning("%s Others like it will not be mentioned.", error)
-            self._told_damage = True
+            self._logged_damage = True
             return None
         except StoreError as error:
             if not self._failing:

@@ -34,7 +34,7 @@ from ._facts import (
 class AcquiringFacts(Ages):
     """Promises 1, 3 and 6, and what an acquire meets, in its order."""
 
-    def test_the_first_to_ask_gets_the_lease(self, store: Store) -> None:
+    def test_the_first_claim_gets_the_lease(self, store: Store) -> None:
         sent = claim(holder="host:1", fingerprint="f")
         lease = store.acquire(sent)
         assert isinstance(lease, Lease)
@@ -45,7 +45,7 @@ class AcquiringFacts(Ages):
         assert (record.fingerprint, record.crashes, record.payload) == ("f", 0, b"")
         assert LEASE - 10 < record.remaining <= LEASE
 
-    def test_of_all_who_ask_at_once_one_gets_the_lease(self, store: Store) -> None:
+    def test_of_many_claims_at_once_one_gets_the_lease(self, store: Store) -> None:
         crowd = 16
         barrier = Barrier(crowd)
 
@@ -90,7 +90,7 @@ class AcquiringFacts(Ages):
         assert lease.fence > ended.fence
         assert known(store).owner == lease.owner
 
-    def test_a_retry_that_somebody_else_published_does_not_take_over(self, store: Store) -> None:
+    def test_a_retry_that_another_published_does_not_take_over(self, store: Store) -> None:
         zombie = take(store)
         self.age(store, KEY, LEASE + 1)
         lease = take(store, redelivered=True)
@@ -119,7 +119,7 @@ class AcquiringFacts(Ages):
         assert isinstance(again, Lease)
         assert (again.owner, again.fence, again.crashes) == (first.owner, first.fence, 0)
 
-    def test_a_lease_that_is_asked_for_again_lasts_its_full_time_from_then_on(self, store: Store) -> None:
+    def test_a_lease_that_is_claimed_again_lasts_its_full_time_from_then_on(self, store: Store) -> None:
         """The caller never received the first, and counts from the request that was answered."""
         sent = claim()
         store.acquire(sent)
@@ -345,7 +345,7 @@ class CopyFacts(Ages):
         free(store, take(store, task_id="b", **copy(5, "x")), Reason.REQUEUED)
         take(store, task_id="b", **copy(1, "y"))
 
-    def test_what_somebody_published_anew_is_never_superseded(self, store: Store) -> None:
+    def test_what_was_published_again_is_never_superseded(self, store: Store) -> None:
         """The copy that it would lose to may have been purged from the broker; its own copies count from here."""
         lease = take(store)
         assert verdict(store, task_id="b", **copy(5, "x")) is Verdict.CONFLICT
@@ -376,7 +376,7 @@ class CopyFacts(Ages):
         assert verdict(store, retries=8, redelivered=True) is Verdict.SUPERSEDED
         take(store, nesting=1, redelivered=True)
 
-    def test_an_attempt_published_anew_runs_and_counts_from_there(self, store: Store) -> None:
+    def test_an_attempt_published_again_runs_and_counts_from_there(self, store: Store) -> None:
         """An operator sends a failed task again."""
         retry(store, take(store, retries=4))
         free(store, take(store), Reason.CRASHED)
@@ -444,7 +444,7 @@ class CrashFacts(Ages):
         assert (lease.crashes, lease.taken_over) == (0, False)
 
     @pytest.mark.parametrize("reason", [Reason.FAILED, Reason.RETRY, Reason.REJECTED, Reason.REQUEUED])
-    def test_an_ending_that_a_living_holder_recorded_starts_the_count_anew(self, store: Store, reason: Reason) -> None:
+    def test_an_ending_that_a_living_holder_recorded_resets_the_count(self, store: Store, reason: Reason) -> None:
         free(store, take(store), Reason.CRASHED)
         free(store, take(store, redelivered=True), reason)
         assert known(store).crashes == 0
@@ -456,7 +456,7 @@ class CrashFacts(Ages):
         assert known(store).crashes == 0
 
     @pytest.mark.parametrize("reason", [Reason.SHUTDOWN, Reason.REVOKED])
-    def test_an_end_that_somebody_meant_leaves_the_count_as_it_is(self, store: Store, reason: Reason) -> None:
+    def test_an_end_on_purpose_leaves_the_count_as_it_is(self, store: Store, reason: Reason) -> None:
         free(store, take(store), Reason.CRASHED)
         free(store, take(store, redelivered=True), reason)
         assert known(store).crashes == 1
@@ -500,7 +500,7 @@ class CrashFacts(Ages):
         assert not store.mark_shutdown(lease)
         assert (known(store).state, known(store).reason) == (State.COMPLETED, "")
 
-    def test_no_shutdown_is_announced_of_what_others_hold_or_nobody_does(self, store: Store) -> None:
+    def test_no_shutdown_is_announced_of_what_others_hold_or_no_one_does(self, store: Store) -> None:
         dead = take(store)
         self.crash(store, dead)
         lease = take(store, redelivered=True)
@@ -513,7 +513,7 @@ class CrashFacts(Ages):
         assert not store.mark_shutdown(lease)
         assert store.get(lease.key) is None
 
-    def test_a_holder_that_lives_for_ten_renewals_starts_the_count_anew(self, store: Store) -> None:
+    def test_a_holder_that_lives_for_ten_renewals_resets_the_count(self, store: Store) -> None:
         """Renewals come three to a ttl: here the ttl is short enough to see it happen."""
         free(store, take(store), Reason.CRASHED)
         lease = take(store, redelivered=True, lease_ttl=0.03)
@@ -522,7 +522,7 @@ class CrashFacts(Ages):
             assert store.renew([lease]) == []
         assert known(store).crashes == 0
 
-    def test_a_holder_that_has_just_begun_does_not_start_the_count_anew(self, store: Store) -> None:
+    def test_a_holder_that_has_just_begun_does_not_reset_the_count(self, store: Store) -> None:
         free(store, take(store), Reason.CRASHED)
         lease = take(store, redelivered=True)
         for _ in range(20):
@@ -562,7 +562,7 @@ class CrashFacts(Ages):
         lease = take(store, task_id="b", max_crashes=1)
         assert (lease.crashes, lease.taken_over) == (1, True)
 
-    def test_what_looped_may_be_published_anew_and_tries_once(self, store: Store) -> None:
+    def test_what_looped_may_be_published_again_and_tries_once(self, store: Store) -> None:
         self.crash(store, take(store))
         assert verdict(store, max_crashes=1, redelivered=True) is Verdict.CRASH_LOOP
         self.crash(store, take(store, max_crashes=1))

@@ -103,7 +103,7 @@ class KeepingFacts(Ages):
         self.age(store, KEY, RESULT + 1)
         assert store.get(KEY) is None
 
-    def test_a_duplicate_is_told_of_its_own_callbacks_alone(self, store: Store) -> None:
+    def test_a_duplicate_gets_its_own_callbacks_alone(self, store: Store) -> None:
         """The answer to a claim must not grow with the number of duplicates that its key has had."""
         store.settle(take(store), DONE, ttl=RESULT)
         for task_id in ("a", "b b", "c"):
@@ -134,7 +134,7 @@ class KeepingFacts(Ages):
         assert not store.mark_dispatched(KEY, "a")
         assert known(store).dispatched == frozenset()
 
-    def test_a_record_tells_how_long_it_is_kept_where_the_store_knows(self, store: Store) -> None:
+    def test_a_record_has_its_retention_where_the_store_knows_it(self, store: Store) -> None:
         lease = take(store)
         kept = [(known(store).retention, LEASE + KEEP)]
         free(store, lease, Reason.FAILED)
@@ -163,10 +163,10 @@ class KeepingFacts(Ages):
         self.age(store, KEY, 11)
         assert store.get(KEY) is None
 
-    def test_a_key_that_nobody_asked_for_has_no_record(self, store: Store) -> None:
+    def test_a_key_that_was_never_claimed_has_no_record(self, store: Store) -> None:
         assert store.get(KEY) is None
 
-    def test_a_deleted_key_starts_anew(self, store: Store) -> None:
+    def test_a_deleted_key_starts_again(self, store: Store) -> None:
         free(store, take(store), Reason.CRASHED)
         assert store.delete(KEY)
         assert not store.delete(KEY)
@@ -203,7 +203,7 @@ class KeepingFacts(Ages):
             take(store, key)
         assert {record.key for record in store.scan(prefix="many:")} == expected
 
-    def test_a_record_that_is_found_says_what_it_says_when_it_is_looked_up(self, store: Store) -> None:
+    def test_a_record_that_is_found_is_the_one_that_is_looked_up(self, store: Store) -> None:
         store.settle(take(store, "a:1", fingerprint="f"), DONE, ttl=RESULT)
         store.mark_dispatched("a:1", "b b")
         retry(store, take(store, "a:2"))
@@ -234,7 +234,7 @@ class KeepingFacts(Ages):
         assert store.purge() == 0
         assert [record.key for record in store.scan()] == ["new"]
 
-    def test_purging_may_be_told_to_stop_early(self, store: Store) -> None:
+    def test_purging_may_be_limited(self, store: Store) -> None:
         for number in range(5):
             take(store, f"old-{number}")
             self.age(store, f"old-{number}", LEASE + KEEP + 1)
@@ -273,7 +273,7 @@ class NotingFacts(Ages):
             pytest.skip("this store keeps no history")
         return store
 
-    def test_a_store_that_keeps_no_history_takes_notes_and_tells_nothing(self, store: Store) -> None:
+    def test_a_store_that_keeps_no_history_takes_notes_and_returns_none(self, store: Store) -> None:
         store.append_history(note("begun"))
         assert bool(history_of(store)) is store.keeps_history
 
@@ -290,7 +290,7 @@ class NotingFacts(Ages):
         keeping.append_history(note("its child died", ago=20))
         assert history_of(keeping) == ["its child died", "taken over"]
 
-    def test_the_age_of_a_note_is_told_by_the_clock_of_the_store(self, keeping: Store) -> None:
+    def test_the_age_of_a_note_is_by_the_clock_of_the_store(self, keeping: Store) -> None:
         keeping.append_history([*note("old", ago=100), *note("new", ago=0.5)])
         old, new = keeping.history(KEY)
         assert 100 <= old.age < 130
@@ -457,5 +457,5 @@ class SharingFacts(Ages):
         store.close()
         store.settle(lease, DONE, ttl=RESULT)
 
-    def test_a_store_that_can_serve_says_so(self, store: Store) -> None:
+    def test_a_store_that_can_serve_answers_a_ping(self, store: Store) -> None:
         store.ping()

@@ -90,7 +90,7 @@ class WithinFacts(Ages):
         free(store, lease, Reason.FAILED)
         assert not take(store, task_id="b").taken_over
 
-    def test_nobody_sees_the_outcome_before_it_is_committed(self, store: Store) -> None:
+    def test_no_other_client_sees_the_outcome_before_it_is_committed(self, store: Store) -> None:
         lease = take(store)
         with self.begin(store) as using:
             self.insert(using, "effect")

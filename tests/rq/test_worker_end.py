@@ -70,7 +70,7 @@ def test_a_lease_is_renewed_within_its_max_lease(
     hold(store, worker)
     worker._began = monotonic() - began
     age(store, KEY, 30)
-    worker._speak("renewed", worker._renew)
+    worker._act("renewed", worker._renew)
     assert (known(store, KEY).remaining > 45) is renewed
 
 
@@ -83,7 +83,7 @@ def test_what_a_horse_held_is_released_with_an_event_and_what_it_did_not_hold_wi
         hold(store, worker)
     events.add_hook(seen.append, {Released})
     try:
-        worker._speak("released", worker._release)
+        worker._act("released", worker._release)
     finally:
         events.remove_hook(seen.append)
     assert [event.reason for event in seen] == ["crashed"] * held
@@ -93,18 +93,18 @@ def test_what_a_horse_held_is_released_with_an_event_and_what_it_did_not_hold_wi
 
 def test_a_horse_that_claimed_nothing_is_left_alone(receive: Receive, store: RedisStore) -> None:
     worker = receive()
-    worker._speak("released", worker._release)
+    worker._act("released", worker._release)
     assert store.get(KEY) is None
 
 
 def test_a_store_that_is_an_object_is_reported_once(receive: Receive, caplog: pytest.LogCaptureFixture) -> None:
     worker = receive({**CLAIM, "store": None})
     for _ in range(3):
-        worker._speak("renewed", worker._renew)
+        worker._act("renewed", worker._renew)
     assert [record.getMessage()[:60] for record in caplog.records] == [f"The lease on {KEY} can be neither renewed n"]
 
 
 def test_a_store_that_cannot_serve_is_logged(receive: Receive, caplog: pytest.LogCaptureFixture) -> None:
     worker = receive({**CLAIM, "store": "redis://127.0.0.1:1/0"})
-    worker._speak("released", worker._release)
+    worker._act("released", worker._release)
     assert f"The lease on {KEY} could not be released for its horse" in caplog.text

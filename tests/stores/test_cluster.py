@@ -263,7 +263,7 @@ class TestClustersThatRefuse:
 
     def test_too_few_replicas_are_unreachable(self, cluster_url: str, opened_cluster: OpenCluster) -> None:
         store = opened_cluster(f"{cluster_url}?wait_replicas=1")
-        with pytest.raises(StoreUnreachable, match="wait_replicas=1 asks for 1, and 0 confirmed"):
+        with pytest.raises(StoreUnreachable, match="wait_replicas=1 needs 1, and 0 confirmed"):
             take(store)
         assert known(store).state is State.RELEASED
         with pytest.raises(StoreUnreachable, match="wait_replicas=1"):

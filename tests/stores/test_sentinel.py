@@ -254,7 +254,7 @@ def test_a_store_follows_a_failover(failover: Failover, opened_sentinel: OpenSen
     assert slowest < FEW
     wait_until(lambda: renewed(after, held), 60, "the new primary to be asked")
     assert known(after, "done").payload == DONE.payload
-    with pytest.raises(StoreUnreachable, match="wait_replicas=2 asks for 2, and 1 confirmed"):
+    with pytest.raises(StoreUnreachable, match="wait_replicas=2 needs 2, and 1 confirmed"):
         both.renew([held])
     after.settle(held, DONE, ttl=600)
     assert known(store, "held").state is State.COMPLETED

@@ -88,7 +88,7 @@ class Processes:
                 **{"stdout": log, **options},
             )
         self._groups[process.pid] = process
-        self._tell_keeper("+", process.pid)
+        self._write_to_keeper("+", process.pid)
         return process
 
     def log(self, name: str) -> Path:
@@ -125,9 +125,9 @@ class Processes:
             while _signal_group(process.pid, 0) and monotonic() < end:
                 sleep(0.01)
             self._groups.pop(process.pid, None)
-            self._tell_keeper("-", process.pid)
+            self._write_to_keeper("-", process.pid)
 
-    def _tell_keeper(self, verb: str, group: int) -> None:
+    def _write_to_keeper(self, verb: str, group: int) -> None:
         assert self._keeper.stdin is not None
         try:
             self._keeper.stdin.write(f"{verb} {group}\n")

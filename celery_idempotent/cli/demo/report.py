@@ -30,7 +30,7 @@ Next, in your code:
     @app.task(base=IdempotentTask, idempotency={"key": "order_id"})
     def charge(order_id, amount): ...
 
-The README says what is promised and what is not; the tutorial lets you kill
+The README lists what is promised and what is not; the tutorial lets you kill
 a worker by hand. For scripts: celery-idempotent demo --json"""
 
 
@@ -308,7 +308,7 @@ class Bars(Screen):
             console=console,
             expand=True,
         )
-        self._said = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._line = Text("", style="dim", no_wrap=True, overflow="ellipsis")
         self._tasks = {
             run: self._bar.add_task(f"{name:<{_WIDTH}}", total=ORDERS, charges=0, twice=0, style="dim")
             for run, name in NAMES.items()
@@ -318,11 +318,11 @@ class Bars(Screen):
     def __rich__(self) -> Any:
         from rich.console import Group
 
-        return Group(self._bar, self._said) if self._said.plain else self._bar
+        return Group(self._bar, self._line) if self._line.plain else self._bar
 
     def log(self, text: str) -> None:
         """Show what happens."""
-        self._said.plain = f"  {text}" if text else ""
+        self._line.plain = f"  {text}" if text else ""
 
     def show(self, progress: Progress) -> None:
         """Move the run's bar."""

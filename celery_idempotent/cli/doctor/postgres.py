@@ -23,7 +23,7 @@ def _store(patient: Target) -> PostgresStore:
     return store
 
 
-def _ask(patient: Target, query: str) -> tuple[Any, ...]:
+def _query(patient: Target, query: str) -> tuple[Any, ...]:
     """Return the one row that a query answers.
 
     Raises:
@@ -40,7 +40,7 @@ def _ask(patient: Target, query: str) -> tuple[Any, ...]:
 
 
 def _setting(patient: Target, name: str) -> str:
-    return str(_ask(patient, f"select coalesce(current_setting('{name}', true), '')")[0])
+    return str(_query(patient, f"select coalesce(current_setting('{name}', true), '')")[0])
 
 
 def server_old(patient: Target) -> Finding:
@@ -53,7 +53,7 @@ def server_old(patient: Target) -> Finding:
 
 def store_is_replica(patient: Target) -> Finding:
     """See whether the server can be written to."""
-    if _ask(patient, "select pg_is_in_recovery()")[0]:
+    if _query(patient, "select pg_is_in_recovery()")[0]:
         return error(
             "The server is a standby, which takes no writes: no task can claim its key.",
             "Let the URL name the primary, or add target_session_attrs=read-write to its query with all hosts in it.",
@@ -91,7 +91,7 @@ def commits_not_durable(patient: Target) -> Finding:
 
 def replicas_not_awaited(patient: Target) -> Finding:
     """See whether a standby may be promoted that has not seen the last commits."""
-    standbys = int(_ask(patient, "select count(*) from pg_stat_replication")[0])
+    standbys = int(_query(patient, "select count(*) from pg_stat_replication")[0])
     if standbys and not _setting(patient, "synchronous_standby_names"):
         return warning(
             f"The server answers before its standby servers ({standbys}) have a commit: one that is promoted forgets "
@@ -133,7 +133,7 @@ def isolation_strict(patient: Target) -> Finding:
 
 def autovacuum_off(patient: Target) -> Finding:
     """See whether the table is vacuumed."""
-    (options,) = _ask(patient, "select coalesce(reloptions::text, '') from pg_class where oid = '{table}'::regclass")
+    (options,) = _query(patient, "select coalesce(reloptions::text, '') from pg_class where oid = '{table}'::regclass")
     if "autovacuum_enabled=false" in options or "autovacuum_enabled=off" in options:
         return warning(
             "Autovacuum is off for the table of records, whose every row is written twice or more: it only grows.",
@@ -150,13 +150,13 @@ def autovacuum_off(patient: Target) -> Finding:
 def expired_rows(patient: Target) -> Finding:
     """Count what has expired and is still there, by its index and no further than need be."""
     some = f"select 1 from {{table}} where expires <= {{now}} limit {MOST}"  # noqa: S608 - the schema's own names
-    (rows,) = _ask(patient, f"select count(*) from ({some}) r")  # noqa: S608
+    (rows,) = _query(patient, f"select count(*) from ({some}) r")  # noqa: S608
     return expired(patient, int(rows))
 
 
 def connections_full(patient: Target) -> Finding:
     """Compare the connections that are open with those there may be."""
-    used = int(_ask(patient, "select coalesce(sum(numbackends), 0) from pg_stat_database")[0])
+    used = int(_query(patient, "select coalesce(sum(numbackends), 0) from pg_stat_database")[0])
     most = int(_setting(patient, "max_connections"))
     if used >= BUSY * most:
         return warning(
@@ -168,7 +168,7 @@ def connections_full(patient: Target) -> Finding:
 
 def clocks_differ(patient: Target) -> Finding:
     """Compare the server's clock with this machine's."""
-    return compared(lambda: float(_ask(patient, "select extract(epoch from clock_timestamp())")[0]))
+    return compared(lambda: float(_query(patient, "select extract(epoch from clock_timestamp())")[0]))
 
 
 CHECKS: tuple[Check, ...] = (

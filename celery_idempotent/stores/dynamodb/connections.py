@@ -47,7 +47,7 @@ class ConditionFailed(Exception):
     """Raised when an item is not as a write wanted it; carries it as it is, or None if there is none."""
 
     def __init__(self, item: Item | None) -> None:
-        super().__init__("the item is not as the condition says")
+        super().__init__("the item does not meet the condition")
         self.item = item
 
 
@@ -149,15 +149,15 @@ class Table:
         try:
             reply: dict[str, Any] = getattr(client, operation)(TableName=self.place.table, **request)
         except ClientError as error:
-            self._hear(error.response, sent)
+            self._receive(error.response, sent)
             if error.response.get("Error", {}).get("Code") == "ConditionalCheckFailedException":
                 raise ConditionFailed(error.response.get("Item")) from None
             raise
-        self._hear(reply, sent)
+        self._receive(reply, sent)
         return reply
 
-    def _hear(self, reply: Any, sent: float) -> None:
-        self._clock.hear(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"), sent)
+    def _receive(self, reply: Any, sent: float) -> None:
+        self._clock.receive(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"), sent)
 
     def put(self, item: Item, condition: Condition) -> None:
         """Write an item in the place of another, or of none.

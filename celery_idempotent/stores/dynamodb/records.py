@@ -203,11 +203,11 @@ class Clock:
         return int(time.monotonic() * SECOND)
 
     def now(self) -> int:
-        """Return microseconds since 1970 by the server's clock, late by a second at most; `hear` comes first."""
+        """Return microseconds since 1970 by the server's clock, late by a second at most; `receive` comes first."""
         assert self._ahead is not None
         return int((time.monotonic() + self._ahead) * SECOND)
 
-    def hear(self, date: str | None, sent: float) -> None:
+    def receive(self, date: str | None, sent: float) -> None:
         """Learn from the date of a reply.
 
         Each reply bounds from both sides how far the clocks are apart: the date is cut to whole seconds, and was

@@ -173,7 +173,7 @@ class PostgresStore(Store):
         return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner)))
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        return bool(self._said("select {announce}(%s, %s)", stored(key), task_id))
+        return bool(self._scalar("select {announce}(%s, %s)", stored(key), task_id))
 
     def get(self, key: str) -> Record | None:
         rows = self._run(self._get, (stored(key),))
@@ -181,7 +181,7 @@ class PostgresStore(Store):
 
     def delete(self, key: str) -> bool:
         self._histories.forget(key)
-        return bool(self._said("select {forget}(%s)", stored(key)))
+        return bool(self._scalar("select {forget}(%s)", stored(key)))
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:
         self._histories.append(entries)
@@ -207,7 +207,7 @@ class PostgresStore(Store):
         purged = 0
         while limit is None or purged < limit:
             most = PURGED if limit is None else min(PURGED, limit - purged)
-            gone = self._said("select {purge}(%s)", most)
+            gone = self._scalar("select {purge}(%s)", most)
             purged += gone
             if gone < most:
                 break
@@ -234,10 +234,10 @@ class PostgresStore(Store):
             raise translate_error(error, self._place.shown) from error
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        return {"table_bytes": self._said("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
+        return {"table_bytes": self._scalar("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
 
     def ping(self) -> None:
-        if self._said("select pg_is_in_recovery() from {meta}"):
+        if self._scalar("select pg_is_in_recovery() from {meta}"):
             raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class PostgresStore(Store):
             raise translate_error(error, self._place.shown) from error
 
     def _find_home(self) -> str:
-        self._home = str(self._said("select {home}()"))
+        self._home = str(self._scalar("select {home}()"))
         return self._home
 
     def _held(self, answer: str, lease: Lease) -> None:
@@ -269,7 +269,7 @@ class PostgresStore(Store):
                 return answer
             time.sleep(LOOK_EVERY)
 
-    def _said(self, query: str, *args: Any) -> Any:
+    def _scalar(self, query: str, *args: Any) -> Any:
         return self._run(self._schema.render(query), args)[0][0]
 
     def _run(self, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:

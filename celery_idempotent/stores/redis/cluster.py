@@ -280,7 +280,7 @@ class ClusterRouter:
         error: Exception = ClusterError("none of its nodes could be reached")
         for address in self._candidates():
             try:
-                found = self._asked(address)
+                found = self._table_of(address)
             except REFUSALS:
                 raise
             except (RedisError, OSError) as failure:
@@ -301,7 +301,7 @@ class ClusterRouter:
         turn = self._looks % len(known)  # a node that is cut off knows an old table: not always the same first
         return sorted(known[turn:] + known[:turn], key=lambda address: address == self._suspect)
 
-    def _asked(self, address: Address) -> list[Address | None]:
+    def _table_of(self, address: Address) -> list[Address | None]:
         hasty = {
             name: min(self._options.get(name) or ANSWER, ANSWER)
             for name in ("socket_timeout", "socket_connect_timeout")

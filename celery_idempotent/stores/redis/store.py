@@ -479,7 +479,7 @@ class Replicas:
             return ""
         got = f"{reply} confirmed" if isinstance(reply, int) else f"the server replied: {reply}"
         return (
-            f"{OPTION}={self.wanted} asks for {self.wanted}, and {got} within {PATIENCE:g} s. "
+            f"{OPTION}={self.wanted} needs {self.wanted}, and {got} within {PATIENCE:g} s. "
             f"Are the replicas connected? INFO replication shows it."
         )
 

@@ -259,7 +259,7 @@ def _watch_forks() -> None:
 
 _LOCKED = ("is locked", "locking protocol")
 _READ_ONLY = ("readonly database", "unable to open database file")
-_NOT_OURS = ("no such column", "has no column", "no such table", "constraint failed")
+_FOREIGN = ("no such column", "has no column", "no such table", "constraint failed")
 
 
 def locked(error: sqlite3.Error) -> bool:
@@ -290,7 +290,7 @@ def translate_error(error: sqlite3.Error, path: str) -> StoreError:
         return _closed_to_us(what, path)
     if "decode to UTF-8" in what:
         return RecordUnreadable(f"A record in the idempotency store {path} is damaged ({what}). Delete it.")
-    if any(words in what for words in _NOT_OURS):
+    if any(words in what for words in _FOREIGN):
         return StoreRefused(
             f"Expected the table of the idempotency store in {path} as this library makes it, and it is another one "
             f"({what}). Name another table with ?table=..."

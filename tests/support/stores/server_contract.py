@@ -13,8 +13,8 @@ from celery_idempotent.testing import StoreContract
 #: Each script or statement at least once with every kind of reply, and what depends on the connection.
 FACTS = {
     # acquire
-    "test_the_first_to_ask_gets_the_lease",
-    "test_of_all_who_ask_at_once_one_gets_the_lease",
+    "test_the_first_claim_gets_the_lease",
+    "test_of_many_claims_at_once_one_gets_the_lease",
     "test_a_live_lease_is_in_the_way_of_another_task",
     "test_a_lease_that_ran_out_is_taken_over",
     "test_a_retry_that_the_holder_published_takes_over_at_once",
@@ -29,8 +29,8 @@ FACTS = {
     "test_of_many_renewed_at_once_those_that_are_lost_come_back",
     "test_a_lease_whose_record_the_store_lost_is_restored_when_it_is_renewed",
     "test_what_was_settled_comes_back_byte_for_byte",
-    "test_a_settle_whose_reply_was_lost_may_be_asked_again",
-    "test_a_release_whose_reply_was_lost_may_be_asked_again",
+    "test_a_settle_whose_reply_was_lost_may_be_repeated",
+    "test_a_release_whose_reply_was_lost_may_be_repeated",
     "test_a_holder_that_was_taken_over_writes_nothing",
     "test_a_holder_reported_dead_counts_as_a_crash",
     "test_an_announced_shutdown_lets_the_lease_be_as_long_as_it_is",
@@ -40,8 +40,8 @@ FACTS = {
     "test_the_callbacks_of_a_task_are_announced_once",
     "test_more_records_are_found_than_fit_one_answer",
     "test_the_records_are_found_by_prefix_and_state",
-    "test_a_record_that_is_found_says_what_it_says_when_it_is_looked_up",
-    "test_a_deleted_key_starts_anew",
+    "test_a_record_that_is_found_is_the_one_that_is_looked_up",
+    "test_a_deleted_key_starts_again",
     "test_purging_removes_what_has_expired_and_nothing_else",
     "test_a_key_may_be_any_text",
     "test_what_was_noted_comes_back_in_its_order",
@@ -52,7 +52,7 @@ FACTS = {
     "test_threads_come_and_go",
     "test_a_store_is_used_on_both_sides_of_a_fork",
     "test_a_closed_store_opens_again_when_it_is_used",
-    "test_a_store_that_can_serve_says_so",
+    "test_a_store_that_can_serve_answers_a_ping",
 }
 
 
