@@ -17,7 +17,7 @@ from .common import CHECKUP, KEYS, STORES, Commands
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
-    from .doctor.app import Checkup
+    from .doctor.findings import Section, Target
 
 
 COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
@@ -44,7 +44,7 @@ def _keys(app: Any) -> TaskKeys:
     return TaskKeys(app)
 
 
-def _checkup(app: Any) -> Checkup:
+def _checkup(app: Any) -> tuple[Section, list[Target]]:
     from .doctor.app import checkup
 
     return checkup(app, partial(_load, app))
