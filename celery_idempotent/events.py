@@ -304,8 +304,8 @@ def add_hook(hook: Hook, kinds: Container[type[Event]] | None = None) -> None:
 
     Arguments:
         hook: A function of one ``Event``.
-        kinds: Which classes of events it is to hear, as a set or anything else that knows ``in``, which is asked each
-            time (default: all). An event that nobody is to hear is not made.
+        kinds: The classes of events that it receives, as a set or anything else that supports ``in``, which is called
+            each time (default: all). An event without receivers is not made.
     """
     if kinds is None:
         kinds = _Logged() if hook is log else _Everything()
@@ -327,7 +327,7 @@ _counters: list[Counter] = []
 def add_counter(counter: Counter) -> None:
     """Have ``counter`` called with the class of every event of this process; twice is the same as once.
 
-    It is called also for an event that nobody is to hear and that is not made, so it costs a first run next to nothing;
+    It is called also for an event that has no receivers and is not made, so it costs a first run next to nothing;
     it must be quick, and safe to call from any thread.
     """
     if counter not in _counters:
@@ -344,7 +344,7 @@ def remove_counter(counter: Counter) -> None:
 
 
 def count(kind: type[Event]) -> None:
-    """Tell the counters of an event; `emit` does it for those that are made."""
+    """Call the counters of an event; `emit` does it for those that are made."""
     for counter in _counters:
         try:
             counter(kind)
@@ -353,8 +353,8 @@ def count(kind: type[Event]) -> None:
 
 
 def has_receivers(kind: type[Event]) -> bool:
-    """Tell whether any hook is to hear such an event; where none is, it need not be made."""
-    for _, kinds in _hooks:  # noqa: SIM110 - asked for every first run, and half as long as any()
+    """Return whether any hook receives such an event; where none does, it need not be made."""
+    for _, kinds in _hooks:  # noqa: SIM110 - called for every first run, and half as long as any()
         if kind in kinds:
             return True
     return False

@@ -110,7 +110,7 @@ def is_alive(pid: int) -> bool:
 # In most pools the deliveries run in the worker's own process. A child of a prefork pool writes its leases into its
 # slot: when a body begins and ends, and after each renewal.
 
-#: A lease's place has one byte that says which copy is valid, and then two copies: the first for odd values, the second
+#: A lease's place has one byte that selects the valid copy, and then two copies: the first for odd values, the second
 #: for even ones. A child writes the other copy, and then the byte, so that a reader finds a whole one at any time.
 #: The child's pid, or 0 where the place is free; began, deadline, renewals, fence; the length of the text, the text.
 _TEXT = LEASE_SIZE // 2 - 48
@@ -232,7 +232,7 @@ def _read(memory: mmap.mmap, row: int, place: int, pid: int) -> dict[str, Any] |
 # no more than `SystemExit`. The record must hold which it was, since an operator's revoke is no crash: so the main
 # process writes the reason before it sends the signal.
 #
-# And a child marks a delivery that ends without having run its body: nothing else tells a replay from a run.
+# And a child marks a delivery that ends without having run its body: nothing else distinguishes a replay from a run.
 
 _REASONS = list(Reason)
 

@@ -40,7 +40,7 @@ class CommandFailed(click.ClickException):
 
     def __init__(self, error: IdempotencyError) -> None:
         super().__init__(" ".join(str(error).split()))
-        setattr(self, "exit_code", status_of(error))  # noqa: B010 - click says that it is the class's
+        setattr(self, "exit_code", status_of(error))  # noqa: B010 - click declares it as the class's
 
 
 class Commands(click.Group):
@@ -93,7 +93,7 @@ class Exit(IntEnum):
 
     #: Done.
     OK = 0
-    #: The answer is no: nothing is known of the key, something is pending or was left alone, a person said no.
+    #: The answer is no: nothing is known of the key, something is pending or was left alone, a person declined.
     NO = 1
     #: The command was typed wrongly, or an option of the app or of a task is wrong.
     USAGE = 2
@@ -103,7 +103,7 @@ class Exit(IntEnum):
     REFUSED = 4
     #: What the store holds under the key is no record, or one of a newer version.
     UNREADABLE = 5
-    #: Interrupted, as shells say it: 128 and the number of the signal.
+    #: Interrupted, as in shells: 128 and the number of the signal.
     INTERRUPTED = 130
 
 
@@ -116,22 +116,22 @@ _STATUS: dict[type[IdempotencyError], Exit] = {
 
 
 def status_of(error: IdempotencyError) -> Exit:
-    """Return the exit status that says what an error says."""
+    """Return the exit status of an error."""
     return next((status for cls, status in _STATUS.items() if isinstance(error, cls)), Exit.NO)
 
 
-#: Where a command line says what its stores are, in the meta of click's context: a function without arguments.
+#: The entry of a command line's stores in the meta of click's context: a function without arguments.
 STORES = "celery_idempotent.stores"
-#: Where it says what looks at its app, if it has one: a function without arguments.
+#: The entry of the checks of its app, if it has one: a function without arguments.
 CHECKUP = "celery_idempotent.checkup"
-#: Where it says which keys its tasks have, if it has an app: a function without arguments.
+#: The entry of the keys of its tasks, if it has an app: a function without arguments.
 KEYS = "celery_idempotent.keys"
 _CALL = "celery_idempotent.call"
 VARIABLE = "CELERY_IDEMPOTENT_STORE"
 
 
 class StoreCommand(click.Command):
-    """A command that works on stores; it asks for a URL where the command line has no app that knows them."""
+    """A command that works on stores; it takes a URL where the command line has no app that names them."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with ``--store`` where it is needed."""
@@ -215,7 +215,7 @@ class Stores:
         self.used = tuple(used)
         #: Returns the keys of the app's tasks that a text may stand for.
         self.guesses = guesses
-        #: How the command ends if nothing else is said.
+        #: The exit status, unless a command sets another.
         self.status = Exit.OK
 
     @property
@@ -232,7 +232,7 @@ class Stores:
         return False
 
     def each(self, work: Callable[[NamedStore], Any]) -> Iterator[tuple[NamedStore, Any]]:
-        """Yield each store with what the work answers for it; say which could not serve, and go on."""
+        """Yield each store with what the work answers for it; report those that could not serve, and go on."""
         for used in self.used:
             try:
                 answer = work(used)
@@ -249,7 +249,7 @@ def stores_of(ctx: click.Context) -> Stores:
 
     Raises:
         UsageError: there is neither an app nor a URL.
-        ConfigurationError: the URL is wrong, or what the app says.
+        ConfigurationError: the URL is wrong, or the app's configuration.
     """
     stores = Stores(ctx.meta[STORES](), _guesses(ctx)) if STORES in ctx.meta else Stores([from_url(ctx)])
     for used in stores.used:
@@ -341,7 +341,7 @@ KEEP = 86400.0
 
 
 def operator() -> str:
-    """Return user@host of whoever typed the command; behind sudo that is the user who called it."""
+    """Return user@host of the operator; behind sudo that is the user who called it."""
     user = os.environ.get("SUDO_USER")
     if not user:
         try:
@@ -352,7 +352,7 @@ def operator() -> str:
 
 
 def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
-    """Return the entry that says what an operator did to a record.
+    """Return the entry of a history for what an operator did to a record.
 
     Arguments:
         event: What they did, see `notes.OPERATORS`.
@@ -372,10 +372,10 @@ def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
 
 
 def confirmed(question: str, *, yes: bool, verb: str) -> bool:
-    """Ask on standard error, unless nobody wants to be asked; where nobody is there to answer, that is no.
+    """Ask for confirmation on standard error, unless it is given; return False where no person can answer.
 
     Arguments:
-        question: What to ask.
+        question: The text.
         yes: Whether it is answered already.
         verb: What ``--yes`` does without asking, as in "forgets".
     """
@@ -393,7 +393,7 @@ EVERY = 0.2
 
 
 class ProgressCounter:
-    """Count what is done, and show it with the time on standard error while somebody watches.
+    """Count what is done, and show it with the time on standard error, if that is a terminal.
 
     A thread shows it: a store may look through much and find nothing.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..stores.records import PastEvent
 
 
-#: Columns of a line where nobody says how many there are.
+#: Columns of a line where the terminal's are not known.
 COLUMNS = 80
 
 
@@ -62,8 +62,8 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
     from ..stores.history import facts_of
 
     now = datetime.now(timezone.utc)
-    said: dict[str, Any] = {"key": key, **({"store": store} if store else {})}
-    said["history"] = [
+    facts: dict[str, Any] = {"key": key, **({"store": store} if store else {})}
+    facts["history"] = [
         {
             "at": (now - timedelta(seconds=noted.age)).isoformat(timespec="milliseconds"),
             "ago": round(noted.age, 3),
@@ -71,8 +71,8 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
         }
         for noted in history
     ]
-    said["now"] = None if record is None else facts_of_record(record)
-    return json.dumps({**said, "advice": advice(record)})
+    facts["now"] = None if record is None else facts_of_record(record)
+    return json.dumps({**facts, "advice": advice(record)})
 
 
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
@@ -159,7 +159,7 @@ def _released(facts: dict[str, Any]) -> str:
 
 
 def _release_failed(facts: dict[str, Any]) -> str:
-    why = f"the store could not be told: {facts.get('error', '')}"
+    why = f"the store could not record it: {facts.get('error', '')}"
     return f"ended{_after(facts)}: {_reason(facts)}; its lease has to run out, for {why}"
 
 
@@ -210,7 +210,7 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "LeaseLost": _missed,
     "SettleFailed": lambda facts: (
-        f"done by {_who(facts)}{_after(facts)}, and the store could not be told: {facts.get('error', '')}"
+        f"done by {_who(facts)}{_after(facts)}, and the store could not record it: {facts.get('error', '')}"
     ),
     "ReleasedByOperator": _by_operator,
     "ForgottenByOperator": _by_operator,
@@ -259,13 +259,13 @@ def advice(record: Record | None) -> str:
             return "Its holder has not renewed the lease and is dead or cut off. The next delivery takes over."
         case State.RELEASED if record.reason == Reason.CRASH_LOOP:
             return (
-                "This message does not run it again. Look for what kills the worker (memory, a native crash), mend it, "
-                "and publish the task anew."
+                "This message does not run it again. Look for what kills the worker (memory, a native crash), fix it, "
+                "and publish the task again."
             )
         case State.RELEASED if record.remaining > 0:
             return f"Its retry is due in {format_duration(record.remaining)}. Until then duplicates wait."
         case State.RELEASED:
-            return "Nobody is doing it. The next delivery runs."
+            return "No worker is doing it. The next delivery runs."
         case State.FAILED:
             return "It is not run again: duplicates fail as it did. forget KEY lets it run."
         case _:

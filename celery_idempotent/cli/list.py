@@ -23,7 +23,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """List records.
 
     What is in progress is as old as its lease, and what is done as long ago as it was settled. Reads records until it
-    has found as many as --limit says; if there are not so many, it has read all of the store.
+    has found as many as --limit; if there are not so many, it has read all of the store.
     """
     wish = Filter(**options)
 
@@ -49,7 +49,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
 
 
 def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
-    """Say on standard error what is not in the table."""
+    """Report on standard error what is not in the table."""
     where = "" if stores.one else f" in {used.name}"
     if found.interrupted:
         click.echo(f"Interrupted: there may be more{where}.", err=True)
@@ -60,7 +60,7 @@ def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) ->
         hint = f" Did you mean --prefix {meant}?" if meant else _meant_task(used, wish.task)
         click.echo(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
     if found.ageless:
-        click.echo(f"{found.ageless:,} more are of an age that the store does not tell{where}.", err=True)
+        click.echo(f"{found.ageless:,} more are of an age that the store does not know{where}.", err=True)
 
 
 def _meant_task(used: NamedStore, task: str | None) -> str:

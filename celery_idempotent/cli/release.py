@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
 
 
-#: Seconds to keep what is released, where the store does not tell how long its holder wanted that: as `failure_ttl`.
+#: Seconds to keep what is released, where the store does not know how long its holder wanted that: as `failure_ttl`.
 KEEP = 86400.0
 
 
@@ -92,14 +92,14 @@ def _not_held(record: Record) -> str:
         over = f"The lease on {key} has run out: there is nothing to release, the next delivery takes it over."
         return "" if record.remaining else over
     if record.state is not State.RELEASED:
-        return f"Nobody holds {key}: it is {record.state}. To let it run again: forget {key}"
+        return f"No worker holds {key}: it is {record.state}. To let it run again: forget {key}"
     if record.remaining:
         due = f"its retry is due in {duration(record.remaining)}, and other messages wait for it"
-        return f"Nobody holds {key}: {due}. To let them run before that: forget {key}"
+        return f"No worker holds {key}: {due}. To let them run before that: forget {key}"
     if record.reason == Reason.CRASH_LOOP:
         loop = f"it is refused as a crash loop after {record.crashes} crashes"
-        return f"Nobody holds {key}: {loop}. To let the same message run again: forget {key}"
-    return f"Nobody holds {key}: it is released already, and the next delivery may run now."
+        return f"No worker holds {key}: {loop}. To let the same message run again: forget {key}"
+    return f"No worker holds {key}: it is released already, and the next delivery may run now."
 
 
 def _holding(used: NamedStore, record: Record) -> str:
@@ -111,7 +111,7 @@ def _holding(used: NamedStore, record: Record) -> str:
         "holder": _who(record) + (f", for {duration(record.held_for)}" if record.held_for else ""),
         "task id": record.task_id,
         "lease": f"{duration(record.remaining)} left",
-        "last beat": beat if ttl > record.remaining else "not told by the store",
+        "last beat": beat if ttl > record.remaining else "unknown to the store",
     }
     return "\n".join(f"{name:<9}  {clean(value)}" for name, value in facts.items() if value)
 
@@ -129,7 +129,7 @@ def _freed(used: NamedStore, record: Record) -> str:
     keep = max(0.0, record.retention - record.remaining) or KEEP
     claim = Claim(record.key, record.owner, record.remaining, keep, task_id=record.task_id)
     if not used.store.release(Lease(claim, record.fence), Release(Reason.SHUTDOWN)):
-        return f"{record.key} was left alone: it was settled meanwhile, or somebody else holds it."
+        return f"{record.key} was left alone: it was settled meanwhile, or another holder has it."
     after = used.store.get(record.key)
     if after is not None and after.state is State.IN_PROGRESS and after.owner == record.owner:
         return f"{record.key} was left alone: an open transaction settles it, and decides when it ends."

@@ -43,7 +43,7 @@ def command(ctx: click.Context, apply: bool, as_json: bool) -> None:
 
 
 def _say(name: str, pending: str, *, applied: bool) -> None:
-    """Print what is pending so that a database's own shell can read it; what is said of it goes to standard error."""
+    """Print what is pending so that a database's own shell can read it; remarks go to standard error."""
     if not pending:
         click.echo(f"{name}: nothing is to be done", err=True)
         return

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def states(context: click.Context, option: click.Parameter, said: tuple[str, ...]) -> tuple[State, ...]:
+def states(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[State, ...]:
     """Return the states of these names.
 
     Raises:
         BadParameter: one is none; the error suggests one.
     """
     known = [state.value for state in State]
-    for name in said:
+    for name in given:
         if name not in known:
             near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise click.BadParameter(f"expected one of {', '.join(known)}, got {name!r}.{hint}")
-    return tuple(State(name) for name in said)
+    return tuple(State(name) for name in given)
 
 
-def duration(context: click.Context, option: click.Parameter, said: str | None) -> float | None:
+def duration(context: click.Context, option: click.Parameter, given: str | None) -> float | None:
     """Return a duration in seconds.
 
     Raises:
@@ -42,12 +42,12 @@ def duration(context: click.Context, option: click.Parameter, said: str | None) 
     """
     from ..units import parse_duration
 
-    if said is None:
+    if given is None:
         return None
     try:
-        return parse_duration(float(said) if said.isdecimal() else said, "")
+        return parse_duration(float(given) if given.isdecimal() else given, "")
     except ConfigurationError:
-        raise click.BadParameter(f"expected a duration such as 90s, 15m, 24h or 7d, got {said!r}.") from None
+        raise click.BadParameter(f"expected a duration such as 90s, 15m, 24h or 7d, got {given!r}.") from None
 
 
 _OPTIONS = (
@@ -83,7 +83,7 @@ def filters(function: F) -> F:
 
 
 def age_of(record: Record) -> float | None:
-    """Return for how many seconds a record has been held, or settled; None where the store does not tell."""
+    """Return for how many seconds a record has been held, or settled; None where the store does not know."""
     if record.state is State.RELEASED:
         return None
     return record.held_for or None if record.state is State.IN_PROGRESS else record.age
@@ -99,7 +99,7 @@ def task_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class Filter:
-    """What the options say.
+    """The options of a search.
 
     Raises:
         UsageError: there are no such records.
@@ -136,11 +136,11 @@ class Filter:
         return [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
 
     def fits(self, record: Record) -> bool:
-        """Tell whether a record is one of them, but for its age."""
+        """Return whether a record is one of them, but for its age."""
         return record.state in self.wanted and (not self.held or record.remaining > 0)
 
     def fits_age(self, age: float) -> bool:
-        """Tell whether a record of this age is one of them."""
+        """Return whether a record of this age is one of them."""
         return (self.older is None or age > self.older) and (self.younger is None or age < self.younger)
 
 
@@ -149,13 +149,13 @@ class Search:
 
     Arguments:
         filter: Which.
-        used: Where.
-        tell: Told of each record that is found.
+        used: The store.
+        count: Called with 1 for each record that is found.
     """
 
-    def __init__(self, filter: Filter, used: NamedStore, tell: Callable[[int], None] = lambda number: None) -> None:  # noqa: A002
-        self.filter, self.used, self._tell = filter, used, tell
-        #: How many were left out because their age is not told.
+    def __init__(self, filter: Filter, used: NamedStore, count: Callable[[int], None] = lambda number: None) -> None:  # noqa: A002
+        self.filter, self.used, self._count = filter, used, count
+        #: How many were left out because their age is not known.
         self.ageless = 0
 
     def __iter__(self) -> Iterator[Record]:
@@ -170,7 +170,7 @@ class Search:
                 if age is None and timed:
                     self.ageless += 1
                 elif age is None or self.filter.fits_age(age):
-                    self._tell(1)
+                    self._count(1)
                     yield record
 
 
@@ -185,14 +185,14 @@ class SearchResult:
 
     @classmethod
     def by(cls, search: Search) -> SearchResult:
-        """Search up to the limit, or until somebody presses Ctrl-C."""
+        """Search up to the limit, or until Ctrl-C."""
         found = cls()
         try:
             for record in search:
                 if len(found.records) == search.filter.limit and record.key not in found.records:
                     found.more = True
                     break
-                found.records[record.key] = record  # a scan of Redis may tell of one twice
+                found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
         found.ageless = search.ageless

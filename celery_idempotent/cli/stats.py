@@ -52,7 +52,7 @@ CRASHED = (Column("KEY", least=24), Column("STATE"), Column("CRASHES", right=Tru
 def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
     """Count what each store remembers.
 
-    Reads every record of the store, page by page, so that nobody waits for it. Ctrl-C ends it with what was counted.
+    Reads every record of the store, page by page, so that no task waits for it. Ctrl-C ends it with what was counted.
     """
 
     def count(used: NamedStore) -> StoreStats:
@@ -128,7 +128,7 @@ def _task_row(facts: dict[str, Any]) -> list[Cell]:
 
 
 MINUTE, HOUR = 60.0, 3600.0
-#: Keys whose size the server is asked for.
+#: Keys whose size is read from the server.
 SAMPLE = 20
 
 
@@ -157,7 +157,7 @@ class StoreStats:
     """Counts over the records of a store; each is looked at once, and none is kept but the oldest and the worst.
 
     Arguments:
-        top: How many tasks, and keys that crash, to tell.
+        top: How many tasks, and keys that crash, to show.
     """
 
     top: int
@@ -169,7 +169,7 @@ class StoreStats:
     oldest: Record | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
     sample: list[str] = field(default_factory=list)
-    #: False if somebody pressed Ctrl-C
+    #: False after Ctrl-C
     complete: bool = True
     room: dict[str, int] = field(default_factory=dict)
     _worst: list[tuple[int, str, Record]] = field(default_factory=list)
@@ -201,7 +201,7 @@ class StoreStats:
 
     def _keep_worst(self, found: tuple[int, str, Record]) -> None:
         if any(key == found[1] for _, key, _ in self._worst):
-            return  # a scan of Redis may tell of one twice
+            return  # a scan of Redis may return one twice
         if len(self._worst) < self.top:
             heappush(self._worst, found)
         else:

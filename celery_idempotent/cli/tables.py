@@ -17,7 +17,7 @@ from ..stores.records import Reason, Record, State
 from .search import age_of, task_of
 
 GAP = 2
-#: What stands in a cell of which nothing is told.
+#: The text of a cell whose value is not known.
 NOTHING = "-"
 
 
@@ -140,7 +140,7 @@ def coloured() -> Any:
     from rich.console import Console
 
     context = click.get_current_context(silent=True)
-    no_colour = True if context is not None and context.color is False else None  # None: rich asks NO_COLOR
+    no_colour = True if context is not None and context.color is False else None  # None: rich reads NO_COLOR
     return Console(highlight=False, no_color=no_colour)
 
 
@@ -190,7 +190,7 @@ COLUMNS = (
     Column("TASK ID", least=9, spare=2),
     Column("FENCE", spare=3),
 )
-#: What somebody looks for comes first.
+#: What is looked for most comes first.
 _ORDER = (State.IN_PROGRESS, State.RELEASED, State.FAILED, State.COMPLETED)
 _STYLES = {State.IN_PROGRESS: "cyan", State.FAILED: "red", State.COMPLETED: "green", State.RELEASED: "yellow"}
 
@@ -240,7 +240,7 @@ def _standing(record: Record) -> Cell:
 
 
 def facts(record: Record, store: str | None = None) -> dict[str, Any]:
-    """Return a record as JSON has it; null is what the store does not tell, or what there is not in this state.
+    """Return a record as JSON has it; null is what the store does not know, or what there is not in this state.
 
     Arguments:
         record: The record.
@@ -269,7 +269,7 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the unit that says most in two digits, rounded down: 54s, 12m, 3h, 2d."""
+    """Return seconds in the unit that shows most in two digits, rounded down: 54s, 12m, 3h, 2d."""
     for unit, letter, least in _UNITS:
         if seconds >= least:
             return f"{int(seconds // unit):,}{letter}"
@@ -285,7 +285,7 @@ def size(count: float) -> str:
 
 
 def clean(text: str) -> str:
-    """Return a text that does to a terminal what it looks like: what somebody else wrote may hold its commands."""
+    """Return a text that does to a terminal what it looks like: a text from elsewhere may hold its commands."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -114,8 +114,8 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-#: What ended last: how many are shown, and how many are asked for after one look.
-ENDED, ASKED = 5, 20
+#: What ended last: how many are shown, and how many are read after one look.
+ENDED, READ = 5, 20
 #: Lines that are no rows: what is above and between the tables.
 FRAME = 7
 
@@ -137,11 +137,11 @@ class LiveView:
         self._ended: deque[tuple[Record, float]] = deque(maxlen=ENDED)
         #: Seconds that the last look took.
         self.took = 0.0
-        #: Whether somebody pressed Ctrl-C during a look.
+        #: Whether Ctrl-C was pressed during a look.
         self.interrupted = False
 
     def begin(self) -> bool:
-        """Look for the first time, and tell whether any store could serve; what is wrong is said as always."""
+        """Look for the first time, and return whether any store could serve; errors are reported as always."""
 
         def search(used: NamedStore) -> SearchResult:
             with ProgressCounter("found") as tally:
@@ -155,7 +155,7 @@ class LiveView:
         return bool(self._found)
 
     def look(self) -> None:
-        """Look again. A store that cannot serve is shown as that, with what it said before."""
+        """Look again. A store that cannot serve is shown as that, with its last records."""
         since = monotonic()
         for used in self._stores.used:
             try:
@@ -173,7 +173,7 @@ class LiveView:
 
     def _note_ended(self, used: NamedStore, found: SearchResult) -> None:
         before = self._found.get(used.name, SearchResult()).records
-        for key in [key for key in before if key not in found.records][:ASKED]:
+        for key in [key for key in before if key not in found.records][:READ]:
             record = used.store.get(key)
             if record is not None and not self._wish.fits(record):
                 self._ended.append((record, monotonic()))
@@ -190,8 +190,8 @@ class LiveView:
         height = self._console.height - FRAME - (len(self._ended) + 2 if self._ended else 0) - len(self._failed)
         shown = records[: max(3, height)]
         yield Text(self._headline(records), "bold", no_wrap=True, overflow="ellipsis")
-        for said in self._failed.values():
-            yield Text(said, "bold red", no_wrap=True, overflow="ellipsis")
+        for message in self._failed.values():
+            yield Text(message, "bold red", no_wrap=True, overflow="ellipsis")
         yield Text("")
         yield self._drawn(tables.table(shown)) if shown else Text("Nothing.", "dim")
         hidden, more = (

@@ -24,7 +24,7 @@ from ..stores.records import Claim, Lease, Reason
 from .horse import HorseClaim, WorkerEnd
 from .job import store_of
 
-#: Seconds between two looks whether the worker was asked to stop. No thread is woken instead: a handler of signals must
+#: Seconds between two looks whether the worker is to stop. No thread is woken instead: a handler of signals must
 #: take no lock.
 LOOK_EVERY = 0.5
 
@@ -77,7 +77,7 @@ class _Leases:
         return self._reaped
 
     def _announce_shutdown(self, gone: threading.Event) -> None:
-        """Tell the store of a warm shutdown, which a supervisor may cut short by killing worker and horse."""
+        """Announce a warm shutdown to the store, which a supervisor may cut short by killing worker and horse."""
         assert self._offer is not None
         while not gone.wait(LOOK_EVERY):
             held = self._offer.held() if getattr(self, "_stop_requested", False) else None
@@ -123,12 +123,12 @@ class _Leases:
         store, reason = store_of(held.store or None, self.connection), self._reason(held)
         record = lease.release(store, self._claim(held), reason)
         if record is not None:
-            told = Released(
+            event = Released(
                 held.key, held.task, held.task_id, holder=current_holder(), reason=reason.value, fence=record.fence
             )
-            emit(told)
+            emit(event)
             if held.history:
-                history.note(store, told, held.keep_ttl)
+                history.note(store, event, held.keep_ttl)
 
     def _claim(self, held: HorseClaim) -> Claim:
         assert self._offer is not None

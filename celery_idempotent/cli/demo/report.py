@@ -35,7 +35,7 @@ a worker by hand. For scripts: celery-idempotent demo --json"""
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Tell whether every customer was charged once."""
+    """Return whether every customer was charged once."""
     return outcome.tally.duplicates == 0 and outcome.tally.lost == 0
 
 
@@ -144,7 +144,7 @@ def _why(idempotent: Outcome) -> str:
     replayed = f"{idempotent.replayed} deliveries too many got the recorded result; the gateway was not called."
     known = (
         f"{idempotent.progress.known_keys} times the charge did run again: a process killed after the charge and "
-        "before the record of it leaves nothing that says it charged, and no library can know. Therefore the task "
+        "before the record of it leaves no record that it charged, and no library can know. Therefore the task "
         'hands the gateway self.lease.derived_key("gateway"), the same on every run of the order. The gateway honours '
         "such keys, as real ones do, and answered without a second charge. (The plain task hands it no key, as plain "
         "code does.)"
@@ -271,7 +271,7 @@ class Screen(ABC):
         self.run = run
 
     @abstractmethod
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show what happens, in a few words."""
 
     @abstractmethod
@@ -282,7 +282,7 @@ class Screen(ABC):
 class Lines(Screen):
     """A line per event."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show what happens."""
         click.echo(f"{NAMES[self.run] + ':':<{_WIDTH + 1}} {text}", err=True)
 
@@ -320,7 +320,7 @@ class Bars(Screen):
 
         return Group(self._bar, self._said) if self._said.plain else self._bar
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show what happens."""
         self._said.plain = f"  {text}" if text else ""
 
@@ -346,4 +346,4 @@ def open_screen() -> Iterator[Screen]:
     screen = Bars(Console(stderr=True, highlight=False))
     with screen.live:
         yield screen
-        screen.say("")
+        screen.log("")

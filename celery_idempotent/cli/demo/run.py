@@ -96,7 +96,7 @@ def _introduction(redis_version: str, seed: int) -> str:
 
 
 def _forget_celery_settings() -> None:
-    """Forget what the environment tells Celery: CELERY_BROKER_URL would win over our own broker."""
+    """Forget Celery's settings in the environment: CELERY_BROKER_URL would win over the demo's broker."""
     for name in [name for name in os.environ if name.startswith("CELERY_")]:
         del os.environ[name]
 
@@ -134,7 +134,7 @@ class DemoRun:
         redis: Its broker and its store.
         deadline: Monotonic time at which it ends, whatever is not done.
         processes: Starts and ends what it needs.
-        check: Raises if the demo shall end.
+        check: Raises if the demo is to end.
         screen: Shows how far it is, and each fault.
     """
 
@@ -169,10 +169,10 @@ class DemoRun:
 
         Raises:
             DemoError: something does not start, or ends too early.
-            Interrupted: the demo shall end.
+            Interrupted: the demo is to end.
         """
         self._directory.mkdir()
-        self._screen.say("starting the payment gateway and the workers")
+        self._screen.log("starting the payment gateway and the workers")
         try:
             self._start_gateway()
             place = self._place()
@@ -202,7 +202,7 @@ class DemoRun:
         return DemoAddress(self._idempotent, self._redis.url(first), self._redis.url(first + 1), gateway, str(books))
 
     def _start_workers(self, place: DemoAddress) -> None:
-        # The warnings would say that somebody tries this as root.
+        # They would warn of root.
         env = {**place.environment(), "PYTHONWARNINGS": "ignore"}
         for number in range(1, WORKERS + 1):
             node = f"--hostname=worker{number}@localhost"
@@ -221,7 +221,7 @@ class DemoRun:
             self._progress.published += order.copies
             self._attend(broker)
         ended = self._watch(broker)
-        # Counted from the files, when nobody can write to them any more.
+        # Counted from the files, when no process can write to them any more.
         self._processes.end(*self._started.values(), grace=GRACE_SECONDS if ended else 0.0)
         charged, paid = (_first_words(path) for path in (self._directory / "ledger", Path(place.books)))
         seconds = (ended or monotonic()) - began
@@ -252,7 +252,7 @@ class DemoRun:
             self._next_sweep = monotonic() + SWEEP_SECONDS
             if late := broker.sweep():
                 self._progress.redelivered += late
-                self._screen.say(f"visibility timeout passed: the broker hands out {late} again")
+                self._screen.log(f"visibility timeout passed: the broker hands out {late} again")
         self._screen.show(self._progress)
 
     def _take_events(self) -> None:
@@ -262,7 +262,7 @@ class DemoRun:
             self._progress.take(event)
             if event["event"] == "held" and self._processes.kill_child(event["pid"]):
                 self._progress.kill(event["order"], event["pid"], monotonic())
-                self._screen.say(f"{event['order']}: {Fault(event['fault']).text}")
+                self._screen.log(f"{event['order']}: {Fault(event['fault']).text}")
         for name, process in self._started.items():
             if process.poll() is not None:
                 log = self._processes.log(name).read_text(errors="replace").splitlines()[-LOG_LINES:]

@@ -97,7 +97,7 @@ def _live(target: Target, key: str) -> None:
 
 def _claim(target: Target, key: str) -> Lease:
     lease = target.store.acquire(Claim(key, new_owner(), SECONDS, SECONDS, holder=TASK))
-    assert isinstance(lease, Lease), f"no other client can hold {key}"
+    assert isinstance(lease, Lease), f"no other can have {key}"
     return lease
 
 

@@ -54,7 +54,7 @@ def setting_unknown(config: AppConfig) -> Findings:
     wrong = mistaken_settings(config.app)
     if wrong:
         meant = [f"{name}: did you mean {near}?" if near else f"{name}: leave it out." for name, near in wrong.items()]
-        yield error(f"Nothing reads {listed(wrong)}: what it says does not hold.", " ".join(meant))
+        yield error(f"Nothing reads {listed(wrong)}: it has no effect.", " ".join(meant))
 
 
 @CHECKS.add("every task is idempotent")
@@ -88,8 +88,8 @@ def lost_child_fails(config: AppConfig) -> Findings:
     ]
     if final:
         yield warning(
-            f"reject_on_worker_lost is off for {listed(final)}: a process that is killed, by the kernel for its memory "
-            "say, is taken for a failure, and the task does not run again.",
+            f"reject_on_worker_lost is off for {listed(final)}: a process that is killed, as by the kernel for its "
+            "memory, is taken for a failure, and the task does not run again.",
             "Leave out reject_on_worker_lost=False; max_crashes ends a task that kills its processes.",
         )
 
@@ -307,7 +307,7 @@ def results_not_kept(config: AppConfig) -> Findings:
         yield info(
             f"store_result is off for {listed(bare)}: a duplicate that has a reader (a caller, a chain, a chord) fails "
             "with ResultUnavailable.",
-            "ignore_result=True for the task if nobody reads it, else store_result=True",
+            "ignore_result=True for the task if no caller reads it, else store_result=True",
         )
 
 
@@ -340,14 +340,14 @@ def address(store: Any) -> Address | None:
     pool = getattr(getattr(store, "_client", None), "connection_pool", None)
     if pool is None:
         return None
-    said = pool.connection_kwargs
+    options = pool.connection_kwargs
     named = getattr(pool, "service_name", "")
-    host = str(named or said.get("path") or said.get("host") or "localhost")
-    port = "" if named or said.get("path") else str(said.get("port") or 6379)
-    return "127.0.0.1" if host in LOCAL else host, port, int(said.get("db") or 0)
+    host = str(named or options.get("path") or options.get("host") or "localhost")
+    port = "" if named or options.get("path") else str(options.get("port") or 6379)
+    return "127.0.0.1" if host in LOCAL else host, port, int(options.get("db") or 0)
 
 
-@CHECKS.add("the app says where its store is")
+@CHECKS.add("the app names its store")
 def store_unsaid(config: AppConfig) -> Findings:
     if not config.conf.get("idempotency_store") and any(each.policy.store is None for each in config.tasks):
         yield info(
@@ -368,7 +368,7 @@ def store_shared(config: AppConfig) -> Findings:
     if shared:
         host, port, number = next(iter(shared.values()))
         yield warning(
-            f"A store is in the same Redis database as {' and '.join(shared)}: who flushes that, or lets it evict, "
+            f"A store is in the same Redis database as {' and '.join(shared)}: to flush it, or let it evict, "
             "forgets operations.",
             f'app.conf.idempotency_store = "redis://{host}:{port or 6379}/{number + 1}", or a server of its own',
         )

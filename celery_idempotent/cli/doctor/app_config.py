@@ -1,4 +1,4 @@
-"""What an app says of itself, in the words that the checks ask in."""
+"""The configuration of an app, as the checks read it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AppConfig:
     @cached_property
     def broker(self) -> str:
         """What the broker is: redis, rabbitmq, sqs, memory, filesystem, or kombu's name for another."""
-        # Its class is not asked, whose driver may be missing on the machine that asks.
+        # Not by its class, whose driver may be missing on this machine.
         named = str(self._connection.transport_cls).lower().partition("+")[0]
         return _BROKERS.get(named, named)
 
@@ -141,7 +141,7 @@ def shortest_interval(when: Any, app: Any) -> float | None:
         if isinstance(when, crontab):
             return min(_gaps(when))
         return float(when.run_every.total_seconds())
-    except Exception:  # noqa: BLE001 - a schedule of somebody's own, or one that never comes
+    except Exception:  # noqa: BLE001 - a schedule of the app's own, or one that never comes
         return None
 
 

@@ -17,7 +17,7 @@ SQS_MOST = 12 * HOUR
 INTERVAL, THROTTLE = 10, 10
 #: Pools whose workers have no time to look, with our step and without it: a busy solo worker looks for nothing.
 SELDOM_LOOKING = {True: {"solo"}, False: {"gevent", "eventlet", "solo"}}
-#: Seconds between two looks from which on it is said, where the timeout itself is short.
+#: Seconds between two looks from which on there is a finding, where the timeout itself is short.
 SELDOM = 60
 GOOD = 'app.conf.broker_transport_options = {"visibility_timeout": 30}'
 OFTEN = GOOD.replace("}", ', "unacked_restore_interval": 5, "unacked_restore_throttle": 1}')
@@ -160,7 +160,7 @@ def broker_forgets(config: AppConfig) -> Findings:
 @CHECKS.add(when=lambda config: config.broker == "sqs")
 def redelivered_unknown(config: AppConfig) -> Findings:
     yield info(
-        "SQS marks no message as handed out before. Idempotent tasks do not need it; plain tasks that ask for "
+        "SQS marks no message as handed out before. Idempotent tasks do not need it; plain tasks that read "
         "request.redelivered, and worker_deduplicate_successful_tasks, do.",
         "Make tasks whose effect must happen once idempotent.",
     )
@@ -170,7 +170,7 @@ def redelivered_unknown(config: AppConfig) -> Findings:
 def publishes_unconfirmed(config: AppConfig) -> Findings:
     if not config.broker_options.get("confirm_publish"):
         yield info(
-            "RabbitMQ does not confirm what you publish: it may be lost in a connection that breaks, and nobody hears.",
+            "RabbitMQ does not confirm what you publish: a message may be lost unnoticed in a connection that breaks.",
             'app.conf.broker_transport_options = {"confirm_publish": True}',
         )
 
@@ -183,8 +183,8 @@ def consumer_timeout(config: AppConfig) -> Findings:
     long = [each.name for each in config.tasks if (config.limit(each.task) or 0.0) > CONSUMER_TIMEOUT]
     if long and not config.conf.get("broker_channel_error_retry"):
         yield warning(
-            f"{listed(long)} may run for longer than RabbitMQ lets a message be held (consumer_timeout, 1800 s unless "
-            "the server says otherwise): the worker ends then.",
+            f"{listed(long)} may run for longer than RabbitMQ lets a message be held (consumer_timeout, 1800 s by "
+            "default): the worker ends then.",
             "app.conf.broker_channel_error_retry = True, or consumer_timeout in rabbitmq.conf longer than the task",
         )
 
@@ -223,7 +223,7 @@ def cancels_on_connection_loss(config: AppConfig) -> Findings:
 def deduplicates_twice(config: AppConfig) -> Findings:
     if config.conf.get("worker_deduplicate_successful_tasks"):
         yield info(
-            "worker_deduplicate_successful_tasks is on: it asks the result backend about each redelivery, which "
+            "worker_deduplicate_successful_tasks is on: it reads the result backend for each redelivery, which "
             "idempotent tasks do not need.",
             "app.conf.worker_deduplicate_successful_tasks = False, unless plain tasks rely on it",
         )

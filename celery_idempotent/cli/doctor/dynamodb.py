@@ -38,7 +38,7 @@ def _describing() -> Iterator[None]:
 
 def _described(target: Target) -> dict[str, Any]:
     with _describing():
-        found: dict[str, Any] = _store(target)._table.ask("describe_table")["Table"]
+        found: dict[str, Any] = _store(target)._table.call("describe_table")["Table"]
     return found
 
 

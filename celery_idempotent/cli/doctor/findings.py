@@ -159,9 +159,9 @@ UNREACHABLE, REFUSED, WRONG = "store-unreachable", "store-refused", "configurati
 OTHERS = (NOT_CHECKED, UNREACHABLE, REFUSED, WRONG)
 
 _REMEDIES = {
-    UNREACHABLE: "Start the server, or correct the store's URL. Until then tasks do as their on_store_error says.",
-    REFUSED: "Correct user, password, rights or database as the message says, then run doctor again.",
-    WRONG: "Correct it as the message says; a worker refuses to start, or a task to run, until then.",
+    UNREACHABLE: "Start the server, or correct the store's URL. Until then tasks follow their on_store_error.",
+    REFUSED: "Correct user, password, rights or database, then run doctor again.",
+    WRONG: "Correct it; a worker refuses to start, or a task to run, until then.",
 }
 
 

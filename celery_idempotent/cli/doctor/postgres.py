@@ -127,7 +127,7 @@ def isolation_strict(target: Target) -> Findings:
     level = _setting(target, "default_transaction_isolation")
     if level != "read committed":
         yield info(
-            f"default_transaction_isolation is {level}. Calls ask for READ COMMITTED, which costs each a little.",
+            f"default_transaction_isolation is {level}. Calls request READ COMMITTED, which costs each a little.",
             "alter role CURRENT_USER set default_transaction_isolation = 'read committed'",
         )
 

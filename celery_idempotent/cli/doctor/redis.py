@@ -87,7 +87,7 @@ class RedisServer:
         reply = self.call("CONFIG", "GET", name)
         found = dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else reply
         if name.encode() not in found:
-            raise CheckSkipped(f"The server does not tell its {name}.")
+            raise CheckSkipped(f"The server does not show its {name}.")
         return str(found[name.encode()].decode(errors="replace"))
 
     def time(self) -> float:
