@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import import_module
 from threading import Event, Thread
@@ -23,7 +24,7 @@ from click.core import ParameterSource
 from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..stores.history import text_of_operator
 from ..stores.records import HistoryEntry
-from .search import task_of
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..errors import StoreError
@@ -242,6 +243,27 @@ class Stores:
                 self.status = self.status or Exit(failed.exit_code)
             else:
                 yield used, answer
+
+    def end(self, ctx: click.Context, facts: object = None) -> None:
+        """Print the facts as JSON, unless they are None, and exit with the status."""
+        if facts is not None:
+            click.echo(json.dumps(facts))
+        ctx.exit(self.status)
+
+
+@dataclass
+class Changes:
+    """The records that a command changed, left alone, and missed; those of a dry run are what it would have changed."""
+
+    done: int = 0
+    left: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def end(self, ctx: click.Context, stores: Stores, verb: str, *, as_json: bool) -> None:
+        """End the command, with 1 if not all was done; ``verb`` is the key of what was done in the JSON."""
+        if self.left or self.missing:
+            stores.status = stores.status or Exit.NO
+        stores.end(ctx, {verb: self.done, "left": self.left, "missing": self.missing} if as_json else None)
 
 
 def stores_of(ctx: click.Context) -> Stores:

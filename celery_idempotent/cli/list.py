@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import tables
-from .common import Exit, ProgressCounter, StoreCommand, Stores, stores_of
-from .search import Filter, Search, SearchResult, filters
+from .common import Exit, StoreCommand, Stores, stores_of
+from .search import Filter, SearchResult, filters, search
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -26,13 +26,8 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     has found as many as --limit; if there are not so many, it has read all of the store.
     """
     wish = Filter(**options)
-
-    def search(used: NamedStore) -> SearchResult:
-        with ProgressCounter("found") as tally:
-            return SearchResult.by(Search(wish, used, tally.add))
-
     stores, facts, more = stores_of(ctx), [], False
-    for used, found in stores.each(search):
+    for used, found in stores.each(partial(search, wish)):
         records, more = tables.in_order(found.records.values()), more or found.more
         facts += [tables.facts(record, None if stores.one else used.name) for record in records]
         if records and not as_json:
@@ -43,9 +38,7 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
         if found.interrupted:
             stores.status = Exit.INTERRUPTED
             break
-    if as_json:
-        click.echo(json.dumps({"records": facts, "more": more}))
-    ctx.exit(stores.status)
+    stores.end(ctx, {"records": facts, "more": more} if as_json else None)
 
 
 def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
