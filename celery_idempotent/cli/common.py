@@ -15,7 +15,6 @@ from enum import IntEnum
 from importlib import import_module
 from threading import Event, Thread
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -446,7 +445,7 @@ class ProgressCounter:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread is not None:
             self._over.set()
             self._thread.join()

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import click
@@ -52,9 +52,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end(*self._groups.values())
         assert self._keeper.stdin is not None
         try:
@@ -304,9 +302,7 @@ class Signals:
             self._before[number] = signal.signal(number, self._take)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
