@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 #: Where a command line keeps the URL of the store that it names, in the meta of click's context.
 URL = "celery_idempotent.url"
+
+
+def suggestion(typed: str, known: Iterable[str], form: str = "{}") -> str:
+    """Return " Did you mean ...?" with the known name that is nearest to the typed one; "" if none is near."""
+    near = difflib.get_close_matches(typed, list(known), 1)
+    return f" Did you mean {form.format(near[0])}?" if near else ""
 
 
 class CommandFailed(click.ClickException):
@@ -73,9 +79,8 @@ class Commands(click.Group):
         name = args[0] if args else ""
         if not name.startswith("-") and name not in self._modules:
             known = self.list_commands(ctx)
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, known))}."
-            ctx.fail(f"No such command {name!r}. {hint}")
+            hint = suggestion(name, known, "{!r}") or f" There is {', '.join(map(repr, known))}."
+            ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -272,18 +277,14 @@ def stores_of(ctx: click.Context) -> Stores:
         UsageError: there is neither an app nor a URL.
         ConfigurationError: the URL is wrong, or the app's configuration.
     """
-    stores = Stores(ctx.meta[STORES](), _guesses(ctx)) if STORES in ctx.meta else Stores([from_url(ctx)])
+    if STORES in ctx.meta:
+        used = ctx.meta[STORES]()
+        stores = Stores(used, lambda typed: ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {}))))
+    else:
+        stores = Stores([from_url(ctx)])
     for used in stores.used:
         ctx.call_on_close(used.store.close)
     return stores
-
-
-def _guesses(ctx: click.Context) -> Callable[[str], Sequence[str]]:
-    def guess(typed: str) -> list[str]:
-        found: list[str] = ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {})))
-        return found
-
-    return guess
 
 
 def names_call(ctx: click.Context) -> bool:

@@ -14,7 +14,6 @@ from .show import unknown
 
 if TYPE_CHECKING:
     from ..stores.maintenance import MatchCounts, NamedStore
-    from ..stores.records import Record
 
 
 @click.command("forget", cls=KeyCommand)
@@ -89,7 +88,9 @@ def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> No
                 used.store.delete(key)  # a cache may remember what the store behind it does not any more
             continue
         held = is_held(record) and not (wish.force or wish.dry_run)
-        if held and not wish.confirmed(f"{_holder(record)} {key} and may be running it. Forget it all the same?"):
+        if held and not wish.confirmed(
+            f"{record.holder or 'Somebody'} holds {key} and may be running it. Forget it all the same?"
+        ):
             changes.left += 1
         elif wish.dry_run:
             changes.done += 1
@@ -98,10 +99,6 @@ def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> No
             erase(used.store, key, trace_of("ForgottenByOperator", used, record))
             changes.done += 1
             wish.print(f"{key} is forgotten")
-
-
-def _holder(record: Record) -> str:
-    return f"{record.holder or 'Somebody'} holds"
 
 
 def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes) -> None:

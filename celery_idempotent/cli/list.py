@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import tables
-from .common import Exit, StoreCommand, Stores, stores_of
+from .common import Exit, StoreCommand, Stores, stores_of, suggestion
 from .search import Filter, SearchResult, filters, search
 
 if TYPE_CHECKING:
@@ -50,16 +50,9 @@ def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) ->
         click.echo(f"There are more than these {wish.limit:,}{where}: narrow it down, or raise --limit.", err=True)
     elif not found.records:
         meant = used.meant_prefix(wish.prefix) if wish.prefix else None
-        hint = f" Did you mean --prefix {meant}?" if meant else _meant_task(used, wish.task)
+        hint = f" Did you mean --prefix {meant}?" if meant else ""
+        if wish.task and wish.task not in used.lease_ttls:
+            hint = suggestion(wish.task, used.lease_ttls, "--task {}")
         click.echo(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
     if found.ageless:
         click.echo(f"{found.ageless:,} more are of an age that the store does not know{where}.", err=True)
-
-
-def _meant_task(used: NamedStore, task: str | None) -> str:
-    import difflib
-
-    if not task or task in used.lease_ttls:
-        return ""
-    near = difflib.get_close_matches(task, used.lease_ttls, 1)
-    return f" Did you mean --task {near[0]}?" if near else ""

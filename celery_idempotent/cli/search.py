@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import click
 from ..errors import ConfigurationError
 from ..stores.records import Record, State
 from ..units import parse_duration
-from .common import ProgressCounter
+from .common import ProgressCounter, suggestion
 from .tables import age_of
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ def states(context: click.Context, option: click.Parameter, given: tuple[str, ..
     known = [state.value for state in State]
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = suggestion(name.lower().replace("-", "_"), known)
             raise click.BadParameter(f"expected one of {', '.join(known)}, got {name!r}.{hint}")
     return tuple(State(name) for name in given)
 
@@ -114,18 +112,15 @@ class Filter:
         states = set(self.states or State)
         return states & {State.IN_PROGRESS} if self.held else states
 
-    def prefixes(self, used: NamedStore) -> list[str]:
-        """Return how the keys begin."""
-        if not self.task:
-            return [self.prefix]
-        from ..core.keys import compose_default  # with kombu behind it
-
-        return [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
-
     def scan(self, used: NamedStore) -> Iterator[Record]:
         """Yield the records of a store that are among them, but for their age."""
         state = next(iter(self.wanted)) if len(self.wanted) == 1 else None
-        for prefix in self.prefixes(used):
+        prefixes = [self.prefix]
+        if self.task:
+            from ..core.keys import compose_default  # with kombu behind it
+
+            prefixes = [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
+        for prefix in prefixes:
             yield from filter(self.fits, used.store.scan(prefix=prefix, state=state))
 
     def fits(self, record: Record) -> bool:

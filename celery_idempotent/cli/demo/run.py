@@ -58,7 +58,8 @@ def run(*, seed: int, as_json: bool, fetch_redis: bool) -> int:
 
 
 def _run_both(signals: Signals, seed: int, fetch_redis: bool) -> dict[str, Outcome]:
-    _forget_celery_settings()
+    for name in [name for name in os.environ if name.startswith("CELERY_")]:
+        del os.environ[name]  # CELERY_BROKER_URL would win over the demo's broker
     orders = draw_orders(seed)
     deadline = monotonic()
     outcomes = {}
@@ -85,12 +86,6 @@ def _introduction(redis_version: str, seed: int) -> str:
         f"during a charge; {BURST} publishes at once; a failure and its retry."
     )
     return f"\n{textwrap.fill(text, report.WIDTH)}\n{head}\n"
-
-
-def _forget_celery_settings() -> None:
-    """Forget Celery's settings in the environment: CELERY_BROKER_URL would win over the demo's broker."""
-    for name in [name for name in os.environ if name.startswith("CELERY_")]:
-        del os.environ[name]
 
 
 WORKERS = 2

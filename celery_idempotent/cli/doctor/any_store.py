@@ -19,8 +19,7 @@ CHECKS = Checks()
 
 @CHECKS.add("the schema is that of this version")
 def schema_pending(target: Target) -> Findings:
-    pending = target.store.pending_schema()
-    if pending:
+    if pending := target.store.pending_schema():
         lines = pending.strip().splitlines()
         about = lines[0].rstrip(",;") if len(lines) <= 2 else f"{len(lines)} lines of statements are due"
         yield error(

@@ -40,8 +40,7 @@ def nothing_idempotent(config: AppConfig) -> Findings:
 
 @CHECKS.add("every task with idempotency options has the base class")
 def base_missing(config: AppConfig) -> Findings:
-    found = dict(unprotected(config.app))
-    if found:
+    if found := dict(unprotected(config.app)):
         yield error(
             f"{listed(found)} ({listed(f'{name}=' for name in found.values())}) has idempotency options and not the "
             "base class: it is not protected at all.",
@@ -51,8 +50,7 @@ def base_missing(config: AppConfig) -> Findings:
 
 @CHECKS.add("every setting of idempotency is one")
 def setting_unknown(config: AppConfig) -> Findings:
-    wrong = mistaken_settings(config.app)
-    if wrong:
+    if wrong := mistaken_settings(config.app):
         meant = [f"{name}: did you mean {near}?" if near else f"{name}: leave it out." for name, near in wrong.items()]
         yield error(f"Nothing reads {listed(wrong)}: it has no effect.", " ".join(meant))
 
@@ -68,8 +66,7 @@ def plain_tasks(config: AppConfig) -> Findings:
 
 @CHECKS.add("messages are acked after their task")
 def early_ack(config: AppConfig) -> Findings:
-    early = [each.name for each in config.tasks if not each.task.acks_late]
-    if early:
+    if early := [each.name for each in config.tasks if not each.task.acks_late]:
         yield warning(
             f"acks_late is off for {listed(early)}: the message is gone before the task runs, and a killed worker "
             "loses it.",
@@ -96,8 +93,7 @@ def lost_child_fails(config: AppConfig) -> Findings:
 
 @CHECKS.add("the message of a failed task is acked")
 def failure_not_acked(config: AppConfig) -> Findings:
-    off = {each.name: name for each in config.tasks for name in ACKS if getattr(each.task, name, None) is False}
-    if off:
+    if off := {each.name: name for each in config.tasks for name in ACKS if getattr(each.task, name, None) is False}:
         yield info(
             f"{listed(off.values())} is off for {listed(off)}: the message of a task that fails is rejected, and one "
             "that hits its time limit runs again, up to max_crashes times.",
@@ -108,8 +104,7 @@ def failure_not_acked(config: AppConfig) -> Findings:
 @CHECKS.add("what beat publishes has a key of its own")
 def beat_without_key(config: AppConfig) -> Findings:
     scheduled = {str(entry["task"]) for entry in config.scheduled.values()}
-    unkeyed = [each.name for each in config.tasks if each.policy.key is None and each.name in scheduled]
-    if unkeyed:
+    if unkeyed := [each.name for each in config.tasks if each.policy.key is None and each.name in scheduled]:
         yield info(
             f"The key of {listed(unkeyed)} is the task id, and beat publishes it: two beats, or a publish that is "
             "tried again, make two operations of it.",
@@ -179,8 +174,7 @@ def beat_option_unknown(config: AppConfig) -> Findings:
 
 @CHECKS.add("no task runs without its lease")
 def runs_unprotected(config: AppConfig) -> Findings:
-    bold = [each.name for each in config.tasks if each.policy.on_store_error == "run"]
-    if bold:
+    if bold := [each.name for each in config.tasks if each.policy.on_store_error == "run"]:
         yield info(
             f"on_store_error is run for {listed(bold)}: while the store is down a duplicate runs again.",
             'idempotency={"on_store_error": "wait"}, where that must not be',
@@ -194,8 +188,7 @@ GOOD = '"lease_ttl": "30s"'
 
 @CHECKS.add("no lease is shorter than 5 s")
 def lease_short(config: AppConfig) -> Findings:
-    short = [each for each in config.tasks if each.policy.lease_ttl < SHORT]
-    if short:
+    if short := [each for each in config.tasks if each.policy.lease_ttl < SHORT]:
         least = min(each.policy.lease_ttl for each in short)
         yield warning(
             f"lease_ttl is {least:g} s ({listed(each.name for each in short)}): a process that pauses for longer loses "
@@ -206,8 +199,7 @@ def lease_short(config: AppConfig) -> Findings:
 
 @CHECKS.add("no lease is longer than 10 min")
 def lease_long(config: AppConfig) -> Findings:
-    long = [each for each in config.tasks if each.policy.lease_ttl > LONG]
-    if long:
+    if long := [each for each in config.tasks if each.policy.lease_ttl > LONG]:
         most = max(each.policy.lease_ttl for each in long)
         yield warning(
             f"lease_ttl is {most:g} s ({listed(each.name for each in long)}): for so long the task of a dead worker "
@@ -231,8 +223,7 @@ def limits_not_enforced(config: AppConfig) -> Findings:
     pool = str(config.conf.worker_pool)
     if pool == "prefork":
         yield ok("the pool ends what runs into its time limit")
-    limited = [each.name for each in config.tasks if each.policy.max_lease is None and config.limit(each.task)]
-    if limited:
+    if limited := [each.name for each in config.tasks if each.policy.max_lease is None and config.limit(each.task)]:
         yield info(
             f"A pool of {pool} ends no body at its time limit ({listed(limited)}): one that hangs keeps its key for "
             "ever.",
@@ -261,8 +252,7 @@ def result_ttl_short(config: AppConfig) -> Findings:
     what, wait = config.longest_wait
     latest = max(wait, config.visibility)
     source = what if wait > config.visibility else "the visibility_timeout of the broker"
-    short = [each for each in config.tasks if each.policy.result_ttl < latest]
-    if short:
+    if short := [each for each in config.tasks if each.policy.result_ttl < latest]:
         least = min(each.policy.result_ttl for each in short)
         yield error(
             f"result_ttl is {least:g} s ({listed(each.name for each in short)}), and a duplicate may come {latest:g} s "
@@ -273,8 +263,7 @@ def result_ttl_short(config: AppConfig) -> Findings:
 
 @CHECKS.add("crashes are remembered until the message comes again")
 def failure_ttl_short(config: AppConfig) -> Findings:
-    short = [each for each in config.tasks if each.policy.failure_ttl < config.visibility]
-    if short:
+    if short := [each for each in config.tasks if each.policy.failure_ttl < config.visibility]:
         least = min(each.policy.failure_ttl for each in short)
         yield warning(
             f"failure_ttl is {least:g} s ({listed(each.name for each in short)}), and a dead worker's message comes "
@@ -364,8 +353,7 @@ def store_shared(config: AppConfig) -> Findings:
         return
     brokers = store_of_broker(config.app) if config.broker == "redis" else None
     others = {"the broker": brokers, "the result backend": store_of_backend(config.app)}
-    shared = {name: where for name, other in others.items() if (where := address(other)) in places and where}
-    if shared:
+    if shared := {name: where for name, other in others.items() if (where := address(other)) in places and where}:
         host, port, number = next(iter(shared.values()))
         yield warning(
             f"A store is in the same Redis database as {' and '.join(shared)}: to flush it, or let it evict, "

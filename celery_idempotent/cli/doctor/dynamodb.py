@@ -58,8 +58,7 @@ def table_not_active(target: Target) -> Findings:
 
 @CHECKS.add("the table is in one region")
 def table_in_regions(target: Target) -> Findings:
-    regions = [replica["RegionName"] for replica in _described(target).get("Replicas", ())]
-    if regions:
+    if regions := [replica["RegionName"] for replica in _described(target).get("Replicas", ())]:
         yield error(
             f"The table is a global one (also in {', '.join(sorted(regions))}): two regions may both grant a claim, "
             "since each decides on its own copy.",

@@ -197,8 +197,7 @@ def not_persistent(server: RedisServer) -> Findings:
                 "CONFIG SET appendfsync everysec (and in redis.conf)",
             )
         yield ok(f"appendonly is yes, appendfsync {fsync}")
-    save = server.config("save")
-    if save:
+    if save := server.config("save"):
         yield info(
             f"The server saves snapshots (save {save}): a crash forgets what was done since the last, which runs again "
             "if it is delivered again.",
