@@ -104,7 +104,7 @@ class Exit(IntEnum):
     USAGE = 2
     #: The store cannot serve now; try again later.
     UNREACHABLE = 3
-    #: The store will not serve us: a wrong password, a missing right.
+    #: The store refuses the user: a wrong password, a missing right.
     REFUSED = 4
     #: What the store holds under the key is no record, or one of a newer version.
     UNREADABLE = 5
@@ -157,7 +157,7 @@ def _store_option() -> click.Option:
         show_envvar=True,
         expose_value=False,
         callback=remember,
-        help="The store to look into, as the app's idempotency_store says it.",
+        help="The store to look into, as in the app's idempotency_store.",
     )
 
 
@@ -399,13 +399,13 @@ def confirmed(question: str, *, yes: bool, verb: str) -> bool:
     Arguments:
         question: The text.
         yes: Whether it is answered already.
-        verb: What ``--yes`` does without asking, as in "forgets".
+        verb: What ``--yes`` does without a question, as in "forgets".
     """
     try:
         return yes or click.confirm(question, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            click.echo(f"\nNobody answered; --yes {verb} without asking.", err=True)
+            click.echo(f"\nNo answer came; --yes {verb} without a question.", err=True)
             return False
         raise
 

@@ -32,10 +32,10 @@ COLUMNS = 80
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with ids and figures as they are.")
 @click.pass_context
 def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
-    """Tell what happened to KEY, and what that means.
+    """Explain what happened to KEY, and what that means.
 
-    In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is told
-    by its record alone. Exits with 1 if nothing is known of the key.
+    In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is
+    shown by its record alone. Exits with 1 if nothing is known of the key.
     """
     stores = stores_of(ctx)
     for each in keys_of(ctx, stores, [key] if key else [], guess=True):
@@ -159,7 +159,7 @@ def _words(facts: dict[str, Any]) -> dict[str, Any]:
     crashes, reason = _crashes(facts.get("crashes", 0)), str(facts.get("reason", ""))
     conflict = f"is being done by {facts['held_by']} for {_task(facts.get('held_for'))}" if "held_by" in facts else ""
     words = {
-        "who": facts.get("holder") or "somebody",
+        "who": facts.get("holder") or "an unknown worker",
         "task": _task(facts.get("task_id")),
         "after": f" after {format_duration(facts['ran'])}" if "ran" in facts else "",
         "begun": f" ({', '.join(begun)})" if begun else "",
@@ -189,10 +189,10 @@ def describe_record(record: Record | None) -> str:
         case State.IN_PROGRESS if record.remaining > 0:
             stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
             lease = f"its lease lasts {format_duration(record.remaining)} unless it is renewed"
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
+            return f"in progress by {record.holder or 'an unknown worker'}, {_task(record.task_id)}{stops}; {lease}"
         case State.IN_PROGRESS:
             ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, {ran_out}{kept}"
+            return f"in progress by {record.holder or 'an unknown worker'}, {_task(record.task_id)}, {ran_out}{kept}"
         case State.RELEASED:
             why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""

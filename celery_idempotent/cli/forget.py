@@ -89,7 +89,7 @@ def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> No
             continue
         held = is_held(record) and not (wish.force or wish.dry_run)
         if held and not wish.confirmed(
-            f"{record.holder or 'Somebody'} holds {key} and may be running it. Forget it all the same?"
+            f"{record.holder or 'An unknown worker'} holds {key} and may be running it. Forget it all the same?"
         ):
             changes.left += 1
         elif wish.dry_run:

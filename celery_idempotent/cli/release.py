@@ -94,7 +94,7 @@ def _holding(used: NamedStore, record: Record) -> str:
 
 
 def _who(record: Record) -> str:
-    return clean(record.holder) or "Somebody"
+    return clean(record.holder) or "an unknown worker"
 
 
 def _freed(used: NamedStore, record: Record) -> str:

@@ -86,7 +86,8 @@ def _print(name: str, found: dict[str, Any], stats: StoreStats) -> None:
         "store": name,
         "records": f"{found['records']:,}" + (f" ({states})" if states else ""),
         "held": f"{found['held']:,} by a live lease" + (f"; {found['ran_out']:,} ran out" if found["ran_out"] else ""),
-        "oldest": oldest and f"{oldest.key} for {shorten_duration(oldest.held_for)} by {oldest.holder or 'somebody'}",
+        "oldest": oldest
+        and f"{oldest.key} for {shorten_duration(oldest.held_for)} by {oldest.holder or 'an unknown worker'}",
         "settled": f"{stats.settled_last_minute:,} in the last minute, {found['settled_last_hour']:,} in the last hour",
         "retries": stats.retries_waiting and f"{stats.retries_waiting:,} not due yet",
         "duplicates": stats.duplicates_waiting and f"{stats.duplicates_waiting:,} waiting",

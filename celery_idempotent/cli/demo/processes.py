@@ -211,7 +211,7 @@ class Redis:
     def __init__(self, processes: Processes, binary: str, check: Callable[[], None]) -> None:
         self.version = ""
         for _ in range(5):
-            # Another program may take the port before our server does: then another one.
+            # Another program may take the port before the server does: then another one.
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 self.port = int(probe.getsockname()[1])

@@ -85,7 +85,7 @@ class AppConfig:
 
     @property
     def refreshed(self) -> bool:
-        """Whether our workers keep the broker from handing out what they hold."""
+        """Whether workers with idempotent tasks keep the broker from handing out what they hold."""
         return self.broker == "redis" and self.conf.get("idempotency_visibility_refresh") is not False
 
     def limit(self, task: Any) -> float | None:

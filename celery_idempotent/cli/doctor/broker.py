@@ -15,7 +15,7 @@ SHORT_TIMEOUT, LONG_TIMEOUT = 10.0, 600.0
 SQS_MOST = 12 * HOUR
 #: kombu's own, which can be set since 5.7: a look every so many seconds, times so many.
 INTERVAL, THROTTLE = 10, 10
-#: Pools whose workers have no time to look, with our step and without it: a busy solo worker looks for nothing.
+#: Pools whose workers have no time to look, with the refresh and without it: a busy solo worker looks for nothing.
 SELDOM_LOOKING = {True: {"solo"}, False: {"gevent", "eventlet", "solo"}}
 #: Seconds between two looks from which on there is a finding, where the timeout itself is short.
 SELDOM = 60
@@ -37,7 +37,7 @@ def visibility_long(config: AppConfig) -> Findings:
     if config.visibility > LONG_TIMEOUT:
         yield warning(
             f"visibility_timeout is {config.visibility:g} s: so long it takes until the task of a killed worker is "
-            "delivered again. Our workers refresh it, so that a short one is safe.",
+            "delivered again. Workers with idempotent tasks refresh it, so that a short one is safe.",
             f"{GOOD}, where every worker of the broker's database is of an app with idempotent tasks",
         )
     yield ok(f"visibility_timeout is {config.visibility:g} s, and refreshed")

@@ -35,7 +35,7 @@ def _ask(target: Target, query: str) -> tuple[Any, ...]:
     try:
         return store._connections.run(store._schema.render(query))[0]
     except errors.InsufficientPrivilege as refusal:
-        raise CheckSkipped(f"The server does not let us see it: {str(refusal).strip()}.") from refusal
+        raise CheckSkipped(f"The server does not let this user see it: {str(refusal).strip()}.") from refusal
     except psycopg.Error as failure:
         raise translate_error(failure, store._place.shown) from failure
 
