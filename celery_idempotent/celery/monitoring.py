@@ -16,23 +16,10 @@ from dataclasses import asdict
 from typing import Any
 from weakref import ref
 
-from .. import events
-from ..events import NAMES, Event, add_hook, logger
+from ..events import KINDS, Event, add_hook, logger
 
-#: The names of what is sent, see `NAMES`: each is a state of its task until the next one, or until the task has ended.
-KINDS = frozenset(
-    {
-        events.TakenOver,
-        events.Replayed,
-        events.Deferred,
-        events.Superseded,
-        events.KeyReused,
-        events.CrashLooped,
-        events.LeaseLost,
-        events.SettleFailed,
-        events.RanUnprotected,
-    }
-)
+#: What is sent: each is a state of its task until the next one, or until the task has ended.
+MONITORED = frozenset(kind for kind in KINDS if kind.monitored)
 #: The field of each event that has the facts; a monitor's own fields are left alone.
 FIELD = "idempotency"
 #: What a pipe takes at once or not at all, on every system (PIPE_BUF is 4096 on Linux, 512 at least).
@@ -58,7 +45,7 @@ def prepare(*, children: bool = True) -> None:
     global _ends, _main, _unread
     if _main != os.getpid():
         _ends, _unread = None, b""
-        add_hook(send, KINDS)
+        add_hook(send, MONITORED)
     if children and _ends is None:
         _ends = os.pipe()
         for end in _ends:
@@ -85,7 +72,7 @@ def consumer() -> Any:
 def send(event: Event) -> None:
     """Send what has become of a task."""
     facts = asdict(event)
-    name = NAMES[type(event)]
+    name = event.name
     _hand_over(name, facts.pop("task"), facts.pop("task_id"), facts)
 
 

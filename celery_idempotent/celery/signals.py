@@ -13,7 +13,7 @@ from celery import current_app
 from celery.utils.dispatch import Signal
 
 from .. import events
-from ..events import NAMES, Event
+from ..events import Event
 
 __all__ = [
     "EventSignal",
@@ -50,8 +50,8 @@ class EventSignal(Signal):
     """
 
     def __init__(self, kind: type[Event]) -> None:
-        prefix = "" if NAMES[kind].startswith("store_") else "task_"
-        super().__init__(name=f"{prefix}{NAMES[kind]}", providing_args={"event", "key", "task_id"})
+        prefix = "" if kind.name.startswith("store_") else "task_"
+        super().__init__(name=f"{prefix}{kind.name}", providing_args={"event", "key", "task_id"})
         self.kind = kind
         _signals[kind] = self
 

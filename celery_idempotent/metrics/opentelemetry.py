@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..events import NAMES, Event, add_hook
+from ..events import KINDS, Event, add_hook
 from .catalogue import CATALOGUE, PREFIX, Kind, Measures, Metric
 
 __all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans", "hashed", "install"]
 
 
 #: What may become of a delivery; an event of a store is about none.
-_OUTCOMES: dict[type[Event], str] = {kind: name for kind, name in NAMES.items() if not name.startswith("store_")}
+_OUTCOMES: dict[type[Event], str] = {kind: kind.name for kind in KINDS if not kind.name.startswith("store_")}
 #: The facts of an event beside its outcome: the field, and the attribute.
 _FACTS = {"fence": "fence", "original": "original_task_id", "held_for": "original_task_id", "reason": "reason"}
 

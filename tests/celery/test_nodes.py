@@ -162,7 +162,7 @@ def test_a_setup_survives_the_restart_of_its_nodes(celery_setup: CeleryTestSetup
 def test_nothing_outlives_a_test_run_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
-        "from tests import processes\n"
+        "from tests.support import processes\n"
         "child = processes.spawn([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"

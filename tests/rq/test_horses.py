@@ -446,7 +446,7 @@ def test_a_worker_has_the_name_that_it_is_given(shop: Shop) -> None:
 
 
 def test_the_workers_of_a_pool_recover_at_once(shop: Shop) -> None:
-    pool = shop.start(OURS, "--num-workers", "2", verb="worker-pool")
+    pool = shop.start(OURS, "--num-workers", "2", command="worker-pool")
     shop.gates.close("charged")
     job = shop.queue.enqueue(horses.charge, "A", retry=Retry(max=1))
     [horse] = shop.gates["charged"].reached(timeout=PATIENCE)

@@ -1,6 +1,6 @@
 """The tests that show how tasks end, by the endings that they are marked with.
 
-`python -m tests.support.docs.endings` writes them into docs/endings.md.
+`python -m tests.support.docs.endings` writes them into tests/README.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "endings.md"
-HEADING = "## Which test shows it\n"
+INDEX = ROOT / "tests" / "README.md"
+HEADING = "## Endings\n"
 HEAD = "| ending | tests, in `tests/` |\n|---|---|\n"
 
 
@@ -40,10 +41,15 @@ def rows(table: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in cells}
 
 
+def described() -> dict[str, list[str]]:
+    """Return the endings that the page describes, each with the cells of its row."""
+    return rows(PAGE.read_text(encoding="utf-8"))
+
+
 def parts() -> tuple[str, str]:
-    """Return the page before and after the heading of the tests."""
-    before, heading, after = PAGE.read_text(encoding="utf-8").partition(HEADING)
-    assert heading, f"{PAGE} has lost its heading {HEADING.strip()!r}"
+    """Return the index before and after the heading of the endings."""
+    before, heading, after = INDEX.read_text(encoding="utf-8").partition(HEADING)
+    assert heading, f"{INDEX} has lost its heading {HEADING.strip()!r}"
     return before, after
 
 
@@ -55,9 +61,9 @@ def table(endings: list[str]) -> str:
 
 
 def main() -> None:
-    """Write the tests into the page."""
+    """Write the tests into the index."""
     before, _ = parts()
-    PAGE.write_text(f"{before}{HEADING}\n{table(list(rows(before)))}", encoding="utf-8")
+    INDEX.write_text(f"{before}{HEADING}\n{table(list(described()))}", encoding="utf-8")
 
 
 if __name__ == "__main__":

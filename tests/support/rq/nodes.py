@@ -77,12 +77,12 @@ class RqNode:
         return self
 
     def ready(self) -> RqNode:
-        """Wait until it asks for jobs."""
+        """Wait until it asks for jobs; a pool, until one of its workers does."""
 
         def listens() -> bool:
             if self._started().poll() is not None:
                 raise RuntimeError(f"{self.name} ended before it was ready; its log:\n{self.logs()}")
-            return asks_for_jobs(client, self.pid)
+            return asks_for_jobs(client, None if "worker-pool" in self.command else self.pid)
 
         with open_client(self.url) as client:
             wait_until(listens, READY_SECONDS, lambda: f"{self.name} to be ready; its log:\n{self.logs()}")
@@ -109,6 +109,14 @@ class RqNode:
             except (ProcessLookupError, psutil.NoSuchProcess):
                 continue
         return sorted(found)
+
+    def horses(self) -> list[int]:
+        """Return the pids of its living horses: each leads a group of its own, and a scheduler does not."""
+        return [pid for pid in self.members() if pid != self.pid and leads_group(pid)]
+
+    def descriptors(self) -> set[str]:
+        """Return the numbers of what the main process has open."""
+        return set(os.listdir(f"/proc/{self.pid}/fd"))
 
     def kill(self) -> None:
         """Kill the worker, and leave its horse."""
@@ -183,6 +191,13 @@ class RqNode:
     def _started(self) -> subprocess.Popen[bytes]:
         assert self.process is not None, f"{self.name} was never started"
         return self.process
+
+
+def leads_group(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 def _kill(pid: int) -> None:

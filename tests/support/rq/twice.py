@@ -24,16 +24,15 @@ from rq.registry import ScheduledJobRegistry, StartedJobRegistry
 from rq.scheduler import RQScheduler
 
 from tests.support.rq import horses
+from tests.support.rq.nodes import RqNode, leads_group
 from tests.support.rq.workers import (
     OURS,
     OURS_SPAWNED,
     PATIENCE,
     STOCK_SPAWNED,
-    RqWorker,
     Shop,
     is_alive,
     kill_horse,
-    leads_group,
 )
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -98,7 +97,7 @@ class Stage(Shop):
         self.mode = mode
         self.began: float | None = None
 
-    def open(self) -> RqWorker:
+    def open(self) -> RqNode:
         """Start a worker."""
         return self.start(self.mode.worker)
 
@@ -109,7 +108,7 @@ class Stage(Shop):
         """Schedule the job for a time that has come."""
         return self.queue.enqueue_at(datetime.now(timezone.utc) - timedelta(seconds=1), self.mode.function, ORDER)
 
-    def enqueue_and_hold(self, gate: str, **options: Any) -> tuple[Job, RqWorker, int]:
+    def enqueue_and_hold(self, gate: str, **options: Any) -> tuple[Job, RqNode, int]:
         """Start a worker, and have its horse come to a gate."""
         worker = self.open()
         self.gates.close(gate)
