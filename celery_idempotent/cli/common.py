@@ -8,13 +8,13 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import import_module
 from threading import Event, Thread
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +23,7 @@ from click.core import ParameterSource
 from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..stores.history import text_of_operator
 from ..stores.records import HistoryEntry
-from .search import task_of
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..errors import StoreError
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 #: Where a command line keeps the URL of the store that it names, in the meta of click's context.
 URL = "celery_idempotent.url"
+
+
+def suggestion(typed: str, known: Iterable[str], form: str = "{}") -> str:
+    """Return " Did you mean ...?" with the known name that is nearest to the typed one; "" if none is near."""
+    near = difflib.get_close_matches(typed, list(known), 1)
+    return f" Did you mean {form.format(near[0])}?" if near else ""
 
 
 class CommandFailed(click.ClickException):
@@ -73,9 +79,8 @@ class Commands(click.Group):
         name = args[0] if args else ""
         if not name.startswith("-") and name not in self._modules:
             known = self.list_commands(ctx)
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, known))}."
-            ctx.fail(f"No such command {name!r}. {hint}")
+            hint = suggestion(name, known, "{!r}") or f" There is {', '.join(map(repr, known))}."
+            ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -99,7 +104,7 @@ class Exit(IntEnum):
     USAGE = 2
     #: The store cannot serve now; try again later.
     UNREACHABLE = 3
-    #: The store will not serve us: a wrong password, a missing right.
+    #: The store refuses the user: a wrong password, a missing right.
     REFUSED = 4
     #: What the store holds under the key is no record, or one of a newer version.
     UNREADABLE = 5
@@ -243,6 +248,27 @@ class Stores:
             else:
                 yield used, answer
 
+    def end(self, ctx: click.Context, facts: object = None) -> None:
+        """Print the facts as JSON, unless they are None, and exit with the status."""
+        if facts is not None:
+            click.echo(json.dumps(facts))
+        ctx.exit(self.status)
+
+
+@dataclass
+class Changes:
+    """The records that a command changed, left alone, and missed; those of a dry run are what it would have changed."""
+
+    done: int = 0
+    left: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def end(self, ctx: click.Context, stores: Stores, verb: str, *, as_json: bool) -> None:
+        """End the command, with 1 if not all was done; ``verb`` is the key of what was done in the JSON."""
+        if self.left or self.missing:
+            stores.status = stores.status or Exit.NO
+        stores.end(ctx, {verb: self.done, "left": self.left, "missing": self.missing} if as_json else None)
+
 
 def stores_of(ctx: click.Context) -> Stores:
     """Return the stores that a command works on; they are closed when it ends.
@@ -251,18 +277,14 @@ def stores_of(ctx: click.Context) -> Stores:
         UsageError: there is neither an app nor a URL.
         ConfigurationError: the URL is wrong, or the app's configuration.
     """
-    stores = Stores(ctx.meta[STORES](), _guesses(ctx)) if STORES in ctx.meta else Stores([from_url(ctx)])
+    if STORES in ctx.meta:
+        used = ctx.meta[STORES]()
+        stores = Stores(used, lambda typed: ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {}))))
+    else:
+        stores = Stores([from_url(ctx)])
     for used in stores.used:
         ctx.call_on_close(used.store.close)
     return stores
-
-
-def _guesses(ctx: click.Context) -> Callable[[str], Sequence[str]]:
-    def guess(typed: str) -> list[str]:
-        found: list[str] = ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {})))
-        return found
-
-    return guess
 
 
 def names_call(ctx: click.Context) -> bool:
@@ -377,13 +399,13 @@ def confirmed(question: str, *, yes: bool, verb: str) -> bool:
     Arguments:
         question: The text.
         yes: Whether it is answered already.
-        verb: What ``--yes`` does without asking, as in "forgets".
+        verb: What ``--yes`` does without a question, as in "forgets".
     """
     try:
         return yes or click.confirm(question, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            click.echo(f"\nNobody answered; --yes {verb} without asking.", err=True)
+            click.echo(f"\nNo answer came; --yes {verb} without a question.", err=True)
             return False
         raise
 
@@ -424,7 +446,7 @@ class ProgressCounter:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread is not None:
             self._over.set()
             self._thread.join()

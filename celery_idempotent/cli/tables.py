@@ -1,4 +1,4 @@
-"""Tables for people, records as their rows, and durations and sizes as people read them."""
+"""Tables for people, and records as their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..stores.records import Reason, Record, State
-from .search import age_of, task_of
+from ..units import shorten_duration
 
 GAP = 2
 #: The text of a cell whose value is not known.
@@ -180,6 +180,21 @@ def show_facts(facts: Mapping[str, object]) -> None:
     console.print(drawn)
 
 
+def age_of(record: Record) -> float | None:
+    """Return for how many seconds a record has been held, or settled; None where the store does not know."""
+    if record.state is State.RELEASED:
+        return None
+    return record.held_for or None if record.state is State.IN_PROGRESS else record.age
+
+
+def task_of(key: str) -> str:
+    """Return the name of the task whose key this is; "" for a key that names none."""
+    from urllib.parse import unquote
+
+    parts = key.split(":")
+    return unquote(parts[1]) if len(parts) > 2 else ""
+
+
 COLUMNS = (
     Column("KEY", least=24),
     Column("STATE"),
@@ -219,7 +234,7 @@ def _row(record: Record) -> list[Cell]:
         Cell(record.key),
         Cell(str(record.state), _STYLES[record.state]),
         _standing(record),
-        Cell(NOTHING if (age := age_of(record)) is None else duration(age)),
+        Cell(NOTHING if (age := age_of(record)) is None else shorten_duration(age)),
         crashes,
         Cell(record.holder or NOTHING),
         Cell(record.task_id or NOTHING),
@@ -229,7 +244,7 @@ def _row(record: Record) -> list[Cell]:
 
 def _standing(record: Record) -> Cell:
     """Return what is left of the lease of what is in progress, and why what is released was."""
-    left = duration(record.remaining)
+    left = shorten_duration(record.remaining)
     if record.state is State.IN_PROGRESS:
         return Cell("ran out", "bold red") if _ran_out(record) else Cell(f"{left} left")
     if record.reason == Reason.CRASH_LOOP:
@@ -262,26 +277,6 @@ def facts(record: Record, store: str | None = None) -> dict[str, Any]:
         "fence": record.fence,
         "payload_bytes": len(record.payload),
     }
-
-
-_UNITS = ((86400, "d", 36 * 3600), (3600, "h", 90 * 60), (60, "m", 90))
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that shows most in two digits, rounded down: 54s, 12m, 3h, 2d."""
-    for unit, letter, least in _UNITS:
-        if seconds >= least:
-            return f"{int(seconds // unit):,}{letter}"
-    return f"{int(seconds)}s"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes: 17 B, 1.2 MiB."""
-    unit = 0
-    while count >= 1024 and unit < len(_SIZES) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.1f} {_SIZES[unit]}" if unit else f"{count:.0f} B"
 
 
 def clean(text: str) -> str:

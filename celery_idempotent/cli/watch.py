@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ import click
 from ..errors import ConfigurationError, IdempotencyError
 from ..stores.records import Record, State
 from . import tables
-from .common import Exit, ProgressCounter, StoreCommand, Stores, stores_of
-from .search import Filter, Search, SearchResult, duration, filters
+from .common import Exit, StoreCommand, Stores, stores_of
+from .search import Filter, SearchResult, duration, filters, search
 from .tables import Table, dots_of
 
 if TYPE_CHECKING:
@@ -142,13 +143,8 @@ class LiveView:
 
     def begin(self) -> bool:
         """Look for the first time, and return whether any store could serve; errors are reported as always."""
-
-        def search(used: NamedStore) -> SearchResult:
-            with ProgressCounter("found") as tally:
-                return SearchResult.by(Search(self._wish, used, tally.add))
-
         since = monotonic()
-        for used, found in self._stores.each(search):
+        for used, found in self._stores.each(partial(search, self._wish)):
             self._found[used.name] = found
             self.interrupted = self.interrupted or found.interrupted
         self.took = monotonic() - since
@@ -159,7 +155,7 @@ class LiveView:
         since = monotonic()
         for used in self._stores.used:
             try:
-                found = SearchResult.by(Search(self._wish, used))
+                found = search(self._wish, used, progress=False)
                 if found.interrupted:  # what was seen before is more
                     self.interrupted = True
                     return

@@ -153,9 +153,9 @@ def progress(**charges: int) -> Progress:
 
 
 def test_each_run_has_a_bar_of_its_own(bars: Bars) -> None:
-    bars.begin("plain")
+    bars.run = "plain"
     bars.show(progress(a=1, b=3, c=2))
-    bars.begin("idempotent")
+    bars.run = "idempotent"
     bars.show(progress(a=1))
     plain, idempotent = draw(bars)
     assert plain.startswith("Plain Celery ")
@@ -166,9 +166,9 @@ def test_each_run_has_a_bar_of_its_own(bars: Bars) -> None:
 
 
 def test_a_customer_who_is_charged_twice_makes_the_figure_red(bars: Bars) -> None:
-    bars.begin("plain")
+    bars.run = "plain"
     bars.show(progress(a=1, b=2))
-    bars.begin("idempotent")
+    bars.run = "idempotent"
     bars.show(progress(a=1, b=1))
     plain, idempotent = draw(bars, styled=True)
     assert "\x1b[1;31m 1 twice" in plain
@@ -209,7 +209,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_a_terminal_gets_bars_that_stay_and_the_words_below_them_do_not(terminal: Terminal) -> None:
     with redirect_stderr(terminal), open_screen() as screen:
         assert isinstance(screen, Bars)
-        screen.begin("plain")
+        screen.run = "plain"
         screen.show(progress(a=2))
         screen.log("ORD-007: kill -9")
         wait_until(lambda: "ORD-007: kill -9" in terminal.getvalue(), 5)
@@ -226,7 +226,7 @@ def test_a_terminal_without_rich_gets_a_line_per_event(terminal: Terminal, monke
     assert importlib.util.find_spec("rich") is None
     with redirect_stderr(terminal), open_screen() as screen:
         assert isinstance(screen, Lines)
-        screen.begin("plain")
+        screen.run = "plain"
         screen.show(progress(a=2))
         screen.log("ORD-007: kill -9")
     assert click.unstyle(terminal.getvalue()) == "Plain Celery:   ORD-007: kill -9\n"

@@ -56,7 +56,7 @@ def test_where_nobody_answers_nothing_is_released(by_url: Callable[..., Said], s
     hold(shelf, KEY)  # not by click's own runner: before 8.2 it presses Enter
     said = Run(by_url, shelf)("release", KEY)
     assert said.status == Exit.NO
-    assert "--yes releases without asking" in said.err
+    assert "--yes releases without a question" in said.err
 
 
 def app_with_export(store: Store, **policy: object) -> Celery:

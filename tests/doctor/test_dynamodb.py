@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.cli.doctor import dynamodb as checks
-from celery_idempotent.cli.doctor.findings import Severity, code_of
+from celery_idempotent.cli.doctor.findings import Severity
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from tests.support.doctor.wards import found_of, severities
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, 
 def test_a_table_that_schema_made_is_well(dynamodb_url: str) -> None:
     found = found_of(dynamodb_url)
     assert severities(found) == {}
-    assert found.keys() == {code_of(check) for check in checks.CHECKS}
+    assert found.keys() == {check.code for check in checks.CHECKS}
 
 
 def test_nothing_is_left_behind(dynamodb_store: DynamoDBStore) -> None:

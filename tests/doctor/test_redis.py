@@ -12,7 +12,7 @@ import redis
 
 from celery_idempotent.cli.doctor import any_store
 from celery_idempotent.cli.doctor import redis as checks
-from celery_idempotent.cli.doctor.findings import CheckSkipped, Severity, code_of
+from celery_idempotent.cli.doctor.findings import CheckSkipped, Severity
 from celery_idempotent.cli.doctor.redis import servers_of
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.redis import RedisStore
@@ -270,7 +270,7 @@ def test_the_newer_protocol_is_understood(server: RedisServer) -> None:
 
 
 def test_every_check_of_a_server_has_its_say(server: RedisServer) -> None:
-    unsaid = {code_of(check) for check in checks.SERVER_CHECKS} - found_of(server.url()).keys()
+    unsaid = {check.code for check in checks.SERVER_CHECKS} - found_of(server.url()).keys()
     assert unsaid == {"cluster-broken", "replicas-too-few"}  # of clusters, and where replicas must confirm
 
 

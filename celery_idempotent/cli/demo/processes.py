@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import click
@@ -52,9 +52,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end(*self._groups.values())
         assert self._keeper.stdin is not None
         try:
@@ -213,9 +211,12 @@ class Redis:
     def __init__(self, processes: Processes, binary: str, check: Callable[[], None]) -> None:
         self.version = ""
         for _ in range(5):
-            # Another program may take the port before our server does: then another one.
-            self.port = _free_port()
-            process = processes.start("redis", self._command(binary))
+            # Another program may take the port before the server does: then another one.
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = int(probe.getsockname()[1])
+            command = [binary, "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
+            process = processes.start("redis", [*command, "--daemonize", "no"])
             if self._answers(process, check):
                 return
             processes.end(process)
@@ -224,10 +225,6 @@ class Redis:
     def url(self, db: int) -> str:
         """Return the URL of a database."""
         return f"redis://127.0.0.1:{self.port}/{db}"
-
-    def _command(self, binary: str) -> list[str]:
-        command = [binary, "--bind", "127.0.0.1", "--port", str(self.port)]
-        return [*command, "--save", "", "--appendonly", "no", "--daemonize", "no"]
 
     def _answers(self, process: subprocess.Popen[str], check: Callable[[], None]) -> bool:
         import redis
@@ -266,12 +263,6 @@ def start_redis(processes: Processes, check: Callable[[], None], *, fetch: bool)
     return Redis(processes, binary or fetch_redis(processes, check), check)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class DemoError(Exception):
     """The demo cannot run here; the text has the reason and the remedy."""
 
@@ -304,9 +295,7 @@ class Signals:
             self._before[number] = signal.signal(number, self._take)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

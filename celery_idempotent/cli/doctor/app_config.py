@@ -77,15 +77,15 @@ class AppConfig:
         return dict(self._connection.transport_options or {})
 
     @property
-    def visibility(self) -> float | None:
-        """Seconds after which the broker hands out again what is not acked; None where it has no such timeout."""
+    def visibility(self) -> float:
+        """Seconds after which the broker hands out again what is not acked; 0 where it has no such timeout."""
         if self.broker not in ASSUMED:
-            return None
+            return 0.0
         return float(self.broker_options.get("visibility_timeout", ASSUMED[self.broker]))
 
     @property
     def refreshed(self) -> bool:
-        """Whether our workers keep the broker from handing out what they hold."""
+        """Whether workers with idempotent tasks keep the broker from handing out what they hold."""
         return self.broker == "redis" and self.conf.get("idempotency_visibility_refresh") is not False
 
     def limit(self, task: Any) -> float | None:
