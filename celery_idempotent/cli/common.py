@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import import_module
@@ -239,14 +239,18 @@ class Stores:
     def each(self, work: Callable[[NamedStore], Any]) -> Iterator[tuple[NamedStore, Any]]:
         """Yield each store with what the work answers for it; report those that could not serve, and go on."""
         for used in self.used:
-            try:
-                answer = work(used)
-            except IdempotencyError as error:
-                failed = CommandFailed(error)
-                failed.show()
-                self.status = self.status or Exit(failed.exit_code)
-            else:
-                yield used, answer
+            with self.serving():
+                yield used, work(used)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Report the error of a store that cannot serve, and keep its exit status; the command goes on."""
+        try:
+            yield
+        except IdempotencyError as error:
+            failed = CommandFailed(error)
+            failed.show()
+            self.status = self.status or Exit(failed.exit_code)
 
     def end(self, ctx: click.Context, facts: object = None) -> None:
         """Print the facts as JSON, unless they are None, and exit with the status."""

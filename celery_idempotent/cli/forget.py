@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..stores.records import State
+from ..stores.records import Record, State
 from .common import Changes, KeyCommand, ProgressCounter, Stores, confirmed, keys_of, names_call, stores_of, trace_of
 from .show import unknown
 
@@ -75,30 +75,35 @@ class Options:
 
 
 def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> None:
-    from ..stores.maintenance import erase, is_held
-
     answers = list(stores.each(lambda used: used.store.get(key)))
     if not any(record for _, record in answers):
         if not stores.status:
             unknown(stores, key)
         changes.missing.append(key)
     for used, record in answers:
-        if record is None:
-            if not wish.dry_run:
+        with stores.serving():
+            if record is not None:
+                _forget_record(used, record, wish, changes)
+            elif not wish.dry_run:
                 used.store.delete(key)  # a cache may remember what the store behind it does not any more
-            continue
-        held = is_held(record) and not (wish.force or wish.dry_run)
-        if held and not wish.confirmed(
-            f"{record.holder or 'An unknown worker'} holds {key} and may be running it. Forget it all the same?"
-        ):
-            changes.left += 1
-        elif wish.dry_run:
-            changes.done += 1
-            wish.print(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
-        else:
-            erase(used.store, key, trace_of("ForgottenByOperator", used, record))
-            changes.done += 1
-            wish.print(f"{key} is forgotten")
+
+
+def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Changes) -> None:
+    from ..stores.maintenance import erase, is_held
+
+    key = record.key
+    held = is_held(record) and not (wish.force or wish.dry_run)
+    if held and not wish.confirmed(
+        f"{record.holder or 'An unknown worker'} holds {key} and may be running it. Forget it all the same?"
+    ):
+        changes.left += 1
+    elif wish.dry_run:
+        changes.done += 1
+        wish.print(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
+    else:
+        erase(used.store, key, trace_of("ForgottenByOperator", used, record))
+        changes.done += 1
+        wish.print(f"{key} is forgotten")
 
 
 def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes) -> None:

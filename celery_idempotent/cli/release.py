@@ -44,22 +44,27 @@ def _release_key(stores: Stores, key: str, changes: Changes, *, yes: bool, as_js
             unknown(stores, key)
         changes.missing.append(key)
     for used, record in answers:
-        why = _not_held(record)
-        if not why and not yes:
-            click.echo(_holding(used, record), err=True)
-            question = "If the holder is alive, this may be done twice. Release it all the same?"
-            if not confirmed(question, yes=False, verb="releases"):
-                changes.left += 1
-                continue
-        why = why or _freed(used, record)
-        if why:
+        with stores.serving():
+            _release_record(used, record, changes, yes=yes, as_json=as_json)
+
+
+def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: bool, as_json: bool) -> None:
+    why = _not_held(record)
+    if not why and not yes:
+        click.echo(_holding(used, record), err=True)
+        question = "If the holder is alive, this may be done twice. Release it all the same?"
+        if not confirmed(question, yes=False, verb="releases"):
             changes.left += 1
-            click.echo(why, err=True)
-            continue
-        trace_of("ReleasedByOperator", used, record).leave(used.store)
-        changes.done += 1
-        if not as_json:
-            click.echo(f"{key} is released from {_who(record)}")
+            return
+    why = why or _freed(used, record)
+    if why:
+        changes.left += 1
+        click.echo(why, err=True)
+        return
+    changes.done += 1
+    if not as_json:
+        click.echo(f"{record.key} is released from {_who(record)}")
+    trace_of("ReleasedByOperator", used, record).leave(used.store)
 
 
 def _not_held(record: Record) -> str:
