@@ -12,16 +12,16 @@ import redis
 
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests import processes
-from tests.cluster import Cluster
-from tests.proxy import Proxy
-from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
+from tests.support import processes
+from tests.support.cluster import Cluster
+from tests.support.proxy import Proxy
+from tests.support.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
 
 pytest_plugins = [
-    "tests.celery.fixtures",
-    "tests.stores.sqlite_fixtures",
-    "tests.stores.dynamodb_fixtures",
-    "tests.stores.postgres",
+    "tests.support.celery.fixtures",
+    "tests.support.stores.sqlite_fixtures",
+    "tests.support.stores.dynamodb_fixtures",
+    "tests.support.stores.postgres",
 ]
 
 # Of a test that waited in vain one wants to see what its processes did: they print it when they are aborted.

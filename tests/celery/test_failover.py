@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import Celery
 
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
 from tests.conftest import missing
-from tests.sentinel import Failover
-from tests.servers import ServerMissing
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
+from tests.support.sentinel import Failover
+from tests.support.servers import ServerMissing
+from tests.support.waiting import wait_until
 
-APP = "tests.celery.sentinel_app"
+APP = "tests.support.celery.sentinel_app"
 SECONDS = 60
 
 

@@ -15,9 +15,9 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.celery.app import store_of
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import TIMEOUT
-from tests import processes
-from tests.servers import RedisServer, free_port, redis_binary
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.servers import RedisServer, free_port, redis_binary
+from tests.support.waiting import wait_until
 
 
 def app_with(**conf: Any) -> Celery:

@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.stores import Record, open_store
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
 
-APP = "tests.celery.large_app"
+APP = "tests.support.celery.large_app"
 SIZE = 3 * 1024**2
 
 

@@ -14,16 +14,16 @@ from celery.exceptions import WorkerLostError
 from celery_idempotent.core.results import Codec
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import WorkerNode
-from tests.proxy import Proxy
-from tests.servers import RedisServer, open_client
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import WorkerNode
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer, open_client
+from tests.support.waiting import wait_until
 
-POOLED = "tests.celery.pooled"
+POOLED = "tests.support.celery.pooled"
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
 GREEN = ["gevent", "eventlet"]
 #: Pools that do not end a body at any limit.

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord
 
-from tests.celery.canvases import anonymous
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
 from tests.celery.test_canvas_as_celery import is_idle
 from tests.celery.test_canvas_duplicates import Held
-from tests.waiting import WaitTimeout, wait_until
+from tests.support.celery.canvases import anonymous
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.waiting import WaitTimeout, wait_until
 
-REPLACING = "tests.celery.replacing_app"
+REPLACING = "tests.support.celery.replacing_app"
 #: What the operation's key is made of: the task, the options of each publish, given a name.
 KEYS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "the task id": ("same", lambda name: {}),

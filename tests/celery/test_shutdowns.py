@@ -24,14 +24,14 @@ from celery_idempotent.errors import RecordUnreadable
 from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.nodes import STOP_SECONDS, WorkerNode
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores.benches import known
-from tests.waiting import wait_until
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.nodes import STOP_SECONDS, WorkerNode
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import known
+from tests.support.waiting import wait_until
 
 
 def tell(node: WorkerNode, number: int) -> None:

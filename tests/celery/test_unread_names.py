@@ -23,9 +23,9 @@ from celery_idempotent.celery import declarations
 from celery_idempotent.celery.task import check_when_started
 from celery_idempotent.celery.worker import DeclarationStep, IdempotencyStep
 from celery_idempotent.stores.memory import MemoryStore
-from tests.celery.fixtures import StartWorker
 from tests.celery.test_declaration import declare
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -374,9 +374,9 @@ def test_a_setting_that_nothing_reads_is_found(
 
 def test_a_worker_of_which_no_task_has_the_base_does_not_start(start_worker: StartWorker) -> None:
     """Such an app imports nothing that could refuse it: the command line of Celery loads the library."""
-    node = start_worker("tests.celery.unprotected_app", ready=False)
+    node = start_worker("tests.support.celery.unprotected_app", ready=False)
     wait_until(lambda: not node.running, 30, "the worker to end")
-    assert "got tests.celery.unprotected_app.charge without it" in node.logs()
+    assert "got tests.support.celery.unprotected_app.charge without it" in node.logs()
 
 
 def start(app: Celery, *steps: type[Any]) -> None:

@@ -22,7 +22,7 @@ from celery_idempotent import cli
 from celery_idempotent.cli.demo.processes import HOW_TO_GET_REDIS, DemoError, Interrupted, Processes, fetch_redis
 from celery_idempotent.cli.demo.report import Bars, Lines, Progress, open_screen
 from celery_idempotent.cli.demo.scenario import ORDERS
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SLEEP = ["sleep", "60"]
 ERASE_LINE = "\x1b[2K"

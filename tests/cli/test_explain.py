@@ -23,7 +23,7 @@ from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.units import format_duration
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
-from tests.cli.shelf import Shelf, hold, release, settle
+from tests.support.cli.shelf import Shelf, hold, release, settle
 
 KEY = "idem:shop.charge::ORD-1"
 FIRST, SECOND = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))

@@ -17,7 +17,7 @@ from celery_idempotent.stores import Claim, Lease, Refusal
 from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app
-from tests.cli.shelf import Shelf, hold, keys, release, settle
+from tests.support.cli.shelf import Shelf, hold, keys, release, settle
 
 ACME, BOLT = "idem:shop.invoice:acme:", "idem:shop.invoice:bolt:"
 

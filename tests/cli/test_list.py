@@ -14,8 +14,8 @@ from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, app_with, by_app
-from tests.cli.shelf import Shelf, hold, release, settle
-from tests.cli.terminal import COLUMNS, Terminal
+from tests.support.cli.shelf import Shelf, hold, release, settle
+from tests.support.cli.terminal import COLUMNS, Terminal
 
 HELD, DONE, FREED = "idem:shop.export::17", "idem:shop.charge::ORD-1", "idem:shop.mail::bob"
 

@@ -16,8 +16,8 @@ from celery_idempotent.errors import LeaseLost
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, State, Store, Verdict
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
-from tests.cli.shelf import Shelf, hold, keys, release, settle
-from tests.cli.terminal import Terminal
+from tests.support.cli.shelf import Shelf, hold, keys, release, settle
+from tests.support.cli.terminal import Terminal
 
 KEY = "idem:shop.export::17"
 NEXT = Claim(KEY, "the next owner", 60, 600, task_id="T2", holder="host:2")

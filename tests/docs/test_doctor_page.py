@@ -16,10 +16,10 @@ from celery_idempotent.cli.doctor import any_store, dynamodb, postgres, redis, s
 from celery_idempotent.cli.doctor.app import CHECKS
 from celery_idempotent.cli.doctor.findings import OTHERS, code_of
 from tests.cli.conftest import by_app
-from tests.docs.pages import PYTHON, ROOT, blocks
-from tests.doctor.apps import app_with, charge
 from tests.doctor.test_checkup import CASES
-from tests.servers import RedisServer
+from tests.support.docs.pages import PYTHON, ROOT, blocks
+from tests.support.doctor.apps import app_with, charge
+from tests.support.servers import RedisServer
 
 PAGE = "docs/guides/doctor.md"
 ROW = re.compile(r"^\| `([\w-]+)` \| ([\w, ]+) \| .+ \| .+ \|$", re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs import endings
+from tests.support.docs import endings
 
 pytestmark = pytest.mark.thorough  # the page is the same on every Python
 
@@ -22,4 +22,6 @@ def test_every_ending_says_what_the_record_is_and_what_celery_does() -> None:
 
 def test_the_page_names_the_tests_that_there_are() -> None:
     before, after = endings.parts()
-    assert after.strip() == endings.table(list(endings.rows(before))).strip(), "run `python -m tests.docs.endings`"
+    assert after.strip() == endings.table(list(endings.rows(before))).strip(), (
+        "run `python -m tests.support.docs.endings`"
+    )

@@ -15,8 +15,8 @@ from celery_idempotent.stores import State, Store, rules
 from celery_idempotent.testing import StoreContract
 from examples import folder_store
 from examples.folder_store import FolderStore
-from tests.stores.benches import DONE, KEY, claim, known, take
-from tests.stores.histories import CLIENTS, Place, Seat, check, record
+from tests.support.stores.benches import DONE, KEY, claim, known, take
+from tests.support.stores.histories import CLIENTS, Place, Seat, check, record
 
 pytestmark = pytest.mark.thorough  # in `full` alone, as the contract over other stores
 

@@ -17,8 +17,8 @@ from celery_idempotent.cli.doctor.app import CHECKS, checkup
 from celery_idempotent.cli.doctor.app_config import shortest_interval
 from celery_idempotent.cli.doctor.findings import Finding, Severity, code_of
 from celery_idempotent.errors import ConfigurationError
-from tests.doctor.apps import REDIS, SHORT, app_with, charge, resize
-from tests.doctor.wards import by_code, severities
+from tests.support.doctor.apps import REDIS, SHORT, app_with, charge, resize
+from tests.support.doctor.wards import by_code, severities
 
 
 def found_of(app: Celery) -> dict[str, Finding]:

@@ -11,8 +11,8 @@ from celery_idempotent.cli.doctor import dynamodb as checks
 from celery_idempotent.cli.doctor.findings import Severity, code_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from tests.doctor.wards import found_of, severities
-from tests.dynamodb import REGION, DynamoServer
+from tests.support.doctor.wards import found_of, severities
+from tests.support.dynamodb import REGION, DynamoServer
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 

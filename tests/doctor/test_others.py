@@ -15,8 +15,8 @@ from celery_idempotent.cli.doctor.stores import KINDS, sections
 from celery_idempotent.stores import SCHEMES, open_store
 from celery_idempotent.stores.memory import MemoryStore
 from examples.folder_store import FolderStore
-from tests.doctor.wards import by_code, found_of, severities
-from tests.servers import RedisServer
+from tests.support.doctor.wards import by_code, found_of, severities
+from tests.support.servers import RedisServer
 
 Start = Callable[..., RedisServer]
 

@@ -16,14 +16,14 @@ from celery_idempotent.cli.doctor.findings import CheckSkipped, Severity, code_o
 from celery_idempotent.cli.doctor.redis import servers_of
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.redis import RedisStore
-from tests.cluster import Cluster
 from tests.conftest import missing
-from tests.doctor.wards import found_of, severities
-from tests.sentinel import NAME, Watch
-from tests.servers import RedisServer, ServerMissing
-from tests.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, RIGHTS
 from tests.stores.test_redis import BINARIES
-from tests.waiting import wait_until
+from tests.support.cluster import Cluster
+from tests.support.doctor.wards import found_of, severities
+from tests.support.sentinel import NAME, Watch
+from tests.support.servers import RedisServer, ServerMissing
+from tests.support.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, RIGHTS
+from tests.support.waiting import wait_until
 
 Start = Callable[..., RedisServer]
 #: As the guide on production has it.

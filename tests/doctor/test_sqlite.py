@@ -15,8 +15,8 @@ from celery_idempotent.cli.doctor import any_store, sqlite
 from celery_idempotent.cli.doctor.findings import CheckSkipped, code_of
 from celery_idempotent.cli.doctor.sqlite import REMOTE, file_system
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.doctor.wards import found_of, severities
-from tests.stores.benches import KEY, age, take
+from tests.support.doctor.wards import found_of, severities
+from tests.support.stores.benches import KEY, age, take
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -14,9 +14,9 @@ from celery_idempotent import events, idempotent
 from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
 from celery_idempotent.events import Event
-from tests.functions.calls import ENDINGS, STARTS, told_in_pairs
-from tests.stores.benches import age, take
-from tests.unit.scripted import ScriptedStore
+from tests.support.functions.calls import ENDINGS, STARTS, told_in_pairs
+from tests.support.stores.benches import age, take
+from tests.support.unit.scripted import ScriptedStore
 
 KEY = "idem:shop.charge::ORD-1"
 VERBS = ["acquire", "settle", "release", "get"]

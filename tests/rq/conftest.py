@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_idempotent.rq import idempotent
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.proxy import Proxy
-from tests.rq import shop
-from tests.rq.desk import Desk
-from tests.rq.nodes import RqNode
-from tests.servers import open_client
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.proxy import Proxy
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk
+from tests.support.rq.nodes import RqNode
+from tests.support.servers import open_client
 
 NODES = pytest.StashKey[list[RqNode]]()
 LOG_LINES = 100
@@ -75,7 +75,7 @@ def start_rq(request: pytest.FixtureRequest, tmp_path: Path, desk: Desk) -> Iter
 
 @pytest.fixture
 def through(desk: Desk, proxied: Callable[[int], Proxy], monkeypatch: pytest.MonkeyPatch) -> Proxy:
-    """What lies between the store and the jobs of `tests.rq.shop.charge_through`."""
+    """What lies between the store and the jobs of `tests.support.rq.shop.charge_through`."""
     where = urlsplit(desk.url)
     assert where.port is not None
     proxy = proxied(where.port)

@@ -14,11 +14,11 @@ from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegist
 
 from celery_idempotent import events
 from celery_idempotent.rq.job import id_of
-from tests import processes
-from tests.rq import shop
-from tests.rq.desk import Desk, hearing
-from tests.rq.nodes import ROOT
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk, hearing
+from tests.support.rq.nodes import ROOT
+from tests.support.waiting import wait_until
 
 # -- dependencies ------------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ def test_a_chain_of_guarded_jobs_runs_in_its_order_and_once(desk: Desk) -> None:
 
 
 def test_what_depends_on_a_job_that_was_put_off_waits_for_it(desk: Desk) -> None:
-    release = desk.hold("idem:tests.rq.shop.charge::ORD-1")
+    release = desk.hold("idem:tests.support.rq.shop.charge::ORD-1")
     with desk.scheduler() as scheduler:
         job = desk.queue.enqueue(shop.charge, "ORD-1")
         follower = desk.queue.enqueue(shop.follow, "next", depends_on=job)
@@ -101,7 +101,7 @@ def test_a_remembered_failure_calls_back_as_the_first_did(desk: Desk) -> None:
 
 
 def test_a_job_that_was_put_off_calls_nobody_back_until_it_is_answered(desk: Desk) -> None:
-    release = desk.hold("idem:tests.rq.shop.charge::ORD-1")
+    release = desk.hold("idem:tests.support.rq.shop.charge::ORD-1")
     with desk.scheduler() as scheduler:
         job = desk.run(shop.charge, "ORD-1", **CALLBACKS)
         assert desk.journal.count() == 0
@@ -128,7 +128,7 @@ def test_a_replay_has_results_as_any_job(desk: Desk) -> None:
 
 
 def test_a_job_that_was_put_off_has_one_result_in_the_end(desk: Desk) -> None:
-    release = desk.hold("idem:tests.rq.shop.charge::ORD-1")
+    release = desk.hold("idem:tests.support.rq.shop.charge::ORD-1")
     with desk.scheduler() as scheduler:
         job = desk.run(shop.charge, "ORD-1")
         assert job.return_value() is None
@@ -202,7 +202,7 @@ def test_a_cancelled_job_claims_nothing(desk: Desk) -> None:
 @pytest.mark.smoke
 def test_the_outcome_of_a_run_is_in_the_job_s_meta(desk: Desk) -> None:
     job = desk.run(shop.charge, "ORD-1", meta={"mine": [1]})
-    key = "idem:tests.rq.shop.charge::ORD-1"
+    key = "idem:tests.support.rq.shop.charge::ORD-1"
     assert job.meta == {"mine": [1], "idempotency": {"outcome": "ran", "key": key, "fence": desk.fence("ORD-1")}}
 
 
@@ -219,7 +219,7 @@ def test_a_replay_of_the_job_itself_names_no_other(desk: Desk) -> None:
 
 
 def test_the_outcome_of_a_job_that_was_put_off_says_how_often(desk: Desk) -> None:
-    release = desk.hold("idem:tests.rq.shop.charge::ORD-1")
+    release = desk.hold("idem:tests.support.rq.shop.charge::ORD-1")
     with desk.scheduler() as scheduler:
         job = desk.run(shop.charge, "ORD-1")
         assert (desk.meta(job)["outcome"], desk.meta(job)["deferrals"]) == ("deferred", 1)
@@ -237,7 +237,7 @@ def test_a_body_that_writes_the_job_s_meta_finds_the_outcome_and_both_stay(desk:
 
 
 def test_what_others_wrote_to_the_meta_while_the_job_waited_stays(desk: Desk) -> None:
-    release = desk.hold("idem:tests.rq.shop.charge::ORD-1")
+    release = desk.hold("idem:tests.support.rq.shop.charge::ORD-1")
 
     def write(event: events.Event) -> None:
         other = desk.again(job)
@@ -282,7 +282,7 @@ def test_what_two_cron_schedulers_enqueue_twice_runs_once_with_a_key_that_names_
     config = tmp_path / "crontab.py"
     config.write_text(
         "from rq import cron\n"
-        "from tests.rq import shop\n"
+        "from tests.support.rq import shop\n"
         'cron.register(shop.charge, queue_name="default", args=("today",), interval=1)\n'
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}

@@ -15,7 +15,7 @@ from rq.scheduler import RQScheduler
 from celery_idempotent.rq import job as jobs
 from celery_idempotent.stores import Claim, Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
-from tests.rq import attacked
+from tests.support.rq import attacked
 
 #: What Redis says of a key that does not expire. RQ 2.6 keeps what is scheduled for a retry, whatever its ttl.
 FOR_EVER = -1
@@ -46,7 +46,9 @@ def effects(queue: Queue) -> list[str]:
 def hold(queue: Queue, order_id: str) -> tuple[RedisStore, Lease]:
     """Take the lease on an order, as another job would, until somebody gives it back."""
     store = RedisStore(queue.connection)
-    lease = store.acquire(Claim(f"idem:tests.rq.attacked.charge::{order_id}", "another", 60.0, 60.0, task_id="another"))
+    lease = store.acquire(
+        Claim(f"idem:tests.support.rq.attacked.charge::{order_id}", "another", 60.0, 60.0, task_id="another")
+    )
     assert isinstance(lease, Lease)
     return store, lease
 

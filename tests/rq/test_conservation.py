@@ -9,12 +9,12 @@ from rq import Callback, Retry
 
 from celery_idempotent import events
 from celery_idempotent.stores import State
-from tests.faults.conservation import ENDINGS, STARTS, Account
-from tests.rq import shop
 from tests.rq.conftest import StartRq
-from tests.rq.desk import Desk, hearing
-from tests.stores.kinds import age_redis
-from tests.waiting import wait_until
+from tests.support.faults.conservation import ENDINGS, STARTS, Account
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk, hearing
+from tests.support.stores.kinds import age_redis
+from tests.support.waiting import wait_until
 
 KINDS = ["return", "raise", "raise at first", "decline", "retry 1", "retry 2 at first", "exit", "exit at first"]
 
@@ -58,7 +58,7 @@ def test_every_run_that_began_ends_once_however_jobs_end(desk: Desk, seed: int) 
     assert {type(event) for event in heard} >= {events.Completed, events.Released, events.Failed, events.LeaseLost}
 
 
-@pytest.mark.parametrize("worker", ["rq.Worker", "tests.rq.shop.TellingWorker"], ids=["stock", "ours"])
+@pytest.mark.parametrize("worker", ["rq.Worker", "tests.support.rq.shop.TellingWorker"], ids=["stock", "ours"])
 def test_every_run_that_began_ends_once_or_dies_with_its_horse(desk: Desk, start_rq: StartRq, worker: str) -> None:
     chance = random.Random(7)
     kinds = ["die at first", "die at first", "exit at first", "raise at first", "return", "retry 2 at first"]

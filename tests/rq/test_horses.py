@@ -22,13 +22,13 @@ from celery_idempotent.rq.horse import HorseClaim
 from celery_idempotent.stores import Reason, State
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import JOURNAL, NODES
-from tests.proxy import Proxy
-from tests.rq import horses
-from tests.rq.workers import OURS, OURS_SPAWNED, PATIENCE, STOCK, Shop, is_alive, kill_horse
-from tests.servers import RedisServer, free_port
-from tests.stores.benches import age, take
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import JOURNAL, NODES
+from tests.support.proxy import Proxy
+from tests.support.rq import horses
+from tests.support.rq.workers import OURS, OURS_SPAWNED, PATIENCE, STOCK, Shop, is_alive, kill_horse
+from tests.support.servers import RedisServer, free_port
+from tests.support.stores.benches import age, take
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 
@@ -239,8 +239,8 @@ def test_a_lease_that_the_worker_would_renew_too_late_is_refused_and_no_retry_is
     assert shop.journal.count() == 0
     assert retries_left(job) == 3
     assert (
-        "Expected lease_ttl of tests.rq.horses.brief to be at least 2 s, twice the job_monitoring_interval in which "
-        "this worker renews leases, got 1.5 s. Give it a longer lease, or start the worker with "
+        "Expected lease_ttl of tests.support.rq.horses.brief to be at least 2 s, twice the job_monitoring_interval "
+        "in which this worker renews leases, got 1.5 s. Give it a longer lease, or start the worker with "
         "--job-monitoring-interval 1." in said(job)
     )
     assert shop.finished(enqueue_elsewhere(shop, horses.brief)) is None
@@ -283,8 +283,9 @@ def test_a_store_that_is_an_object_is_out_of_the_workers_reach_which_it_says(
     assert shop.finished(job) == "A is charged", "once the lease had run out"
     key = key_of(horses.by_object)
     assert (
-        f"The lease on {key} can be neither renewed nor released for its horse: the store of tests.rq.horses.by_object "
-        "is an object, which its worker does not know. Give the store's URL instead." in worker.logs()
+        f"The lease on {key} can be neither renewed nor released for its horse: the store of "
+        "tests.support.rq.horses.by_object is an object, which its worker does not know. Give the store's URL instead."
+        in worker.logs()
     )
     store = RedisStore.from_url(shop.env["STORE_URL"])
     wait_until(lambda: "TakenOver" in [facts_of(each.text)["event"] for each in store.history(key)])

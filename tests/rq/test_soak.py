@@ -9,10 +9,10 @@ import pytest
 from rq import Retry
 from rq.job import Job
 
-from tests.rq import horses
-from tests.rq.twice import MODES, Mode, Stage
-from tests.rq.workers import kill_horse
-from tests.waiting import wait_until
+from tests.support.rq import horses
+from tests.support.rq.twice import MODES, Mode, Stage
+from tests.support.rq.workers import kill_horse
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.soak, pytest.mark.timeout(400)]
 #: Seconds: a minute until RQ takes a job for abandoned, and as long again on a machine that is busy.

@@ -10,7 +10,7 @@ import pytest
 
 from celery_idempotent.rq.horse import HorseClaim
 from celery_idempotent.rq.worker import _Leases
-from tests.servers import free_port
+from tests.support.servers import free_port
 
 
 def worker_of(held: HorseClaim) -> Any:

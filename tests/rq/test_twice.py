@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rq.twice import MODES, WAYS, Mode, Way, held_up, killed_after_the_body, play, written
+from tests.support.rq.twice import MODES, WAYS, Mode, Way, held_up, killed_after_the_body, play, written
 
 pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 

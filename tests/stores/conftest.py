@@ -9,7 +9,7 @@ import pytest
 
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
-from tests.stores.kinds import BEHIND_CACHE, KINDS, Kind
+from tests.support.stores.kinds import BEHIND_CACHE, KINDS, Kind
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused,
 from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.redis.connections import Connections
-from tests.cluster import Cluster
 from tests.conftest import missing
-from tests.forks import served_after_fork
-from tests.servers import RedisServer, ServerMissing, free_port
-from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.cluster import Cluster
+from tests.support.forks import served_after_fork
+from tests.support.servers import RedisServer, ServerMissing, free_port
+from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
 
 SECRET = "hunter2"
 Start = Callable[..., RedisServer]

@@ -17,8 +17,8 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
 from celery_idempotent.stores.dynamodb.connections import translate_error
 from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
 from celery_idempotent.stores.rules import SECOND
-from tests.dynamodb import DynamoServer
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.dynamodb import DynamoServer
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 

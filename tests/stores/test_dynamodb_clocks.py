@@ -12,7 +12,7 @@ from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Ver
 from celery_idempotent.stores.dynamodb import DynamoDBStore, records
 from celery_idempotent.stores.dynamodb.records import Clock
 from celery_idempotent.stores.rules import SECOND
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 

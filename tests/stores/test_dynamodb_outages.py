@@ -18,11 +18,11 @@ from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.connections import ConditionFailed
 from celery_idempotent.stores.rules import SECOND
-from tests import servers
-from tests.dynamodb import SECRET_KEY, DynamoServer
-from tests.proxy import Proxy
-from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
-from tests.waiting import wait_until
+from tests.support import servers
+from tests.support.dynamodb import SECRET_KEY, DynamoServer
+from tests.support.proxy import Proxy
+from tests.support.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 

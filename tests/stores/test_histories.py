@@ -16,9 +16,9 @@ from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.records import HISTORY_LIMIT
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.stores.benches import KEY
-from tests.stores.postgres import run
-from tests.unit.scripted import Clock
+from tests.support.stores.benches import KEY
+from tests.support.stores.postgres import run
+from tests.support.unit.scripted import Clock
 
 LIST = f"{KEY}:history"
 

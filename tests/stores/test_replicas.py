@@ -14,9 +14,9 @@ from celery_idempotent.stores import Claim, Lease, Outcome, Refusal, State, Verd
 from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import Replicas
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 KEY = "idem:shop.charge:ORD-1"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from celery_idempotent.stores import Reason, Refusal, Release, Store
 from celery_idempotent.stores.redis import RedisStore
-from tests.servers import RedisServer
-from tests.stores.benches import DONE, KEY, claim, known, take
-from tests.stores.kinds import Kind
-from tests.stores.rights import FOR_ROOM, RIGHTS
-from tests.waiting import wait_until
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import DONE, KEY, claim, known, take
+from tests.support.stores.kinds import Kind
+from tests.support.stores.rights import FOR_ROOM, RIGHTS
+from tests.support.waiting import wait_until
 
 #: By the fixture of a kind of store, what its server tells.
 TOLD = {

@@ -17,13 +17,13 @@ from celery_idempotent.stores.redis import SentinelStore
 from celery_idempotent.stores.redis.store import store_like
 from celery_idempotent.testing import StoreContract
 from tests.conftest import missing
-from tests.proxy import Proxy
-from tests.sentinel import NAME, Failover, Watch
-from tests.servers import RedisServer, ServerMissing, free_port, open_client
-from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
-from tests.stores.interruptions import HalfMade, Interrupted, Interruption
-from tests.stores.kinds import age_redis
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.sentinel import NAME, Failover, Watch
+from tests.support.servers import RedisServer, ServerMissing, free_port, open_client
+from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.stores.interruptions import HalfMade, Interrupted, Interruption
+from tests.support.stores.kinds import age_redis
+from tests.support.waiting import wait_until
 
 Start = Callable[..., RedisServer]
 OpenSentinel = Callable[..., SentinelStore]

@@ -11,7 +11,7 @@ import pytest
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.events import Event, StoreFailed, StoreRecovered
-from tests.unit.scripted import Clock, ScriptedStore, listening
+from tests.support.unit.scripted import Clock, ScriptedStore, listening
 
 heard = pytest.fixture(listening)
 

@@ -8,7 +8,7 @@ from celery_idempotent.core import lease as deputy
 from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
-from tests.unit.scripted import ScriptedStore
+from tests.support.unit.scripted import ScriptedStore
 
 KEY = "idem:shop.charge::ORD-1"
 

@@ -35,7 +35,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.events import Event
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from celery_idempotent.stores.base import Store
-from tests.unit.scripted import Clock, ScriptedStore, listening
+from tests.support.unit.scripted import Clock, ScriptedStore, listening
 
 KEY = "idem:shop.charge:ORD-1"
 

@@ -13,7 +13,7 @@ from celery_idempotent.events import Event
 from celery_idempotent.metrics import catalogue
 from celery_idempotent.metrics.catalogue import CATALOGUE, ENDINGS, Kind, Measures, Metric
 from celery_idempotent.stores import State
-from tests.unit.scripted import listening
+from tests.support.unit.scripted import listening
 from tests.unit.test_guard import Bench, Declined, bench, clock, heard
 
 __all__ = ["bench", "clock", "heard"]

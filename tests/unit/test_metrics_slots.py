@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.metrics.prometheus import DIRECTORY
-from tests.exposition import samples
+from tests.support.exposition import samples
 
 pytest.importorskip("prometheus_client")
 

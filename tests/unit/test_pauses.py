@@ -10,7 +10,7 @@ import pytest
 from celery_idempotent.core import backoff
 from celery_idempotent.core.backoff import Backoff, never, retry_if_interrupted
 from celery_idempotent.errors import LeaseLost
-from tests.unit.scripted import Clock
+from tests.support.unit.scripted import Clock
 
 
 @pytest.fixture
