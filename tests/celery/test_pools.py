@@ -195,7 +195,7 @@ def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
     journal.wait_for_count(1, "charged")  # from here on the greenlet waits for the store, and nowhere before
     wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
     result.revoke(terminate=True)
-    node.wait_for_log("asking again")
+    node.wait_for_log("trying again")
     proxy.heal()
     wait_until(lambda: state(store, "ORD-1") is State.COMPLETED, message="the task to be settled")
     assert app.module.charge.delay("ORD-1").get(timeout=20) == "charged ORD-1"

@@ -54,7 +54,7 @@ def test_a_warm_shutdown_lets_the_task_end(
     gate.reached()
     tell(node, signal.SIGTERM)
     wait_until(lambda: "Warm shutdown" in node.logs())
-    aftermath.expect(result, "PENDING", State.IN_PROGRESS, messages=1, effects=0)
+    aftermath.expect(result, "PENDING", State.IN_PROGRESS, Reason.SHUTDOWN, messages=1, effects=0)
     gate.open()
     wait_until_ended(node)
     aftermath.expect(result, "SUCCESS", State.COMPLETED)

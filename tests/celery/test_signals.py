@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import signals
-from celery_idempotent.events import NAMES, Event, emit, has_receivers
+from celery_idempotent.events import KINDS, Event, emit, has_receivers
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -30,9 +30,9 @@ def app() -> Iterator[Celery]:
 
 def test_every_kind_of_event_has_its_signal() -> None:
     kinds = {getattr(events, name) for name in events.__all__} - {Event}
-    assert {signal.kind for signal in SIGNALS.values()} == kinds == set(NAMES)
+    assert {signal.kind for signal in SIGNALS.values()} == kinds == set(KINDS)
     assert {name: signal.name for name, signal in SIGNALS.items()} == {name: name for name in SIGNALS}
-    assert len(set(NAMES.values())) == len(NAMES)
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
 
 
 def test_a_receiver_is_sent_the_event_with_its_task_as_the_sender(app: Celery) -> None:

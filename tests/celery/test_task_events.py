@@ -326,7 +326,7 @@ class TestThePipe:
     ) -> None:
         self.as_child(Replayed("k", "t", "broken"), Replayed("k", "t", "next"))
         monitoring.flush()
-        assert "could not be told to monitors" in caplog.text
+        assert "could not be sent to monitors" in caplog.text
         assert [fields["uuid"] for _, fields in sent] == ["next"]
 
     def test_a_signal_whose_handler_sends_events_may_come_while_they_are_sent(

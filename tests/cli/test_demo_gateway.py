@@ -29,8 +29,8 @@ class Heard(Gateway):
         super().__init__(*args)
         self.told: list[str] = []
 
-    def tell(self, event: str, **facts: Any) -> None:
-        super().tell(event, **facts)
+    def report(self, event: str, **facts: Any) -> None:
+        super().report(event, **facts)
         self.told.append(event)
 
 

@@ -120,7 +120,7 @@ def test_what_has_no_age_is_left_out_by_age_and_counted(on_shelf: Run, shelf: Sh
     fill(shelf)
     said = on_shelf("list", "--younger", "1h")
     assert listed(said.out) == [HELD, DONE]
-    assert "1 more are of an age that the store does not tell" in said.err
+    assert "1 more are of an age that the store does not know" in said.err
 
 
 def test_it_says_that_there_are_more_than_it_shows(on_redis: Run, redis_store: RedisStore) -> None:

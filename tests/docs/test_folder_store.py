@@ -73,7 +73,7 @@ def test_a_store_object_is_what_an_app_uses(store: FolderStore) -> None:
 def test_garbage_is_said_to_be_garbage_and_can_be_deleted(store: FolderStore) -> None:
     take(store, "another")
     store.path(KEY).write_text("[]")
-    with pytest.raises(RecordUnreadable, match="no record of ours"):
+    with pytest.raises(RecordUnreadable, match="no record of it"):
         store.acquire(claim())
     assert [found.key for found in store.scan()] == ["another"]
     assert store.purge() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from celery_idempotent.cli.doctor import any_store
 from celery_idempotent.cli.doctor import postgres as checks
-from celery_idempotent.cli.doctor.findings import Severity, code_of
+from celery_idempotent.cli.doctor.findings import Severity
 from celery_idempotent.stores.postgres import PostgresStore
 from tests.conftest import missing
 from tests.support.doctor.wards import found_of, severities
@@ -59,7 +59,7 @@ def role(durable: PostgresServer) -> Iterator[str]:
 def test_a_server_as_it_comes_is_well(durable: PostgresServer) -> None:
     found = found_of(durable.url())
     assert severities(found) == {}
-    assert found.keys() == {code_of(check) for check in checks.CHECKS}
+    assert found.keys() == {check.code for check in checks.CHECKS}
 
 
 def test_a_user_with_the_least_rights_sees_all_of_it(role: str) -> None:

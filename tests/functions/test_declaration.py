@@ -96,7 +96,7 @@ class Shop:
         (Shop, "write def"),
         (property(plain), "write def"),
         (None, "write def"),
-        (max, "whose arguments can be told"),
+        (max, "with a signature"),
     ],
     ids=lambda thing: thing if isinstance(thing, str) else type(thing).__name__,
 )

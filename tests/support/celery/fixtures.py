@@ -105,9 +105,9 @@ def worker_env(broker_url: str, store_url: str, result_url: str, journal: Journa
 
 @pytest.fixture
 def client_app(worker_env: dict[str, str]) -> Iterator[Callable[..., Celery]]:
-    """A function that loads an app module afresh, configured as the workers are: `client_app("tests.celery.my_app")`.
+    """Load an app module afresh, configured as the workers are: `client_app("tests.support.celery.my_app")`.
 
-    More environment as keywords: `client_app("tests.celery.my_app", VISIBILITY_TIMEOUT="3")`.
+    More environment as keywords: `client_app("tests.support.celery.my_app", VISIBILITY_TIMEOUT="3")`.
     """
     apps: list[Celery] = []
 
@@ -124,8 +124,8 @@ def client_app(worker_env: dict[str, str]) -> Iterator[Callable[..., Celery]]:
 def start_worker(request: pytest.FixtureRequest, tmp_path: Path, worker_env: dict[str, str]) -> Iterator[StartWorker]:
     """A function that starts a worker and waits until it is ready; at the end of the test it is killed.
 
-    `start_worker("tests.celery.my_app", concurrency=1, visibility_timeout=3, env={...})`, with `ready=False` to start
-    several at once and then `node.ready()` each.
+    `start_worker("tests.support.celery.my_app", concurrency=1, visibility_timeout=3, env={...})`, with `ready=False` to
+    start several at once and then `node.ready()` each.
     """
     nodes: list[WorkerNode] = request.node.stash.setdefault(NODES, [])
 

@@ -1,7 +1,4 @@
-"""A consumer that a test kills: `python -m tests.support.functions.killed URL`.
-
-Its environment names journal and gates.
-"""
+"""A consumer to kill: `python -m tests.support.functions.killed URL`; its environment names journal and gates."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).parents[3]
 PACKAGE = "celery_idempotent"
 #: Section 12 of the semantics.
 FAULTS = range(1, 27)
@@ -308,7 +308,7 @@ BREAKS = [
 def shown_by() -> dict[int, list[tuple[str, str]]]:
     """Return the tests of each fault, as file below `tests/gauntlet` and name, read from their marks."""
     found: dict[int, list[tuple[str, str]]] = {}
-    for path in sorted((ROOT / "tests" / "gauntlet").glob("test_*.py")):
+    for path in sorted((ROOT / "tests/gauntlet").glob("test_*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             for mark in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":

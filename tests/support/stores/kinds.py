@@ -35,7 +35,6 @@ class Kind:
         age: Makes a record look as if this many more seconds had passed; the fence stays.
         age_fence: Makes the current lease look as if it had been taken so much earlier, for the ten renewals.
         empty: Forgets everything, also between the examples of a state machine.
-        everywhere: Whether the contract is shown in every environment, or in `full` alone, as races of processes are.
         shared: Whether other processes that open the same URL see the same records.
         rounds: How often each race is run.
         many: How many leases are renewed, or records found, where that is to be more than fit into one request.
@@ -51,7 +50,6 @@ class Kind:
     age_fence: Callable[[Any, str, float], None]
     empty: Callable[[Any], None]
     shared: bool = True
-    everywhere: bool = False
     rounds: int = 20
     many: int = StoreContract.many
     examples: int = 50
@@ -167,19 +165,19 @@ def age_dynamodb(store: DynamoDBStore, key: str, seconds: float) -> None:
         if "watch" in item:  # since when a machine has seen the lease
             seen = {machine: {"N": str(int(ticks["N"]) - by)} for machine, ticks in item["watch"]["M"].items()}
             item["watch"] = {"M": seen}
-        store._table.ask("put_item", Item=item)
+        store._table.call("put_item", Item=item)
 
 
 def age_dynamodb_fence(store: DynamoDBStore, key: str, seconds: float) -> None:
     item = store._table.read(key)
     if item is not None:
         item["fence"] = {"N": str(int(item["fence"]["N"]) - round(seconds * SECOND))}
-        store._table.ask("put_item", Item=item)
+        store._table.call("put_item", Item=item)
 
 
 def empty_dynamodb(store: DynamoDBStore) -> None:
     for item in store._table.scan(""):
-        store._table.ask("delete_item", Key={"key": item["key"]})
+        store._table.call("delete_item", Key={"key": item["key"]})
 
 
 # What is cached is aged as its record is: without that, a cache would remember what its durable store forgot.
@@ -212,11 +210,9 @@ def empty_cached(store: CachedStore) -> None:
 
 
 KINDS: dict[str, Kind] = {
-    "memory": Kind(
-        "memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False, everywhere=True
-    ),
-    "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis, everywhere=True, through=lead),
-    "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite, everywhere=True),
+    "memory": Kind("memory_url", MemoryStore, age_memory, age_memory_fence, empty_memory, shared=False),
+    "redis": Kind("redis_url", RedisStore, age_redis, age_redis_fence, empty_redis, through=lead),
+    "sqlite": Kind("sqlite_url", SqliteStore, age_sqlite, age_sqlite_fence, empty_sqlite),
     "postgres": Kind("postgres_url", PostgresStore, age_postgres, age_postgres_fence, empty_postgres, through=lead),
     "cluster": Kind("cluster_url", ClusterStore, age_cluster, age_cluster_fence, empty_cluster),
     "dynamodb": Kind(

@@ -1,8 +1,7 @@
-"""Processes that race for leases: `python -m tests.support.stores.racer <url> <how many>`.
+"""Processes that race for leases: `python -m tests.support.stores.racer <url> <how many>`, and a line a round on stdin.
 
-Then comes one line per round on stdin. A round is `<key> <time>`: every process asks for the key at that time, by the
-clock that all processes of a machine share. Each answers with a line of its own, `<fence> <took over>` or the verdict;
-each has said `ready` before.
+A round is `<key> <time>`: every process asks for the key at that time, by the clock that all processes of a machine
+share. Each answers with a line of its own, `<fence> <took over>` or the verdict; each has said `ready` before.
 
 They are forked from one process that has imported what they need, before it opens anything.
 """

@@ -103,7 +103,7 @@ def test_a_result_that_is_on_its_way_is_waited_for_and_not_for_ever(app: Celery,
     found = read(storage, f"task:{first}")
     assert found.kind is Kind.UNAVAILABLE
     assert found.reason.startswith(
-        f"the result backend was to have it as task {first}, and says {state}: it has expired"
+        f"the result backend was to have it as task {first}, where its status is {state}: it has expired"
     )
     task.backend.store_result(first, 42, states.SUCCESS)
     assert read(storage, f"task:{first}") == Payload(Kind.VALUE, 42)
@@ -122,7 +122,7 @@ def test_a_call_of_apply_does_not_wait_for_it(app: Celery) -> None:
 def test_what_failed_under_the_first_runs_id_is_no_result(app: Celery, first: str, state: str) -> None:
     task = declare(app)
     task.backend.store_result(first, ValueError("no"), state)
-    assert f"and says {state}" in read(TaskResultStorage(task, None), f"task:{first}", 0.0).reason
+    assert f"its status is {state}" in read(TaskResultStorage(task, None), f"task:{first}", 0.0).reason
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,17 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import schedule_purge
 from celery_idempotent.cli.doctor.app import CHECKS, checkup
 from celery_idempotent.cli.doctor.app_config import shortest_interval
-from celery_idempotent.cli.doctor.findings import Finding, Severity, code_of
+from celery_idempotent.cli.doctor.findings import Finding, Severity
 from celery_idempotent.errors import ConfigurationError
 from tests.support.doctor.apps import REDIS, SHORT, app_with, charge, resize
 from tests.support.doctor.wards import by_code, severities
 
 
 def found_of(app: Celery) -> dict[str, Finding]:
-    found = checkup(app)
-    for used in found.stores:
-        used.store.close()
-    return by_code([found.section])
+    section, targets = checkup(app)
+    for target in targets:
+        target.store.close()
+    return by_code([section])
 
 
 @dataclass(frozen=True)
@@ -226,33 +226,33 @@ def test_what_is_right_is_not_said(case: Case) -> None:
 
 def test_every_check_is_shown_both_ways() -> None:
     shown = {case.code for case in CASES}
-    assert {code_of(check) for check in CHECKS} == shown
+    assert {check.code for check in CHECKS} == shown
 
 
 def test_a_task_that_is_declared_wrongly_is_named_and_the_store_is_examined_all_the_same() -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.idempotency_store = f"{REDIS}/1"
     app.task(charge, name="charge", base=IdempotentTask, shared=False, idempotency={"key": "ordr_id"})
-    found = checkup(app)
-    finding = by_code([found.section])["configuration"]
+    section, targets = checkup(app)
+    finding = by_code([section])["configuration"]
     assert finding.severity is Severity.ERROR
     assert isinstance(finding.error, ConfigurationError)
     assert "charge" in finding.found
     assert "did you mean 'order_id'?" in finding.found
-    assert [used.name for used in found.stores] == [f"{REDIS}/1"]
+    assert [target.name for target in targets] == [f"{REDIS}/1"]
 
 
 def test_a_module_that_is_not_there_is_one_finding() -> None:
     def load() -> None:
         raise ConfigurationError("there is no module 'tasks'")
 
-    assert severities(by_code([checkup(app_with(), load).section])) == {"configuration": "error"}
+    assert severities(by_code([checkup(app_with(), load)[0]])) == {"configuration": "error"}
 
 
 def test_an_app_without_a_store_is_told_once() -> None:
-    found = checkup(app_with(idempotency_store=None, broker="amqp://", result_backend=None))
-    assert found.stores == []
-    wrong = [finding for finding in found.section.findings if finding.error]
+    section, targets = checkup(app_with(idempotency_store=None, broker="amqp://", result_backend=None))
+    assert targets == []
+    wrong = [finding for finding in section.findings if finding.error]
     assert [finding.code for finding in wrong] == ["configuration"]
     assert "idempotency_store" in wrong[0].found
 
@@ -283,9 +283,9 @@ def test_redis_has_many_names(broker: str) -> None:
 
 def test_a_purge_by_beat_is_known() -> None:
     app = app_with()
-    assert not checkup(app).purged
+    assert [target.purged for target in checkup(app)[1]] == [False]
     schedule_purge(app)
-    assert checkup(app).purged
+    assert [target.purged for target in checkup(app)[1]] == [True]
 
 
 def test_a_store_of_a_task_of_its_own_is_compared_too() -> None:
