@@ -30,7 +30,7 @@ pytest_plugins = [
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
 WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
-#: What can differ between versions of Python, beside the tests that are marked `smoke`.
+#: What can differ between versions of Python: pools, pipes and forks among the tests of workers.
 PYTHONS = [
     "unit/test_compression.py",
     "unit/test_files.py",
@@ -42,7 +42,21 @@ PYTHONS = [
     "functions",
     "stores/test_sqlite_connections.py",
 ]
-#: What can differ between versions of Celery, kombu, RQ and redis-py, beside the same.
+#: The folders and files whose tests marked `smoke` are run on other Pythons too.
+WORKERS_ON_PYTHONS = [
+    "celery/test_counts.py",
+    "celery/test_crashes.py",
+    "celery/test_duplicates.py",
+    "celery/test_endings.py",
+    "celery/test_inspection.py",
+    "celery/test_large_results.py",
+    "celery/test_within.py",
+    "flower",
+    "rq/test_deaths.py",
+    "rq/test_endings.py",
+    "rq/test_workers.py",
+]
+#: What can differ between versions of Celery, kombu, RQ and redis-py, beside all tests that are marked `smoke`.
 LIBRARIES = [
     "unit/test_flower_format.py",
     "unit/test_public_names.py",
@@ -104,7 +118,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.unmeasured)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
         smoke = item.get_closest_marker("smoke")
-        if smoke or (not once and (is_in(path, PYTHONS) or is_fact_of(item, path, "memory", "sqlite"))):
+        if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (
+            not once and (is_in(path, PYTHONS) or is_fact_of(item, path, "memory", "sqlite"))
+        ):
             item.add_marker(pytest.mark.compat)
         if smoke or (not once and (is_in(path, LIBRARIES) or is_fact_of(item, path, "redis"))):
             item.add_marker(pytest.mark.oldest)
