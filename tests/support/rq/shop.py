@@ -23,7 +23,7 @@ from celery_idempotent.rq import IdempotentWorker, current_lease, idempotent
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
-from tests.support.faults.conservation import TOLD, write_down
+from tests.support.faults.run_account import TOLD, write_down
 
 #: Where horses are to be kept from their leases for good; others give theirs back.
 LEASE = float(os.environ.get("LEASE_TTL", "60"))
