@@ -16,7 +16,7 @@ from celery_idempotent.cli.doctor import any_store, dynamodb, postgres, redis, s
 from celery_idempotent.cli.doctor.app import CHECKS
 from celery_idempotent.cli.doctor.findings import OTHERS, Check
 from tests.cli.conftest import by_app
-from tests.doctor.test_checkup import CASES
+from tests.doctor.test_app import CASES
 from tests.support.docs.pages import PYTHON, ROOT, blocks
 from tests.support.doctor.apps import app_with, charge
 from tests.support.servers import RedisServer

@@ -17,8 +17,8 @@ from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.journal import Journal
-from tests.support.faults.conservation import Account
 from tests.support.faults.ledger import LEASE_TTL, Ledger, order_of
+from tests.support.faults.run_account import Account
 from tests.support.faults.storm import Storm
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer

@@ -104,7 +104,10 @@ def test_a_store_that_is_an_object_is_reported_once(receive: Receive, caplog: py
     assert [record.getMessage()[:60] for record in caplog.records] == [f"The lease on {KEY} can be neither renewed n"]
 
 
-def test_a_store_that_cannot_serve_is_logged(receive: Receive, caplog: pytest.LogCaptureFixture) -> None:
-    worker = receive({**CLAIM, "store": "redis://127.0.0.1:1/0"})
-    worker._act("released", worker._release)
-    assert f"The lease on {KEY} could not be released for its horse" in caplog.text
+@pytest.mark.parametrize(("done", "act"), [("renewed", "_renew"), ("released", "_release")])
+def test_a_store_that_cannot_serve_is_logged(
+    receive: Receive, caplog: pytest.LogCaptureFixture, done: str, act: str
+) -> None:
+    worker = receive({**CLAIM, "store": "redis://127.0.0.1:1/0", "max_lease": None})
+    worker._act(done, getattr(worker, act))
+    assert f"The lease on {KEY} could not be {done} for its horse" in caplog.text

@@ -20,8 +20,8 @@ from celery_idempotent.stores import Lease
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.apps import from_env
 from tests.support.celery.journal import Journal
-from tests.support.faults.conservation import TOLD, write_down
 from tests.support.faults.ledger import LEASE_TTL
+from tests.support.faults.run_account import TOLD, write_down
 
 app = from_env(Celery("soak"))
 # A machine under load loses children faster than crashes could be forgotten: the loop breaker is not what is tested.

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery_idempotent import current_lease, idempotent
 from celery_idempotent.events import Event
-from tests.support.faults.conservation import ENDINGS, STARTS
+from tests.support.faults.run_account import ENDINGS, STARTS
 
 __all__ = ["ENDINGS", "PROMPTLY", "STARTS", "Held", "counted", "names", "told_in_pairs"]
 

@@ -1,13 +1,13 @@
-"""What a test does with a queue: enqueue, work it off, look what is left."""
+"""What a test does with a queue: enqueue, start workers, work it off, look what is left."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-import redis
 from rq import Queue
 from rq.job import Job
 from rq.registry import ScheduledJobRegistry, StartedJobRegistry
@@ -19,23 +19,50 @@ from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
-from tests.support.rq.nodes import burst
+from tests.support.rq.nodes import RqNode, burst
+from tests.support.servers import open_client
 from tests.support.stores.kinds import age_redis
 from tests.support.waiting import wait_until
 
 FAR = 10**6
+#: Seconds for whatever a test waits for; no test needs them.
+PATIENCE = 60.0
 
 
 class Desk:
-    """A queue, the store in the same database, and what was written down of its jobs."""
+    """A queue, its workers, the store in the same database, and what was written down of its jobs.
 
-    def __init__(self, url: str, connection: redis.Redis, journal: Journal, gates: Gates) -> None:
-        self.url, self.connection, self.journal, self.gates = url, connection, journal, gates
-        self.queue = Queue(connection=connection)
+    Args:
+        url: of an empty database.
+        directory: for logs, journal and gates.
+    """
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url, self.directory, self.connection = url, directory, open_client(url)
+        self.journal, self.gates = Journal(directory / "journal"), Gates(directory / "gates")
+        self.env = {"JOURNAL": str(self.journal.path), "GATES": str(self.gates.directory)}
+        self.queue = Queue(connection=self.connection)
         self.store = RedisStore.from_url(url)
+        self.nodes: list[RqNode] = []
 
     def close(self) -> None:
+        """End the workers, and let go of the database."""
+        self.gates.open_all()
+        for node in self.nodes:
+            node.teardown()
         self.store.close()
+        self.connection.close()
+
+    def start(self, *, ready: bool = True, **options: Any) -> RqNode:
+        """Start a worker, and wait until it is ready; the other arguments are `RqNode`'s."""
+        options.setdefault("name", f"worker{len(self.nodes) + 1}")
+        env = {**self.env, **options.pop("env", {})}
+        self.nodes.append(RqNode(self.url, directory=self.directory, env=env, **options).start())
+        return self.nodes[-1].ready() if ready else self.nodes[-1]
+
+    def logs(self) -> str:
+        """Return what the workers have logged."""
+        return "\n".join(f"--- {node.name}\n{node.logs()}" for node in self.nodes)
 
     def burst(self, jobs: int | None = None) -> None:
         """Work off what is in the queue, or so many jobs of it, in this process."""
@@ -54,7 +81,7 @@ class Desk:
     def status(self, job: Job) -> str:
         return str(getattr(self.again(job).get_status(), "value", None))
 
-    def wait_for(self, job: Job, status: str, timeout: float = 30.0) -> Job:
+    def wait_for(self, job: Job, status: str, timeout: float = PATIENCE) -> Job:
         """Wait until a job has this status, and return it."""
         wait_until(
             lambda: self.status(job) == status, timeout, lambda: f"{status}, not {self.status(job)}, of {job.id}"
@@ -75,8 +102,16 @@ class Desk:
         text = str(latest.exc_string if latest is not None else "")
         return text.strip().splitlines()[-1] if text.strip() else ""
 
+    def runs(self, order: str) -> int:
+        """Return how often the body of an order was begun."""
+        return len(self.gates[f"before {order}"].arrivals)
+
     def effects(self, order: str) -> int:
         return self.journal.count("charged", order)
+
+    def charges(self, order: str) -> int:
+        """Return how often a gateway that honours idempotency keys charged the card of an order."""
+        return len({entry.fields["intent"] for entry in self.journal.entries("charged", order)})
 
     def fence(self, order: str) -> int:
         """Return that of the last run of an order."""

@@ -20,8 +20,14 @@ from tests.support.servers import open_client
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
-READY_SECONDS = 30.0
-STOP_SECONDS = 30.0
+STOCK = "rq.Worker"
+STOCK_SPAWNED = "rq.SpawnWorker"
+OURS = "celery_idempotent.rq.IdempotentWorker"
+OURS_SPAWNED = "celery_idempotent.rq.IdempotentSpawnWorker"
+READY_SECONDS = 40.0
+STOP_SECONDS = 40.0
+#: Seconds at the end of a test for a worker of the library's to end by itself: else what it ran is not measured.
+GRACE = 3.0
 
 
 def asks_for_jobs(client: redis.Redis, pid: int | None = None) -> bool:
@@ -43,7 +49,7 @@ class RqNode:
         *,
         directory: Path,
         name: str = "worker",
-        worker: str = "rq.Worker",
+        worker: str = STOCK,
         queues: Sequence[str] = ("default",),
         scheduler: bool = False,
         command: str = "worker",
@@ -64,10 +70,11 @@ class RqNode:
             options: more options.
         """
         self.url, self.name, self.log = url, name, directory / f"{name}.log"
+        self.stock, self.pool = worker.startswith("rq."), command == "worker-pool"
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TELL": "1", **(env or {})}
         self.command = [sys.executable, "-m", "rq.cli", command, "--url", url, "--worker-class", worker]
-        self.command += ["--name", name] if command == "worker" else []
+        self.command += [] if self.pool else ["--name", name]
         self.command += [*options, *(["--with-scheduler"] if scheduler else []), *queues]
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -82,7 +89,7 @@ class RqNode:
         def listens() -> bool:
             if self._started().poll() is not None:
                 raise RuntimeError(f"{self.name} ended before it was ready; its log:\n{self.logs()}")
-            return asks_for_jobs(client, None if "worker-pool" in self.command else self.pid)
+            return asks_for_jobs(client, None if self.pool else self.pid)
 
         with open_client(self.url) as client:
             wait_until(listens, READY_SECONDS, lambda: f"{self.name} to be ready; its log:\n{self.logs()}")
@@ -111,12 +118,8 @@ class RqNode:
         return sorted(found)
 
     def horses(self) -> list[int]:
-        """Return the pids of its living horses: each leads a group of its own, and a scheduler does not."""
-        return [pid for pid in self.members() if pid != self.pid and leads_group(pid)]
-
-    def descriptors(self) -> set[str]:
-        """Return the numbers of what the main process has open."""
-        return set(os.listdir(f"/proc/{self.pid}/fd"))
+        """Return the pids of its living horses, which lead a group of their own, as a scheduler does not."""
+        return [pid for pid in self.members() if pid != self.pid and _leads_group(pid)]
 
     def kill(self) -> None:
         """Kill the worker, and leave its horse."""
@@ -124,8 +127,9 @@ class RqNode:
         self._started().wait(STOP_SECONDS)
 
     def kill_horse(self, pid: int) -> None:
-        """Kill its horse."""
+        """Kill its horse, as the kernel does when memory runs out, and wait until it is gone."""
         os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: pid not in self.members(), message=f"horse {pid} to be gone")
 
     def kill_all(self) -> None:
         """Kill the worker and all that it started, as when its host is lost."""
@@ -153,10 +157,13 @@ class RqNode:
         return self.wait()
 
     def cut_off(self) -> int:
-        """Shut down coldly: the horse is killed. RQ does so at a second signal, a second after the first."""
+        """Shut down coldly: the horse is killed. RQ does so at a second signal, a second after the first.
+
+        A third would break off what it does then.
+        """
 
         def ended() -> bool:
-            if self.running:
+            if self.running and "cold shut down" not in self.logs():
                 self.ask_to_stop()
             return not self.running
 
@@ -181,11 +188,10 @@ class RqNode:
     def teardown(self) -> None:
         if self.process is None:
             return
+        processes.end(self.process, grace=0.0 if self.stock else GRACE)
         for pid in self.members():
-            if pid != self.pid:
-                processes.watchdog.forget(pid)
-                _kill(pid)
-        processes.end(self.process)
+            processes.watchdog.forget(pid)
+            _kill(pid)
         wait_until(lambda: not self.members(), STOP_SECONDS, lambda: f"{self.members()} to be gone")
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -193,16 +199,16 @@ class RqNode:
         return self.process
 
 
-def leads_group(pid: int) -> bool:
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(pid, signal.SIGKILL)
+
+
+def _leads_group(pid: int) -> bool:
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:
         return False
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended meanwhile
-        os.kill(pid, signal.SIGKILL)
 
 
 def burst(*queues: Queue, worker: type[Any] = SimpleWorker, jobs: int | None = None, **options: Any) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import os
 import signal
+import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rq import Queue, Retry, get_current_job
@@ -16,13 +20,22 @@ from rq.worker import HerokuWorker
 
 from celery_idempotent.events import Conflicted, add_hook
 from celery_idempotent.rq import IdempotentWorker, current_lease, idempotent
+from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
-from tests.support.faults.conservation import TOLD, write_down
+from tests.support.faults.run_account import TOLD, write_down
 
 #: Where horses are to be kept from their leases for good; others give theirs back.
 LEASE = float(os.environ.get("LEASE_TTL", "60"))
 
+#: Longest time for which a test holds a body up: longer than RQ takes to believe that its worker is gone.
+HELD_SECONDS = 300.0
+
+#: ctypes keeps the GIL during a call through PyDLL, where it gives it up through CDLL.
+libc = ctypes.PyDLL(None)
+
+if "IMPORTS" in os.environ:  # leave the name of the process that imported this module
+    Path(os.environ["IMPORTS"], str(os.getpid())).touch()
 
 if "TELL" in os.environ:  # in workers; tests listen to what happens in their own process
     add_hook(write_down, TOLD)
@@ -44,13 +57,20 @@ class Declined(Exception):
 
 
 def effect(order: object, **fields: object) -> int:
-    """Write the effect down, and return how many there were of this order, between two gates."""
-    journal, gates = Journal.from_env(), Gates.from_env()
+    """Write the effect down, and return how many there were of this order, between two gates.
+
+    Its `intent` is the key that a payment gateway would get: of all charges with one key, one takes effect. A body
+    without a lease has none to show.
+    """
+    journal, gates, lease = Journal.from_env(), Gates.from_env(), current_lease()
     job = get_current_job()
-    gates.wait(f"before {order}")
-    journal.write("charged", order, job=job.id if job else "", **fields)
+    gates.wait(f"before {order}", HELD_SECONDS)
+    if lease is not None:
+        lease.check()
+    intent = lease.derived_key("gateway") if lease is not None else uuid.uuid4().hex
+    journal.write("charged", order, job=job.id if job else "", intent=intent, **fields)
     effects = journal.count("charged", order)
-    gates.wait(f"after {order}")
+    gates.wait(f"after {order}", HELD_SECONDS)
     return effects
 
 
@@ -284,6 +304,7 @@ def follow(name: str) -> Any:
 
 def succeeded(job: Any, connection: Any, result: Any) -> None:
     Journal.from_env().write("succeeded", job.id, result=result)
+    Gates.from_env().wait("succeeded")
 
 
 def failed(job: Any, connection: Any, kind: Any, error: Any, traceback: Any) -> None:
@@ -319,3 +340,59 @@ def limits(order: str) -> float:
     effect(order)
     lease = current_lease()
     return lease.until - time.monotonic() if lease else 0
+
+
+@idempotent(key="order", store=os.environ.get("STORE_URL"), lease_ttl=LEASE)
+def charge_by_url(order: str) -> Any:
+    """Have the policy name the store's URL."""
+    return end(order, "return", effect(order))
+
+
+@idempotent(key="order", store=RedisStore.from_url(os.environ.get("STORE_URL", "redis://")), lease_ttl=LEASE)
+def charge_by_object(order: str) -> Any:
+    """Have the policy name the store itself."""
+    return end(order, "return", effect(order))
+
+
+@idempotent(key="order", lease_ttl=1.5)
+def charge_briefly(order: str) -> Any:
+    """Have a lease that no worker renews in time which looks at its horse once a second."""
+    return end(order, "return", effect(order))
+
+
+@idempotent(key="order", lease_ttl=LEASE, fingerprint=["seconds"])
+def hold_gil(order: str, seconds: int) -> int:
+    """Call into C code which holds the GIL: no thread of this process runs meanwhile."""
+    Journal.from_env().write("started", order)
+    libc.sleep(seconds)
+    effect(order)
+    return fence()
+
+
+@idempotent(key="order", lease_ttl=2.0, max_lease=2.0)
+def hold_gil_beyond(order: str, seconds: int) -> None:
+    """Do so for longer than the policy lets anybody renew."""
+    Journal.from_env().write("started", order)
+    libc.sleep(seconds)
+
+
+def charge_parts(order: str) -> list[Any]:
+    """Run two orders within this job, which nothing guards itself, once a test lets it."""
+    Gates.from_env().wait("parts")
+    job = get_current_job()
+    assert job is not None
+    queue = Queue("within", is_async=False, connection=job.connection)
+    return [queue.enqueue(charge, f"{order}-{number}").return_value() for number in (1, 2)]
+
+
+@idempotent(key="order", lease_ttl=LEASE)
+def charge_parts_guarded(order: str) -> list[Any]:
+    """Do the same within a job that is guarded."""
+    return charge_parts(order)
+
+
+def horse_end_of_a_child(order: str) -> list[str]:
+    """Return what a program that a job starts knows of the worker's offer, which is not for it."""
+    code = "from celery_idempotent.rq.horse import HorseEnd; print(HorseEnd.take())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return asked.stdout.splitlines()

@@ -7,37 +7,28 @@ minute or more before it acts, the stage calls what RQ would call then, with a t
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rq import Callback, Retry, Worker
-from rq.job import Job, JobStatus
+from rq.job import Job
 from rq.registry import ScheduledJobRegistry, StartedJobRegistry
 from rq.scheduler import RQScheduler
 
-from tests.support.rq import horses
-from tests.support.rq.nodes import RqNode, leads_group
-from tests.support.rq.workers import (
-    OURS,
-    OURS_SPAWNED,
-    PATIENCE,
-    STOCK_SPAWNED,
-    Shop,
-    is_alive,
-    kill_horse,
-)
+from tests.support.rq import shop
+from tests.support.rq.desk import PATIENCE, Desk
+from tests.support.rq.nodes import OURS, OURS_SPAWNED, ROOT, STOCK_SPAWNED, RqNode
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "rq-twice.md"
+PAGE = ROOT / "docs" / "rq-twice.md"
 HEAD = """\
 | a job that runs twice | RQ alone | with the decorator | with `IdempotentWorker` |
 |---|---|---|---|
@@ -47,6 +38,8 @@ LEASE_TTL = 3
 #: Seconds from now at which RQ is sure that a worker is gone.
 LATER = 3600.0
 ORDER = "A"
+#: The gates of its body.
+BEFORE, AFTER = f"before {ORDER}", f"after {ORDER}"
 WARM = "tests.support.rq.held.WarmWorker"
 HELD = "tests.support.rq.held.HeldWorker"
 HELD_OURS = "tests.support.rq.held.HeldIdempotentWorker"
@@ -64,9 +57,9 @@ class Mode:
 
 
 MODES = [
-    Mode("RQ alone", horses.plain, WARM, STOCK_SPAWNED, HELD),
-    Mode("with the decorator", horses.charge, WARM, STOCK_SPAWNED, HELD),
-    Mode("with IdempotentWorker", horses.charge, OURS, OURS_SPAWNED, HELD_OURS),
+    Mode("RQ alone", shop.plain, WARM, STOCK_SPAWNED, HELD),
+    Mode("with the decorator", shop.charge, WARM, STOCK_SPAWNED, HELD),
+    Mode("with IdempotentWorker", shop.charge, OURS, OURS_SPAWNED, HELD_OURS),
 ]
 
 
@@ -89,17 +82,18 @@ class Count:
         return text if self.seconds is None else f"{text}; {self.seconds:.1f} s"
 
 
-class Stage(Shop):
-    """The shop of one cell of the table."""
+class Stage(Desk):
+    """The queue of one cell of the table."""
 
     def __init__(self, mode: Mode, url: str, directory: Path) -> None:
-        super().__init__(url, directory, LEASE_TTL=str(LEASE_TTL))
+        super().__init__(url, directory)
+        self.env["LEASE_TTL"] = str(LEASE_TTL)
         self.mode = mode
         self.began: float | None = None
 
-    def open(self) -> RqNode:
-        """Start a worker."""
-        return self.start(self.mode.worker)
+    def open(self, worker: str = "", *options: str) -> RqNode:
+        """Start a worker, by default the mode's, that looks at its horse every second."""
+        return self.start(worker=worker or self.mode.worker, options=["--job-monitoring-interval", "1", *options])
 
     def enqueue(self, **options: Any) -> Job:
         return self.queue.enqueue(self.mode.function, ORDER, **options)
@@ -138,59 +132,61 @@ class Stage(Shop):
     def counted(self, *jobs: Job) -> Count:
         """Return what came of it, once the jobs are answered and no horse is at work."""
         for job in jobs:
-            self.finished(job)
+            self.finish(job)
         seconds = None if self.began is None else time.monotonic() - self.began
         self.gates.open_all()
         # In this order: a job goes from the queue to the intermediate one, and from there to a horse.
         wait_until(lambda: self.queue.is_empty() and not self.taken() and not self.at_work(), PATIENCE, self.logs)
-        return Count(self.journal.count("ran", ORDER), horses.taken(self.journal, ORDER), seconds)
+        return Count(self.runs(ORDER), self.charges(ORDER), seconds)
+
+    def finish(self, job: Job) -> None:
+        """Wait until a job has succeeded."""
+        wait_until(lambda: self.status(job) in ("finished", "failed"), PATIENCE, self.logs)
+        assert self.status(job) == "finished", self.logs()
 
     def taken(self) -> list[bytes]:
         """Return the jobs that a worker has taken, and no horse begun."""
-        return self.client.lrange(self.queue.intermediate_queue_key, 0, -1)  # type: ignore[return-value]
+        return self.connection.lrange(self.queue.intermediate_queue_key, 0, -1)  # type: ignore[return-value]
 
     def at_work(self) -> list[int]:
         """Return the horses of all workers, also of those that are gone."""
-        return [pid for pid in self.members() if leads_group(pid) and pid not in self.mains()]
-
-    def mains(self) -> list[int]:
-        return [worker.process.pid for worker in self.workers if worker.process is not None]
+        return [horse for node in self.nodes for horse in node.horses()]
 
 
 def killed_horse(stage: Stage) -> Count:
-    job, _, horse = stage.enqueue_and_hold("charged", retry=Retry(max=3))
+    job, worker, horse = stage.enqueue_and_hold(AFTER, retry=Retry(max=3))
     stage.gates.open_all()
-    kill_horse(horse)
+    worker.kill_horse(horse)
     stage.fault()
     return stage.counted(job)
 
 
 def killed_after_the_body(stage: Stage) -> Count:
-    job, _, horse = stage.enqueue_and_hold("told", retry=Retry(max=3), on_success=Callback(horses.told))
-    kill_horse(horse)
+    job, worker, horse = stage.enqueue_and_hold("succeeded", retry=Retry(max=3), on_success=Callback(shop.succeeded))
+    worker.kill_horse(horse)
     stage.fault()
     stage.gates.open_all()
     return stage.counted(job)
 
 
 def killed_worker(stage: Stage) -> Count:
-    job, worker, horse = stage.enqueue_and_hold("ran", retry=Retry(max=3))
+    job, worker, horse = stage.enqueue_and_hold(BEFORE, retry=Retry(max=3))
     worker.kill()
     stage.clean_up()
     second = stage.open()
-    wait_until(lambda: second.horses(), PATIENCE, stage.logs)
-    if stage.mode.function is horses.plain:
-        stage.gates["ran"].reached(2, timeout=PATIENCE)
+    wait_until(second.horses, PATIENCE, stage.logs)
+    if stage.mode.function is shop.plain:
+        stage.gates[BEFORE].reached(2, timeout=PATIENCE)
     stage.gates.open_all()
-    wait_until(lambda: not is_alive(horse), PATIENCE, stage.logs)
+    wait_until(lambda: horse not in worker.members(), PATIENCE, stage.logs)
     return stage.counted(job)
 
 
 def killed_both(stage: Stage) -> Count:
-    job, worker, horse = stage.enqueue_and_hold("charged", retry=Retry(max=3))
+    job, worker, horse = stage.enqueue_and_hold(AFTER, retry=Retry(max=3))
     stage.open()
     worker.kill()
-    kill_horse(horse)
+    worker.kill_horse(horse)
     stage.fault()
     stage.gates.open_all()
     stage.clean_up()
@@ -198,19 +194,18 @@ def killed_both(stage: Stage) -> Count:
 
 
 def stopped(stage: Stage) -> Count:
-    job, worker, horse = stage.enqueue_and_hold("ran", retry=Retry(max=3))
+    job, worker, horse = stage.enqueue_and_hold(BEFORE, retry=Retry(max=3))
     stage.open()
     for pid in (worker.pid, horse):
-        os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)  # type: ignore[misc]
+        worker.pause(pid)
     stage.fault()
     stage.gates.open_all()
     stage.clean_up()
-    stage.finished(job)
+    stage.finish(job)
     seconds = time.monotonic() - (stage.began or 0.0)
     for pid in (worker.pid, horse):
-        os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: not is_alive(horse), PATIENCE, stage.logs)
+        worker.resume(pid)
+    wait_until(lambda: horse not in worker.members(), PATIENCE, stage.logs)
     count = stage.counted(job)
     return Count(count.runs, count.effects, seconds)
 
@@ -219,27 +214,28 @@ def killed_before_it_began(stage: Stage) -> Count:
     # A horse that is spawned takes its time to begin, and this one more.
     held = "if 'RQ_EXECUTION_ID' in __import__('os').environ: from tests.support.celery.gates import Gates as G; "
     (stage.directory / "sitecustomize.py").write_text(held + "G.from_env().wait('spawned')\n")
-    stage.env["PYTHONPATH"] = f"{stage.directory}{os.pathsep}{stage.env['PYTHONPATH']}"
-    stage.start(stage.mode.spawned)
+    paths = (str(stage.directory), str(ROOT), os.environ.get("PYTHONPATH"))
+    stage.env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    worker = stage.open(stage.mode.spawned)
     stage.gates.close("spawned")
     job = stage.enqueue(retry=Retry(max=3))
     [horse] = stage.gates["spawned"].reached(timeout=PATIENCE)
-    kill_horse(horse)
+    worker.kill_horse(horse)
     stage.gates.open_all()
-    stage.finished(job)
+    stage.finish(job)
     assert stage.taken() == [job.id.encode()], "the entry of the horse that was killed is left"
     clean_intermediate(stage)
     return stage.counted(job)
 
 
 def held_up(stage: Stage) -> Count:
-    slow = stage.start(stage.mode.held)
+    slow = stage.open(stage.mode.held)
     stage.gates.close("taken")
     job = stage.enqueue(retry=Retry(max=3))
     stage.gates["taken"].reached(timeout=PATIENCE)
     clean_intermediate(stage)
     stage.open()
-    stage.finished(job)
+    stage.finish(job)
     stage.gates.open_all()
     wait_until(lambda: "Job OK" in slow.logs(), PATIENCE, stage.logs)
     return stage.counted(job)
@@ -247,17 +243,17 @@ def held_up(stage: Stage) -> Count:
 
 def clean_intermediate(stage: Stage) -> None:
     """Do what a worker does every ten minutes: see to jobs that somebody took and did not begin for a minute."""
-    cleaner = Worker([stage.queue], connection=stage.client)
+    cleaner = Worker([stage.queue], connection=stage.connection)
     for _ in range(2):
         stage.queue.intermediate_queue.cleanup(cleaner, stage.queue)
-        for key in stage.client.keys(f"{stage.queue.intermediate_queue_key}:first_seen:*"):
-            stage.client.set(key, time.time() - LATER)
+        for key in stage.connection.keys(f"{stage.queue.intermediate_queue_key}:first_seen:*"):
+            stage.connection.set(key, time.time() - LATER)
 
 
 def cleaned_up_twice(stage: Stage) -> Count:
-    job, worker, horse = stage.enqueue_and_hold("ran", retry=Retry(max=3))
+    job, worker, horse = stage.enqueue_and_hold(BEFORE, retry=Retry(max=3))
     worker.kill()
-    kill_horse(horse)
+    worker.kill_horse(horse)
     stage.gates.open_all()
     stage.clean_up(times=2)
     stage.open()
@@ -265,16 +261,14 @@ def cleaned_up_twice(stage: Stage) -> Count:
 
 
 def failing_callback(stage: Stage) -> Count:
-    stage.env["TELLING_FAILS"] = "1"
     stage.open()
-    return stage.counted(stage.enqueue(retry=Retry(max=1), on_success=Callback(horses.told)))
+    return stage.counted(stage.enqueue(retry=Retry(max=1), on_success=Callback(shop.broken_at_first)))
 
 
 def requeued(stage: Stage) -> Count:
-    stage.env["TELLING_FAILS"] = "1"
     stage.open()
-    job = stage.enqueue(on_success=Callback(horses.told))
-    stage.ended(job, JobStatus.FAILED)
+    job = stage.enqueue(on_success=Callback(shop.broken_at_first))
+    stage.wait_for(job, "failed")
     job.requeue()
     return stage.counted(job)
 
@@ -282,7 +276,7 @@ def requeued(stage: Stage) -> Count:
 def id_used_again(stage: Stage) -> Count:
     stage.open()
     first = stage.enqueue(job_id="order-A")
-    stage.finished(first)
+    stage.finish(first)
     return stage.counted(stage.enqueue(job_id="order-A"))
 
 
@@ -296,7 +290,7 @@ def two_schedulers(stage: Stage) -> Count:
             return due
 
     def scheduler(registries: list[ScheduledJobRegistry]) -> None:
-        one = RQScheduler([stage.queue], connection=stage.client)
+        one = RQScheduler([stage.queue], connection=stage.connection)
         one._scheduled_job_registries = registries
         one.enqueue_scheduled_jobs()
 
@@ -344,7 +338,7 @@ WAYS = [
 
 def play(way: Way, mode: Mode, url: str, directory: Path) -> Count:
     """Stage one cell of the table."""
-    with Stage(mode, url, directory) as stage:
+    with closing(Stage(mode, url, directory)) as stage:
         return way.play(stage)
 
 

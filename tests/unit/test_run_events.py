@@ -15,7 +15,7 @@ from celery_idempotent.core.guard import Ran
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import LeaseLost, SettleNotCommitted, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Reason, Release, State
-from tests.support.faults.conservation import ENDINGS, STARTS
+from tests.support.faults.run_account import ENDINGS, STARTS
 from tests.support.unit.scripted import Clock, listening
 from tests.unit.test_guard import KEY, Bench, Declined, LostInTask, SoftTimeLimit, Stopped, bench, clock, heard
 from tests.unit.test_guard_within import Database, Shop, Transaction, settles

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.celery.journal import Journal
-from tests.support.faults.conservation import Account
+from tests.support.faults.run_account import Account
 
 ALIVE, GONE, MAIN = os.getpid(), 2**22 + 1, 2**22 + 2
 

@@ -1,4 +1,4 @@
-"""The functions that the jobs of `test_attacks` run."""
+"""The functions that the jobs of `test_regressions` run."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rq.scheduler import RQScheduler
 from celery_idempotent.rq import job as jobs
 from celery_idempotent.stores import Claim, Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
-from tests.support.rq import attacked
+from tests.support.rq import regressions
 
 #: What Redis says of a key that does not expire. RQ 2.6 keeps what is scheduled for a retry, whatever its ttl.
 FOR_EVER = -1
@@ -40,14 +40,14 @@ def run(queue: Queue) -> Callable[..., Job]:
 
 
 def effects(queue: Queue) -> list[str]:
-    return [name.decode() for name in queue.connection.lrange(attacked.EFFECTS, 0, -1)]
+    return [name.decode() for name in queue.connection.lrange(regressions.EFFECTS, 0, -1)]
 
 
 def hold(queue: Queue, order_id: str) -> tuple[RedisStore, Lease]:
     """Take the lease on an order, as another job would, until somebody gives it back."""
     store = RedisStore(queue.connection)
     lease = store.acquire(
-        Claim(f"idem:tests.support.rq.attacked.charge::{order_id}", "another", 60.0, 60.0, task_id="another")
+        Claim(f"idem:tests.support.rq.regressions.charge::{order_id}", "another", 60.0, 60.0, task_id="another")
     )
     assert isinstance(lease, Lease)
     return store, lease
@@ -61,8 +61,8 @@ def failure(job: Job) -> str:
 def test_a_job_id_that_is_used_again_for_other_arguments_is_not_answered_with_the_first_ones_result(
     queue: Queue, run: Callable[..., Job]
 ) -> None:
-    run(attacked.charge, "ORD-1", 5, job_id="ORD-1")
-    again = run(attacked.charge, "ORD-1", 7, job_id="ORD-1")
+    run(regressions.charge, "ORD-1", 5, job_id="ORD-1")
+    again = run(regressions.charge, "ORD-1", 7, job_id="ORD-1")
     assert again.is_failed
     assert "KeyReused" in failure(again)
     assert effects(queue) == ["ORD-1 5"]
@@ -71,9 +71,9 @@ def test_a_job_id_that_is_used_again_for_other_arguments_is_not_answered_with_th
 def test_a_job_id_that_is_used_again_for_the_same_is_answered_and_tells_whose_result_it_is(
     queue: Queue, run: Callable[..., Job]
 ) -> None:
-    run(attacked.charge, "ORD-1", 5, job_id="first")
+    run(regressions.charge, "ORD-1", 5, job_id="first")
     for job_id in ("first", "second"):
-        job = run(attacked.charge, "ORD-1", 5, job_id=job_id)
+        job = run(regressions.charge, "ORD-1", 5, job_id=job_id)
         assert job.return_value() == "ORD-1 charged 5"
         assert (job.meta["idempotency"]["outcome"], job.meta["idempotency"]["original"]) == ("replayed", "first")
     assert effects(queue) == ["ORD-1 5"]
@@ -82,7 +82,7 @@ def test_a_job_id_that_is_used_again_for_the_same_is_answered_and_tells_whose_re
 def test_a_job_is_never_put_off_for_longer_than_rq_keeps_it(queue: Queue, run: Callable[..., Job]) -> None:
     hold(queue, "ORD-1")
     queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler", ex=61)
-    job = run(attacked.charge, "ORD-1", 5, ttl=jobs.LEAST_TTL)
+    job = run(regressions.charge, "ORD-1", 5, ttl=jobs.LEAST_TTL)
     for _ in range(4):  # each time for twice as long
         due = queue.scheduled_job_registry.get_expiration_time(job)
         assert (due - job.ended_at).total_seconds() <= jobs.LEAST_TTL / 2
@@ -100,6 +100,6 @@ def test_a_job_that_rq_keeps_for_too_short_waits_where_it_is(queue: Queue, run: 
     queue.connection.set(RQScheduler.get_locking_key(queue.name), "a scheduler", ex=61)
     release = threading.Timer(0.5, store.release, (lease, Release(Reason.FAILED)))
     release.start()
-    assert run(attacked.charge, "ORD-1", 5, ttl=1).return_value() == "ORD-1 charged 5"
+    assert run(regressions.charge, "ORD-1", 5, ttl=1).return_value() == "ORD-1 charged 5"
     release.join()
     assert effects(queue) == ["ORD-1 5"]

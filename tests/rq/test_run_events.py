@@ -10,7 +10,7 @@ from rq import Callback, Retry
 from celery_idempotent import events
 from celery_idempotent.stores import State
 from tests.rq.conftest import StartRq
-from tests.support.faults.conservation import ENDINGS, STARTS, Account
+from tests.support.faults.run_account import ENDINGS, STARTS, Account
 from tests.support.rq import shop
 from tests.support.rq.desk import Desk, hearing
 from tests.support.stores.kinds import age_redis
