@@ -44,7 +44,7 @@ def test_what_no_replica_confirmed_runs_once_after_a_failover(
 
     failover.cut_replication()
     late = [charge.delay(order) for order in orders[1:]]
-    wait_until(lambda: "wait_replicas=1 asks for 1" in worker.logs(), SECONDS, "a claim to be refused")
+    wait_until(lambda: "wait_replicas=1 needs 1" in worker.logs(), SECONDS, "a claim to be refused")
     failover.kill_main()
     failover.wait_for_promotion()
 
