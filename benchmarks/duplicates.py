@@ -6,8 +6,8 @@ from time import perf_counter
 
 from celery.result import ResultSet
 
-from tests.celery.apps import close_app, load_app
-from tests.servers import RedisServer
+from tests.support.celery.apps import close_app, load_app
+from tests.support.servers import RedisServer
 
 from .figure import Figure
 from .throughput import MODULE

@@ -13,7 +13,7 @@ import redis
 
 from celery_idempotent.stores.postgres.connections import TABLE as POSTGRES
 from celery_idempotent.stores.sqlite.connections import TABLE as SQLITE
-from tests.celery.business import Business
+from tests.support.celery.business import Business
 
 __all__ = ["bytes_each", "expire", "fill"]
 

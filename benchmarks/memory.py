@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from celery_idempotent.stores import Claim
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 from .figure import Figure
 from .subject import Subject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 from . import (
     commands,

@@ -11,10 +11,10 @@ from unittest import mock
 from urllib.parse import quote
 
 from celery_idempotent.stores import open_store
-from tests.cluster import Cluster
-from tests.dynamodb import DynamoServer, credentials
-from tests.postgres import PostgresServer, fresh_schema
-from tests.servers import RedisServer
+from tests.support.cluster import Cluster
+from tests.support.dynamodb import DynamoServer, credentials
+from tests.support.postgres import PostgresServer, fresh_schema
+from tests.support.servers import RedisServer
 
 __all__ = ["NAMES", "places"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from tests.celery.apps import close_app, load_app
-from tests.servers import RedisServer
+from tests.support.celery.apps import close_app, load_app
+from tests.support.servers import RedisServer
 
 from .figure import Figure
 from .sampling import interleave, ratio

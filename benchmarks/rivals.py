@@ -9,8 +9,8 @@ import importlib.util
 from functools import partial
 from statistics import median
 
-from tests.celery.apps import close_app, load_app
-from tests.servers import RedisServer
+from tests.support.celery.apps import close_app, load_app
+from tests.support.servers import RedisServer
 
 from .figure import Figure
 from .sampling import interleave, ratio

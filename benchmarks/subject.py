@@ -17,7 +17,7 @@ from celery_idempotent.core.results import Codec
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Release, State, Store
 from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 __all__ = ["HOUR", "OUTCOME", "NoDelivery", "StoreSubject", "Subject", "guard_on"]
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 
 from celery_idempotent.stores import Lease, open_store
-from tests.celery.business import Business
+from tests.support.celery.business import Business
 
 from .figure import Figure
 from .sampling import interleave, ratio, timed

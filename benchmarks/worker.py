@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from tests import processes
-from tests.servers import RedisServer
+from tests.support import processes
+from tests.support.servers import RedisServer
 
 __all__ = ["BROKER_DB", "RESULT_DB", "STORE_DB", "Worker", "environment"]
 

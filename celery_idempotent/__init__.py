@@ -1,6 +1,6 @@
 """Tasks, jobs and functions that take effect once per operation.
 
-The public names; each is imported when it is first used, so that those who need no Celery import none.
+The public names; each is imported when it is first used, so that a program without Celery imports none.
 """
 
 from __future__ import annotations

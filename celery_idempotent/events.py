@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, fields
+from typing import ClassVar
 
 __all__ = [
     "Acquired",
@@ -44,7 +45,14 @@ class Event:
         task: The task's name.
         task_id: The message's id.
         holder: Host and process that emit it.
+
+    Each class has a ``name`` for metrics, signals and monitors, the ``level`` at which it is logged, and whether it is
+    ``monitored``: sent to Celery's monitors.
     """
+
+    name: ClassVar[str] = ""
+    level: ClassVar[int] = logging.INFO
+    monitored: ClassVar[bool] = False
 
     key: str
     task: str = ""
@@ -70,6 +78,8 @@ class Acquired(Event):
         waited: Seconds since the delivery arrived, including ``asked``.
     """
 
+    name: ClassVar = "acquired"
+    level: ClassVar = logging.DEBUG
     fence: int = 0
     retries: int = 0
     copy: int = 0
@@ -82,6 +92,9 @@ class Acquired(Event):
 class TakenOver(Acquired):
     """A run begins because the lease of the run before expired; ``crashes`` holders in a row have died."""
 
+    name: ClassVar = "taken_over"
+    level: ClassVar = logging.WARNING
+    monitored: ClassVar = True
     crashes: int = 0
 
 
@@ -89,6 +102,8 @@ class TakenOver(Acquired):
 class Completed(Event):
     """The result was settled. The body ran for ``ran`` seconds, and settling took ``took`` seconds."""
 
+    name: ClassVar = "completed"
+    level: ClassVar = logging.DEBUG
     fence: int = 0
     ran: float = _seconds()
     took: float = _seconds()
@@ -98,6 +113,7 @@ class Completed(Event):
 class Failed(Event):
     """A failure was settled as final; ``error`` is the exception's type."""
 
+    name: ClassVar = "failed"
     error: str = ""
     fence: int = 0
     ran: float = _seconds()
@@ -108,6 +124,7 @@ class Failed(Event):
 class Released(Event):
     """The lease was given back, so that the next delivery may run; ``reason`` is a ``records.Reason``."""
 
+    name: ClassVar = "released"
     reason: str = ""
     fence: int = 0
     ran: float = _seconds()
@@ -117,6 +134,8 @@ class Released(Event):
 class ReleaseFailed(Event):
     """A run ended unsettled, for ``reason``, and the store did not reply; its lease has to expire."""
 
+    name: ClassVar = "release_failed"
+    level: ClassVar = logging.ERROR
     reason: str = ""
     error: str = ""
     fence: int = 0
@@ -134,6 +153,8 @@ class Replayed(Event):
         waited: Seconds since the delivery arrived.
     """
 
+    name: ClassVar = "replayed"
+    monitored: ClassVar = True
     age: float = 0.0
     original: str = ""
     state: str = ""
@@ -150,6 +171,7 @@ class Conflicted(Event):
         remaining: Seconds until its lease expires unless it is renewed, or until the retry is due.
     """
 
+    name: ClassVar = "conflicted"
     held_by: str = ""
     held_for: str = ""
     remaining: float = 0.0
@@ -159,6 +181,8 @@ class Conflicted(Event):
 class Deferred(Event):
     """A duplicate was published again as copy number ``copy``, which is due in ``delay`` seconds."""
 
+    name: ClassVar = "deferred"
+    monitored: ClassVar = True
     delay: float = 0.0
     copy: int = 0
 
@@ -167,11 +191,17 @@ class Deferred(Event):
 class Superseded(Event):
     """A copy was dropped because a later copy or attempt of the same message had taken its place."""
 
+    name: ClassVar = "superseded"
+    monitored: ClassVar = True
+
 
 @dataclass(frozen=True, slots=True)
 class KeyReused(Event):
     """A key came with other arguments; ``original`` is the task id that used it first."""
 
+    name: ClassVar = "key_reused"
+    level: ClassVar = logging.ERROR
+    monitored: ClassVar = True
     original: str = ""
 
 
@@ -179,6 +209,9 @@ class KeyReused(Event):
 class CrashLooped(Event):
     """An operation was refused because its holders keep dying."""
 
+    name: ClassVar = "crash_looped"
+    level: ClassVar = logging.ERROR
+    monitored: ClassVar = True
     crashes: int = 0
 
 
@@ -186,6 +219,9 @@ class CrashLooped(Event):
 class LeaseLost(Event):
     """A holder learned that its lease was taken over; ``ending`` is the end that it could not record."""
 
+    name: ClassVar = "lease_lost"
+    level: ClassVar = logging.WARNING
+    monitored: ClassVar = True
     ending: str = ""
     fence: int = 0
     ran: float = _seconds()
@@ -195,6 +231,9 @@ class LeaseLost(Event):
 class SettleFailed(Event):
     """The body ran, and the store did not record its result in time."""
 
+    name: ClassVar = "settle_failed"
+    level: ClassVar = logging.ERROR
+    monitored: ClassVar = True
     error: str = ""
     fence: int = 0
     ran: float = _seconds()
@@ -204,6 +243,9 @@ class SettleFailed(Event):
 class RanUnprotected(Event):
     """A run begins without a lease, since the store cannot serve and ``on_store_error`` is ``"run"``."""
 
+    name: ClassVar = "ran_unprotected"
+    level: ClassVar = logging.WARNING
+    monitored: ClassVar = True
     error: str = ""
 
 
@@ -211,6 +253,8 @@ class RanUnprotected(Event):
 class StoreFailed(Event):
     """A store that served before no longer does."""
 
+    name: ClassVar = "store_failed"
+    level: ClassVar = logging.ERROR
     error: str = ""
     store: str = ""
 
@@ -219,32 +263,34 @@ class StoreFailed(Event):
 class StoreRecovered(Event):
     """The store serves again."""
 
+    name: ClassVar = "store_recovered"
+    level: ClassVar = logging.WARNING
     store: str = ""
 
 
-#: The name of each kind, in the order in which an operation may meet them.
-NAMES: dict[type[Event], str] = {
-    Acquired: "acquired",
-    TakenOver: "taken_over",
-    Completed: "completed",
-    Failed: "failed",
-    Released: "released",
-    Replayed: "replayed",
-    Conflicted: "conflicted",
-    Deferred: "deferred",
-    Superseded: "superseded",
-    KeyReused: "key_reused",
-    CrashLooped: "crash_looped",
-    LeaseLost: "lease_lost",
-    SettleFailed: "settle_failed",
-    ReleaseFailed: "release_failed",
-    RanUnprotected: "ran_unprotected",
-    StoreFailed: "store_failed",
-    StoreRecovered: "store_recovered",
-}
+#: All kinds, in the order in which an operation may meet them.
+KINDS: tuple[type[Event], ...] = (
+    Acquired,
+    TakenOver,
+    Completed,
+    Failed,
+    Released,
+    Replayed,
+    Conflicted,
+    Deferred,
+    Superseded,
+    KeyReused,
+    CrashLooped,
+    LeaseLost,
+    SettleFailed,
+    ReleaseFailed,
+    RanUnprotected,
+    StoreFailed,
+    StoreRecovered,
+)
 
 
-# What to do about events: each event of a process is handed to every hook that wants to hear of its kind.
+# What to do about events: each event of a process is handed to every hook that receives its kind.
 #
 # A hook that raises is logged and never hurts the task.
 
@@ -254,26 +300,12 @@ logger = logging.getLogger("celery_idempotent")
 Hook = Callable[[Event], None]
 Counter = Callable[[type[Event]], None]
 
-_LEVELS: dict[type[Event], int] = {
-    Acquired: logging.DEBUG,
-    Completed: logging.DEBUG,
-    TakenOver: logging.WARNING,
-    CrashLooped: logging.ERROR,
-    KeyReused: logging.ERROR,
-    SettleFailed: logging.ERROR,
-    ReleaseFailed: logging.ERROR,
-    LeaseLost: logging.WARNING,
-    RanUnprotected: logging.WARNING,
-    StoreFailed: logging.ERROR,
-    StoreRecovered: logging.WARNING,
-}
-
 
 class _Logged:
     """The kinds of events that the logger lets through."""
 
     def __contains__(self, kind: object) -> bool:
-        return logger.isEnabledFor(_LEVELS.get(kind, logging.INFO))  # type: ignore[call-overload]
+        return logger.isEnabledFor(getattr(kind, "level", logging.INFO))
 
 
 def log(event: Event) -> None:
@@ -284,7 +316,7 @@ def log(event: Event) -> None:
     data = {field.name: getattr(event, field.name) for field in fields(event)}
     text = " ".join(f"{name}={_text(value)}" for name, value in data.items() if value not in ("", 0))
     name = type(event).__name__
-    logger.log(_LEVELS.get(type(event), logging.INFO), "%s %s", name, text, extra={"event": name, "data": data})
+    logger.log(event.level, "%s %s", name, text, extra={"event": name, "data": data})
 
 
 def _text(value: object) -> str:
@@ -304,8 +336,8 @@ def add_hook(hook: Hook, kinds: Container[type[Event]] | None = None) -> None:
 
     Arguments:
         hook: A function of one ``Event``.
-        kinds: Which classes of events it is to hear, as a set or anything else that knows ``in``, which is asked each
-            time (default: all). An event that nobody is to hear is not made.
+        kinds: The classes of events that it receives, as a set or anything else that supports ``in``, which is called
+            each time (default: all). An event without receivers is not made.
     """
     if kinds is None:
         kinds = _Logged() if hook is log else _Everything()
@@ -327,7 +359,7 @@ _counters: list[Counter] = []
 def add_counter(counter: Counter) -> None:
     """Have ``counter`` called with the class of every event of this process; twice is the same as once.
 
-    It is called also for an event that nobody is to hear and that is not made, so it costs a first run next to nothing;
+    It is called also for an event that has no receivers and is not made, so it costs a first run next to nothing;
     it must be quick, and safe to call from any thread.
     """
     if counter not in _counters:
@@ -344,7 +376,7 @@ def remove_counter(counter: Counter) -> None:
 
 
 def count(kind: type[Event]) -> None:
-    """Tell the counters of an event; `emit` does it for those that are made."""
+    """Call the counters of an event; `emit` does it for those that are made."""
     for counter in _counters:
         try:
             counter(kind)
@@ -353,15 +385,15 @@ def count(kind: type[Event]) -> None:
 
 
 def has_receivers(kind: type[Event]) -> bool:
-    """Tell whether any hook is to hear such an event; where none is, it need not be made."""
-    for _, kinds in _hooks:  # noqa: SIM110 - asked for every first run, and half as long as any()
+    """Return whether any hook receives such an event; where none does, it need not be made."""
+    for _, kinds in _hooks:  # noqa: SIM110 - called for every first run, and half as long as any()
         if kind in kinds:
             return True
     return False
 
 
 def emit(event: Event) -> None:
-    """Count the event, hand it to every hook that is to hear it; an error of a hook is logged and goes no further."""
+    """Count the event, and hand it to every hook that receives it; an error of a hook is logged and goes no further."""
     kind = type(event)
     count(kind)
     for hook, kinds in tuple(_hooks):

@@ -51,12 +51,12 @@ def idempotent(
     serializer: str = "json",
     **options: Any,
 ) -> Callable[[F], F]:
-    """Make each operation of a function take effect once, whoever calls it.
+    """Make each operation of a function take effect once, whichever process calls it.
 
     The call that comes first runs the function; those that come later with the same key return what it returned. A
-    coroutine function stays one, for asyncio. Nobody delivers a call again: ``on_conflict="defer"`` raises `Conflict`
-    at once, and ``on_store_error="wait"`` waits for ``wait_timeout`` at most. The function as it was declared, without
-    a guard, is its ``__wrapped__``.
+    coroutine function stays one, for asyncio. A call is never delivered again: ``on_conflict="defer"`` raises
+    `Conflict` at once, and ``on_store_error="wait"`` waits for ``wait_timeout`` at most. Its ``__wrapped__`` is
+    the function as it was declared, without a guard.
 
     Arguments:
         policy: Options that several functions share (default: the library's).
@@ -137,7 +137,7 @@ class CallDelivery(Delivery):
         args, kwargs: The call's arguments.
 
     Raises:
-        MissingKey: they do not say which operation this is.
+        MissingKey: they do not name the operation.
     """
 
     alone = True
@@ -157,7 +157,7 @@ class CallDelivery(Delivery):
             return check_returned(self.binding.name, self.function(*self.args, **self.kwargs))
 
     def ending(self, error: BaseException) -> Ending:
-        """Return what the record is to say, as the policy has it."""
+        """Return the ending to record, as the policy has it."""
         return self.binding.ending_of(error)
 
     def conclude(self, decision: Decision) -> Any:
@@ -210,18 +210,18 @@ def check_function(function: Any) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"Expected {function.__qualname__} to return, and it yields: what a generator has done when its caller "
-            "stops asking cannot be replayed. Return a list, or decorate the function that does one item's work."
+            "stops iterating cannot be replayed. Return a list, or decorate the function that does one item's work."
         )
     try:
         keys.own_signature(function)
     except ValueError as error:
         raise ConfigurationError(
-            f"Expected a function whose arguments can be told, got {function!r} ({error}): wrap it in one of your own."
+            f"Expected a function with a signature, got {function!r} ({error}): wrap it in one of your own."
         ) from None
 
 
 def _is_celery_task(thing: Any) -> bool:
-    """Return whether this is a task, or a proxy of one; nothing of it is asked, which would evaluate the proxy."""
+    """Return whether this is a task, or a proxy of one, which reading any attribute would evaluate."""
     return any(base.__module__.split(".")[0] == "celery" for base in type(thing).__mro__)
 
 
@@ -280,8 +280,8 @@ class FunctionBinding(Binding):
     ) -> None:
         if name is None:
             name = f"{function.__module__}.{function.__qualname__}"
-        told: dict[str, object] = {"name": name, "namespace": namespace}
-        for option, text in told.items():
+        texts: dict[str, object] = {"name": name, "namespace": namespace}
+        for option, text in texts.items():
             if not (isinstance(text, str) and text):
                 raise ConfigurationError(f"Expected {option} of {function.__qualname__} to be text, got {text!r}.")
         hidden = keys.hides_arguments(function)
@@ -294,7 +294,7 @@ class FunctionBinding(Binding):
             )
         self._open = store
         self._serializer = serializer
-        self._codec()  # a wrong serializer is told where it is declared
+        self._codec()  # a wrong serializer raises where it is declared
         self._plain = Codec(serializer=serializer, compress_above=0, result_max_bytes=LARGEST, compression=NONE)
 
     def _store(self) -> Store:
@@ -318,7 +318,7 @@ class FunctionBinding(Binding):
         return read.data if read.kind is Kind.VALUE else value
 
     def ending_of(self, error: BaseException) -> Ending:
-        """Return what the record is to say, given what the body raised."""
+        """Return the ending to record, given what the body raised."""
         match error:
             case LeaseLost():
                 return Release(Reason.REQUEUED)
@@ -334,13 +334,13 @@ class FunctionBinding(Binding):
 
 T = TypeVar("T")
 
-#: Threads that ask stores for coroutines, at most: so many in which calls begin, and as many in which they end, for
-#: which those that begin must not keep anybody waiting.
+#: Threads that call stores for coroutines, at most: so many in which calls begin, and as many in which they end, for
+#: which those that begin must not be in the way.
 THREADS = 32
 
 
 class _Threads:
-    """Threads of this process that ask stores; made when they are needed, and anew after a fork."""
+    """Threads of this process that call stores; made when they are needed, and again after a fork."""
 
     def __init__(self, name: str) -> None:
         self._name, self._pid = name, 0
@@ -365,7 +365,7 @@ def _in_thread_of_its_own(call: Callable[[], T], name: str) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             future.set_exception(error)
 
     future.set_running_or_notify_cancel()
@@ -413,15 +413,15 @@ async def run_guarded(
 async def _acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
     steps = guard.acquire(delivery)
     while True:
-        asked = _beginning.submit(functools.partial(_step, guard, delivery, steps))
+        future = _beginning.submit(functools.partial(_step, guard, delivery, steps))
         try:
-            await _done(asked)
+            await _done(future)
         except (asyncio.CancelledError, GeneratorExit):
-            asked.cancel()
-            # The store may grant, or have granted, what nobody waits for any more.
-            asked.add_done_callback(functools.partial(_give_back, guard, delivery))
+            future.cancel()
+            # The store may grant, or have granted, what no call waits for any more.
+            future.add_done_callback(functools.partial(_give_back, guard, delivery))
             raise
-        found = asked.result()
+        found = future.result()
         if not isinstance(found, float):
             return found
         await asyncio.sleep(found)
@@ -434,21 +434,21 @@ def _step(guard: Guard, delivery: Delivery, steps: Acquiring) -> HeldLease | Dec
     return found
 
 
-def _give_back(guard: Guard, delivery: Delivery, asked: Future[HeldLease | Decision | float]) -> None:
-    if asked.cancelled() or asked.exception():
+def _give_back(guard: Guard, delivery: Delivery, future: Future[HeldLease | Decision | float]) -> None:
+    if future.cancelled() or future.exception():
         return
-    found = asked.result()
+    found = future.result()
     if isinstance(found, HeldLease) and found.fence:
         _ending.submit(lambda: guard.finish(delivery, found, error=asyncio.CancelledError()))
 
 
-async def _done(asked: Future[Any]) -> None:
+async def _done(future: Future[Any]) -> None:
     """Wait until a thread is done, whose work goes on if this is cancelled."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell(asked: Future[Any]) -> None:
+    def wake(_: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop may be closed by now
             loop.call_soon_threadsafe(done.set)
 
-    asked.add_done_callback(tell)
+    future.add_done_callback(wake)
     await done.wait()

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Durations, sizes and URLs as people write and read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Duration = float | str | timedelta
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WORDS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-_SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_LETTERS = (("d", 86400, 36 * 3600), ("h", 3600, 90 * 60), ("m", 60, 90))
+_SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _CENTURY = 36525 * 86400.0  # a longer duration is a slip of the unit, and more than some stores' clocks can hold
 
 
@@ -40,6 +41,18 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.2g} s" if seconds >= 0.001 else "0 s"
     unit, size = next((unit, size) for unit, size in _WORDS if seconds >= size * 1.5 or size == 1)
     return f"{seconds / size:.0f} {unit}"
+
+
+def shorten_duration(seconds: float) -> str:
+    """Return a duration for a table, in the unit that shows most in two digits, rounded down: 54s, 12m, 3h, 2d."""
+    letter, size = next(((letter, size) for letter, size, least in _LETTERS if seconds >= least), ("s", 1))
+    return f"{int(seconds // size):,}{letter}"
+
+
+def format_size(count: float) -> str:
+    """Return a number of bytes in its largest unit: 17 B, 1.2 MiB."""
+    unit, size = next((each for each in reversed(_SIZES.items()) if count >= each[1]), ("B", 1))
+    return f"{count / size:.1f} {unit}" if size > 1 else f"{count:.0f} B"
 
 
 def parse_size(value: object, option: str) -> int:

@@ -84,7 +84,7 @@ class FolderStore(Store):
             payload = base64.b64decode(said.pop("payload"), validate=True)
             row = rules.Row(State(said.pop("state")), waiting=waiting, payload=payload, **said)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecordUnreadable(f"{path} is no record of ours ({error!r}). Delete it if it is garbage.") from error
+            raise RecordUnreadable(f"{path} is no record of it ({error!r}). Delete it if it is garbage.") from error
         return key, row if row.expires > now else None
 
     def write(self, key: str, row: rules.Row) -> None:
@@ -119,7 +119,7 @@ class FolderStore(Store):
         with self.turn() as now:
             row = rules.settle(self.read(self.path(lease.key), now)[1], lease, outcome, ttl, now)
             if row is None:
-                raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+                raise LeaseLost(f"The lease on {lease.key!r} is held by another holder: nothing was settled.")
             self.write(lease.key, row)
 
     def release(self, lease: Lease, release: Release) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,56 +13,92 @@ import redis
 
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests import processes
-from tests.cluster import Cluster
-from tests.proxy import Proxy
-from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
+from tests.support import processes
+from tests.support.cluster import Cluster
+from tests.support.proxy import Proxy
+from tests.support.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
+from tests.support.stores.server_contract import FACTS
 
 pytest_plugins = [
-    "tests.celery.fixtures",
-    "tests.stores.sqlite_fixtures",
-    "tests.stores.dynamodb_fixtures",
-    "tests.stores.postgres",
+    "tests.support.celery.fixtures",
+    "tests.support.stores.sqlite_fixtures",
+    "tests.support.stores.dynamodb_fixtures",
+    "tests.support.stores.postgres",
 ]
 
 # Of a test that waited in vain one wants to see what its processes did: they print it when they are aborted.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
 WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
-#: What can differ between versions of Python, Celery, RQ and redis-py, beside the tests that are marked `smoke`.
-COMPAT = [
-    "unit",
+#: What can differ between versions of Python: pools, pipes and forks among the tests of workers.
+PYTHONS = [
+    "unit/test_compression.py",
+    "unit/test_files.py",
+    "unit/test_keys.py",
+    "unit/test_keys_properties.py",
+    "unit/test_metrics_prometheus.py",
+    "unit/test_public_names.py",
+    "unit/test_results.py",
     "functions",
-    "stores/test_contract.py",
-    "stores/test_redis.py",
+    "stores/test_sqlite_connections.py",
+]
+#: The folders and files whose tests marked `smoke` are run on other Pythons too.
+WORKERS_ON_PYTHONS = [
+    "celery/test_counts.py",
+    "celery/test_crashes.py",
+    "celery/test_duplicates.py",
+    "celery/test_endings.py",
+    "celery/test_inspection.py",
+    "celery/test_large_results.py",
+    "celery/test_within.py",
+    "flower",
+    "rq/test_deaths.py",
+    "rq/test_endings.py",
+    "rq/test_workers.py",
+]
+#: What can differ between versions of Celery, kombu, RQ and redis-py, beside all tests that are marked `smoke`.
+LIBRARIES = [
+    "unit/test_flower_format.py",
+    "unit/test_public_names.py",
+    "stores/test_cluster.py",
     "stores/test_redis_connections.py",
     "stores/test_redis_outages.py",
-    "stores/test_cluster.py",
-    "stores/test_sqlite_connections.py",
-    "stores/test_sqlite_within.py",
     "celery/test_copies.py",
-    "celery/test_declaration.py",
     "celery/test_in_process.py",
-    "cli/test_list.py",
 ]
-#: What reaches no line that others do not. Coverage takes half as long again, so `full` runs these without.
+#: What reaches (almost) no line that others do not. Coverage takes half as long again, so `full` runs these without.
 UNMEASURED = [
-    "faults",
-    "gauntlet",
     "celery/test_canvas.py",
+    "celery/test_canvas_as_celery.py",
     "celery/test_canvas_duplicates.py",
     "celery/test_crashes.py",
     "celery/test_duplicates.py",
+    "celery/test_endings.py",
+    "celery/test_failover.py",
+    "celery/test_history.py",
     "celery/test_large_results.py",
+    "celery/test_limits.py",
     "celery/test_long_tasks.py",
+    "celery/test_metrics.py",
     "celery/test_nodes.py",
     "celery/test_other_brokers.py",
+    "celery/test_rabbitmq.py",
+    "celery/test_release.py",
     "celery/test_sqlite_store.py",
     "celery/test_within.py",
     "celery/test_zombies.py",
+    "docs/test_command_lines.py",
     "docs/test_examples.py",
+    "docs/test_rq_example.py",
+    "docs/test_runbook.py",
+    "faults",
     "flower",
+    "gauntlet",
+    "rq/test_deaths.py",
     "rq/test_twice.py",
+    "stores/test_crowds.py",
+    "stores/test_races.py",
+    "unit/test_benchmarks.py",
 ]
 
 
@@ -80,10 +117,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_in(path, UNMEASURED):
             item.add_marker(pytest.mark.unmeasured)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
-        if item.get_closest_marker("smoke") or (not once and is_in(path, COMPAT)):
+        smoke = item.get_closest_marker("smoke")
+        if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (
+            not once and (is_in(path, PYTHONS) or is_fact_of(item, path, "memory", "sqlite"))
+        ):
             item.add_marker(pytest.mark.compat)
-        if item.get_closest_marker("smoke") or (not once and is_quick(item, path)):
+        if smoke or (not once and (is_in(path, LIBRARIES) or is_fact_of(item, path, "redis"))):
+            item.add_marker(pytest.mark.oldest)
+        if smoke or (not once and is_quick(item, path)):
             item.add_marker(pytest.mark.quick)
+
+
+def is_fact_of(item: pytest.Item, path: Path, *stores: str) -> bool:
+    """Return whether a test is of the contract over these stores, and what a server or a driver can spoil."""
+    fact, _, case = item.name.partition("[")
+    return path == Path("stores/test_contract.py") and fact in FACTS and re.split("[]-]", case)[0] in stores
 
 
 def is_quick(item: pytest.Item, path: Path) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import missing
-from tests.memcached import memcached_binary
-from tests.rabbitmq import rabbitmq_scripts
-from tests.servers import ServerMissing
+from tests.support.memcached import memcached_binary
+from tests.support.rabbitmq import rabbitmq_scripts
+from tests.support.servers import ServerMissing
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from tests import processes
-from tests.proxy import Proxy
-from tests.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, redis_binary
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.proxy import Proxy
+from tests.support.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, redis_binary
+from tests.support.waiting import wait_until
 
 OwnRedis = Callable[..., RedisServer]
 Proxied = Callable[[int], Proxy]
@@ -104,7 +104,7 @@ def test_a_server_from_the_environment_lends_only_its_empty_databases(own_redis:
 
 def test_where_no_server_can_be_found_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(ServerMissing, match=r"python -m tests\.servers"):
+    with pytest.raises(ServerMissing, match=r"python -m tests\.support\.servers"):
         redis_binary()
 
 

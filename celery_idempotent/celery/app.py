@@ -79,7 +79,7 @@ def _default_store(app: Any) -> Store:
 
 
 def default_namespace(app: Any, store: object) -> str:
-    """Return how keys begin: apps that share a Redis and tell themselves apart by a key prefix do so in it too."""
+    """Return the beginning of keys, with the key prefix by which apps that share a Redis are kept apart."""
     named = app.conf.get("idempotency_namespace")
     if named or store or app.conf.get("idempotency_store"):
         return named or NAMESPACE
@@ -112,7 +112,7 @@ class TaskBinding(Binding):
         ConfigurationError: an option is wrong, or does not fit the task.
     """
 
-    scope_hint = "publish the task with that header, or mend the scope function"
+    scope_hint = "publish the task with that header, or fix the scope function"
 
     def __init__(self, task: Any) -> None:
         app = task._get_app()
@@ -134,7 +134,7 @@ class TaskBinding(Binding):
             result_max_bytes=int(policy.result_max_bytes),
             compression=policy.compression,
             storage=TaskResultStorage(self.task, policy.large_results),
-            # A backend is its thread's own, and so is asked for each time.
+            # A backend is its thread's own, and so is looked up each time.
             prepare=lambda value: self.task.backend.prepare_value(value),
         )
 
@@ -142,15 +142,15 @@ class TaskBinding(Binding):
         """Return how a delivery names its operation.
 
         Arguments:
-            identity: Who the delivery is.
+            identity: The headers of the delivery.
             task_id: Of the message.
             args: Of the message.
             kwargs: Of the message.
-            headers: What the producer said beside the arguments.
+            headers: The producer's headers.
 
         Raises:
             TypeError: the arguments do not fit the task.
-            MissingKey: the key cannot be told.
+            MissingKey: the call gives no key.
         """
         explicit = self.explicit(identity.key)
         arguments = self.arguments(identity.key, args, kwargs)
@@ -188,7 +188,7 @@ def store_of_backend(app: Any) -> Store | None:
     """Return a store on the result backend's Redis, or None if the backend is something else."""
     try:
         from celery.backends.redis import RedisBackend, SentinelBackend
-    except ImportError:  # pragma: no cover - redis is a dependency of ours
+    except ImportError:  # pragma: no cover - redis is a dependency
         return None
     backend = app.backend
     if not isinstance(backend, RedisBackend):
@@ -209,7 +209,7 @@ def store_of_broker(app: Any) -> Store | None:
         return None
     from ..stores.redis.store import direct, merged
 
-    channel = object.__new__(connection.transport.Channel)  # only asked for its parameters; a real one would connect
+    channel = object.__new__(connection.transport.Channel)  # used for its parameters alone; a real one would connect
     channel.connection = connection.transport
     for name, value in (connection.transport_options or {}).items():
         if name in channel.from_transport_options:
@@ -369,7 +369,7 @@ HANDOVER = 60.0
 
 
 class TaskResultStorage(ResultStorage):
-    """Keeps the large results of one task where its policy says, and reads them wherever they were left.
+    """Keeps the large results of one task in the storage of its policy, and reads them wherever they were left.
 
     Arguments:
         task: The task.
@@ -382,7 +382,7 @@ class TaskResultStorage(ResultStorage):
         self._files = None if wanted in (None, BACKEND) else FileResultStorage(str(wanted))
 
     def keep(self, content: bytes, origin: Origin) -> str:
-        """Keep a payload where the policy says; Celery itself will give the backend what the backend keeps."""
+        """Keep a payload in the storage of the policy; Celery itself will give the backend what the backend keeps."""
         if self._files is not None:
             return self._files.keep(content, origin)
         if self._wanted is None:
@@ -405,7 +405,7 @@ class TaskResultStorage(ResultStorage):
         if not is_shared(self._task.backend):
             return Payload(Kind.UNAVAILABLE, reason=f"it was left to a result backend as task {task_id}; here is none")
         try:
-            meta = self._task.backend.get_task_meta(task_id, cache=False)  # it is large, and nobody asks twice
+            meta = self._task.backend.get_task_meta(task_id, cache=False)  # it is large, and read once
         except (ContentDisallowed, DecodeError) as error:
             return Payload(Kind.UNAVAILABLE, reason=f"the result backend has it and cannot read it: {error}")
         except Exception as error:
@@ -422,13 +422,13 @@ class TaskResultStorage(ResultStorage):
             )
         return Payload(
             Kind.UNAVAILABLE,
-            reason=f"the result backend was to have it as task {task_id}, and says {meta['status']}: it has expired or "
-            "was removed there, or its worker died before it got there",
+            reason=f"the result backend was to have it as task {task_id}, where its status is {meta['status']}: "
+            "it has expired or was removed there, or its worker died before it got there",
         )
 
 
 def is_published(task: Any, request: Any) -> bool:
-    """Tell whether Celery will keep the result of a delivery in a backend where others can read it."""
+    """Return whether Celery will keep the result of a delivery in a backend where others can read it."""
     # Releases of Celery differ in whether a message may overrule a task that ignores its results.
     if (
         task.ignore_result
@@ -440,7 +440,7 @@ def is_published(task: Any, request: Any) -> bool:
 
 
 def is_shared(backend: Any) -> bool:
-    """Tell whether a result in this backend is there for everybody; that of rpc:// is a message to one caller."""
+    """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
     return not isinstance(backend, (DisabledBackend, RPCBackend))
 
 
@@ -476,14 +476,14 @@ def schedule_purge(
 
 def register(app: Any) -> None:
     """Let the app know the task; twice is the same as once. Workers with idempotent tasks do it by themselves."""
-    # A plain task, also where the app's task class is ours: to purge twice does no harm.
+    # A plain task, also where the app's task class is `IdempotentTask`: to purge twice does no harm.
     app.task(purge, name=PURGE, base=Task, bind=True, shared=False)
 
 
 def purge(self: Any, limit: int = LIMIT) -> dict[str, int | None]:
     """Remove expired records from every store that the app's tasks use; return how many by store, None where it failed.
 
-    A store that cannot serve is logged, and asked again by the next run.
+    A store that cannot serve is logged, and tried again by the next run.
     """
     removed: dict[str, int | None] = {}
     for used in used_stores(self.app):

@@ -2,7 +2,7 @@
 
 A task that is answered twice must not set them off twice. They get ids that follow from the parent's id, the run and
 their place, so that a second dispatch (after a crash in the middle of the first) carries the same ids; and once they
-are dispatched, the record says so.
+are dispatched, the record has a mark of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def counts_parts(task: Any, request: Any) -> bool:
     """Return whether the result backend only counts the parts of the request's chord, and counts one twice.
 
     Celery's memcached, DynamoDB and GCS backends do. On others a second part of a member makes no difference: Redis
-    knows the members by their ids, and databases are asked which members are done.
+    knows the members by their ids, and databases hold which members are done.
     """
     return bool(request.chord and request.group and getattr(task.backend, "implements_incr", False))
 
@@ -52,7 +52,7 @@ def count_parts_once(backend: Any) -> None:
 
     The backend itself notes whose parts it has counted. Celery returns parts from many places, in the main process too:
     for a member that was revoked, that hit its hard limit, or whose chain has failed before it. A failure frees the
-    key, so that the record of the operation cannot say what an earlier run of it has returned.
+    key, so that the record of the operation cannot hold what an earlier run of it has returned.
     """
     kind = type(backend)
     if getattr(backend, "implements_incr", False) and not hasattr(kind.on_chord_part_return, "counts_once"):
@@ -102,8 +102,8 @@ def chord_is_over(task: Any, request: Any) -> bool:
 def chord_claim(task: Any, request: Any, record: Record) -> float:
     """Return for how many seconds another process may be returning the part of this replayed task; 0 if none is.
 
-    A Redis backend of Celery >= 5.7 has the process that completes a chord claim its body. If that one dies, nobody
-    looks again once the claim has expired, unless a member's part is returned anew.
+    A Redis backend of Celery >= 5.7 has the process that completes a chord claim its body. If that one dies, no other
+    looks once the claim has expired, unless a member's part is returned again.
 
     A backend that only counts the parts must not get one twice. Just after the task has settled, its process may not
     have returned the part yet, or the backend not have noted that it did.
@@ -124,7 +124,7 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
         if backend.client.get(claim) in (None, b"done", "done"):
             return 0.0
         return float(max(backend.client.pttl(claim), 1)) / 1000
-    except Exception:  # noqa: BLE001 - the backend's own; Celery meets the same outage next, and says so
+    except Exception:  # noqa: BLE001 - the backend's own; Celery meets the same outage next, and raises
         return 0.0
 
 
@@ -155,8 +155,8 @@ def forget_errbacks(request: Any, record: Record) -> None:
 def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
     """Give the errbacks of a task that fails ids that follow from this sending of its message, and their places.
 
-    Unlike a success, a failure is not the end, unless it is remembered: who sends the message again under its id has
-    the task run again, and is told again if it fails.
+    Unlike a success, a failure is not the end, unless it is remembered: a message sent again under its id has
+    the task run again, and return its part again if it fails.
     """
     state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
     if state is not None:
@@ -233,7 +233,7 @@ def refuse_keys() -> None:
     """Have Celery's canvas refuse a key for several tasks, and a slip for a key; to call twice is the same as once.
 
     Celery hands the options of a group to each of its members, and those of a chord to its body too. A receiver of
-    ``before_task_publish`` can neither tell that from a key of each member's own, nor refuse: Celery logs what a
+    ``before_task_publish`` can neither distinguish that from a key of each member's own, nor refuse: Celery logs what a
     receiver raises, and publishes.
     """
     if not hasattr(Signature.set, "refuses_mistakes"):

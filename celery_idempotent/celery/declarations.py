@@ -1,4 +1,4 @@
-"""Declarations that would protect less than they say: found when a task is declared, published, or a worker starts."""
+"""Declarations that protect less than they promise: found when a task is declared or published, or a worker starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CELERY_OPTIONS = {
     *("acks_on_failure", "acks_on_timeout", "retry_on_worker_lost", "override_max_retries", "store_eager_result"),
     *("options", "run", "app", "on_replace", "filter", "lazy", "shared"),
 }
-#: Options of a policy whose names say so little that a class may use them for something else.
+#: Options of a policy whose names are so common that a class may use them for something else.
 COMMON_WORDS = {"store", "key", "scope", "history"}
 DISTINCT_OPTIONS = tuple(name for name in OPTIONS if name not in {*COMMON_WORDS, "compression"})
 #: How alike a word must be to be taken for a slip, of 1: nothing that Celery knows comes near.
@@ -234,7 +234,7 @@ def mistaken_settings(app: Any) -> dict[str, str]:
         if name in DEFAULTS:
             continue  # Celery's own, which are most
         meant = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
-        # Celery reads its own settings in capitals too, and finds ours in lower case alone.
+        # Celery reads its own settings in capitals too, and finds others in lower case alone.
         if name not in SETTINGS and (name.startswith("idempot") or meant):
             near = meant or difflib.get_close_matches(name.lower(), SETTINGS, n=1)
             found[written] = f"{prefix}{near[0].upper()}" if prefix and near else near[0] if near else ""

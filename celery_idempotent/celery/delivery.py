@@ -62,7 +62,7 @@ class CeleryDelivery(Delivery):
         canvas.count_parts_once(task.backend)
 
     def answer(self) -> Any:
-        """Return what the task returns, now or when it ran before, or raise what tells Celery how this delivery ends.
+        """Return what the task returns, now or when it ran before, or raise the exception that ends the delivery.
 
         Raises:
             IdempotencyError: the task fails without having run; see `celery_idempotent.errors`.
@@ -85,7 +85,7 @@ class CeleryDelivery(Delivery):
         hard, soft = request.timelimit or (None, None)
         limits = (hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1])
         self.patience = PATIENCE * min(limit or float("inf") for limit in limits)
-        if request.is_eager:  # the caller waits, who may be serving a request
+        if request.is_eager:  # the caller waits, and may be serving a request
             self.patience = min(self.patience, self.binding.policy.wait_timeout)
         self.max_lease = self.binding.max_lease(limits[0])
         self.wants_result, self.published = message.has_reader(task, request), is_published(task, request)
@@ -125,7 +125,7 @@ class CeleryDelivery(Delivery):
         task, request, state = self.task, self.request, self.state
         if message.is_expired(task.app, request.expires):
             raise Expired(f"expired at {request.expires}")
-        # A subclass's __call__ may yet call ours, which then is to enter the body; the task's own run is the body.
+        # A subclass's __call__ may yet call IdempotentTask's, which then enters the body; a task's own run is the body.
         state.holding, state.entered = held, self.run == task.run
         state.begun = True
         if state.identity.copy and held.fence and not held.lease.taken_over:
@@ -142,7 +142,7 @@ class CeleryDelivery(Delivery):
         return value
 
     def ending(self, error: BaseException) -> Ending:
-        """Return what the record is to say, given what the body raised."""
+        """Return the ending to record, given what the body raised."""
         return ending_of(self.task, self.request, error)
 
     def recall(self, record: Record) -> None:
@@ -150,7 +150,7 @@ class CeleryDelivery(Delivery):
         canvas.forget_errbacks(self.request, record)
 
     def _give_up(self, held: HeldLease, retry: Retry) -> None:
-        if not self.request.is_eager:  # there it is published by nobody
+        if not self.request.is_eager:  # there it is not published
             pool.end(held)
             self.binding.guard.give_up(self, held, release_for(self.request, retry), retry)
 
@@ -166,7 +166,7 @@ class CeleryDelivery(Delivery):
         try:
             record = guard.breaker.call(guard.store, guard.store.get, self.claim.key)
         except StoreError:
-            return  # the guard waits for the store, or does what else the policy says
+            return  # the guard waits for the store, or does what else the policy has
         if record is None or record.task_id != self.claim.task_id:
             raise Expired(f"expired at {self.request.expires}")
 
@@ -197,7 +197,7 @@ class CeleryDelivery(Delivery):
         return own and decision.nesting is not None and decision.nesting < self.state.nesting
 
     def _has_failed(self, task_id: str | None) -> bool:
-        """Tell whether a task that is to go on with the operation has failed meanwhile, so that it never will.
+        """Return whether a task that is to go on with the operation has failed meanwhile, so that it never will.
 
         It was replaced by a signature that ends in itself, and something before the end has failed.
         """
@@ -205,8 +205,8 @@ class CeleryDelivery(Delivery):
             return False
         try:
             meta = self.task.backend.get_task_meta(task_id or self.request.id, cache=False)
-        except Exception as error:  # noqa: BLE001 - the backend's own; the next copy asks again
-            events.logger.warning("What became of %s cannot be told yet: %r", task_id, error)
+        except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
+            events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
         return meta["status"] in states.PROPAGATE_STATES
 
@@ -348,7 +348,7 @@ class _WithoutBody(Delivery):
 
     Arguments:
         events: Emits its events.
-        end: What the record is to say.
+        end: The ending to record.
     """
 
     def __init__(self, events: DeliveryEvents, end: Ending) -> None:
@@ -360,16 +360,16 @@ class _WithoutBody(Delivery):
         """Do nothing; it is not run."""
 
     def ending(self, error: BaseException) -> Ending:
-        """Return what the record is to say."""
+        """Return the ending to record."""
         return self.end
 
 
-#: Grows from failure to failure of this process, and starts anew with the first copy that is published.
+#: Grows from failure to failure of this process, and starts again with the first copy that is published.
 _requeue_pauses = Backoff(REQUEUE_PAUSE, float("inf"), pool.is_stopping)
 
 
 def was_acked(task: Any, request: Any) -> bool:
-    """Tell whether the broker has forgotten the message already, so that it cannot be put back (`allow_early_ack`)."""
+    """Return whether the broker has forgotten the message already, and does not take it back (`allow_early_ack`)."""
     return not task.acks_late and not request.is_eager
 
 
@@ -380,7 +380,7 @@ def put_back(reason: str) -> Reject:
 
 
 def is_outage(app: Any, error: Exception) -> bool:
-    """Tell whether the broker cannot be reached, as opposed to a broker or a serializer that refuses the message."""
+    """Return whether the broker cannot be reached, as opposed to a broker or a serializer that refuses the message."""
     cause = error.__cause__ or error
     outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
     return isinstance(cause, outage) or (cause is error and isinstance(error, (BrokerError, OperationalError)))
@@ -391,7 +391,7 @@ class Expired(Ignore):
 
 
 def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
-    """Return what the record of a delivery is to say, given what its body raised."""
+    """Return the ending to record of a delivery, given what its body raised."""
     state, policy = DeliveryState.of(request), task._binding.policy
     nesting = state.nesting
     codec = task._binding.guard.codec
@@ -426,9 +426,8 @@ def release_for(request: Any, retry: Retry) -> Release:
 
 
 def _reason_of_exit(request: Any, state: DeliveryState, error: BaseException) -> Reason:
-    told = pool.exit_reason(state.identity.owner)
-    if told is not None:
-        return told
+    if (reason := pool.exit_reason(state.identity.owner)) is not None:
+        return reason
     if pool.is_stopping() or request.is_eager:
         return Reason.SHUTDOWN
     if isinstance(error, (SystemExit, KeyboardInterrupt)):

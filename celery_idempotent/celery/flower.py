@@ -3,8 +3,8 @@
 Flower has no columns of its own making. What is known goes into two that it has: the state of a task that was
 answered without running, and the text of its result.
 
-To import this module has the tasks of Celery's monitoring state keep what our events say when they are copied, as
-Flower copies each before it is formatted. Import it in Flower's process alone.
+To import this module has the tasks of Celery's monitoring state keep the facts of the library's events when they are
+copied, as Flower copies each before it is formatted. Import it in Flower's process alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TITLES = {
     "crash_looped": "crash loop: refused because its holders keep dying",
     "lease_lost": "lease lost: another delivery took over",
     "settle_failed": "settle failed: the effect happened and is not recorded",
-    "ran_unprotected": "ran unprotected: without a lease, as its policy says",
+    "ran_unprotected": "ran unprotected: without a lease, as its policy allows",
 }
 #: How the facts are called, in their order.
 _LABELS = {
@@ -43,7 +43,7 @@ _LABELS = {
     "crashes": "holders that died in a row",
     "fence": "fence",
     "error": "error",
-    "holder": "told by",
+    "holder": "sent by",
 }
 
 if FIELD not in Task._fields:

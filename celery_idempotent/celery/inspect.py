@@ -1,4 +1,4 @@
-"""``celery inspect idempotency``: the leases that workers hold, asked for by remote control."""
+"""``celery inspect idempotency``: the leases that workers hold, by remote control."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register() -> None:
 
 
 class NoReply(IdempotencyError):
-    """Raised when a worker that was asked for its leases did not reply in time, or replied with an error."""
+    """Raised when a worker did not reply to the request for its leases in time, or replied with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class LiveLease:
         fence: Its fencing token.
         age: Seconds since it was granted.
         renewals: How often it was renewed.
-        trusted_for: Seconds for which the holder may rely on it without asking the store; 0 where it is in doubt.
+        trusted_for: Seconds for which the holder may rely on it without a call to the store; 0 where it is in doubt.
     """
 
     key: str
@@ -55,10 +55,10 @@ def leases(app: Any, destination: Iterable[str] | None = None, timeout: float = 
     """Return the leases that workers hold right now, by the worker's name, the oldest first.
 
     Arguments:
-        app: The Celery app whose workers are asked.
-        destination: Names of the workers to ask (default: all that there are).
-        timeout: Seconds to wait for replies. Without ``destination`` it is always waited for so long, since nobody
-            knows how many workers there are.
+        app: The Celery app of the workers.
+        destination: Names of the workers to query (default: all that there are).
+        timeout: Seconds to wait for replies. Without ``destination`` it always waits so long, since the
+            number of workers is not known.
 
     Raises:
         NoReply: a worker of ``destination`` did not reply in time, or no worker at all did; or one replied an error.

@@ -1,8 +1,8 @@
 """Messages: the headers of a delivery, publishing a deferred copy, and the differences between brokers.
 
 Unknown keys of a Celery request become attributes of the request and entries of its ``headers``, and those are copied
-into every retry. What is ours is therefore taken out before the body runs, and put back on purpose where a message
-continues this operation.
+into every retry. The library's own are therefore taken out before the body runs, and put back on purpose where a
+message continues this operation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ META_HEADER = "idempotency"
 DELIVERY_ENTRY = "idempotency_delivery"
 #: Attribute of the request under which the read identity is kept.
 STATE_ATTRIBUTE = "_idempotency"
-#: How the names of tasks begin that are never guarded, whatever an app's task class is: Celery's own, and ours.
+#: How the names of tasks begin that are never guarded, whatever an app's task class: Celery's own, and the library's.
 UNGUARDED = ("celery.", "celery_idempotent.")
 
 
@@ -45,7 +45,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class MessageHeaders:
-    """What tells this delivery from every other.
+    """The headers that identify a delivery.
 
     Arguments:
         owner: Random id of this delivery.
@@ -57,8 +57,8 @@ class MessageHeaders:
         fingerprint: The digest of the arguments of the first attempt. A retry may have other ones, and duplicates are
             compared with the first.
         fingerprint_of: The store key to which that digest belongs: a retry's arguments may name another one.
-        nesting: How often the message's task had been replaced when it was published to continue; Celery says so too,
-            but not to the body of a chord.
+        nesting: How often the message's task had been replaced when it was published to continue; Celery sends that
+            too, but not to the body of a chord.
         operation: Store key of the operation that the message was published to continue, or empty.
         within: Store keys of the operations that were replaced by signatures of which the message is a part.
         part: Which part it is, where Celery gives every part the same task id: in a call of ``apply()``.
@@ -143,7 +143,7 @@ class MessageHeaders:
         return headers
 
     def parts(self, *keys: str) -> dict[str, list[str]]:
-        """Return what a message says of the operations that it is a part of: those of this one, and ``keys``."""
+        """Return the header with the operations that a message is a part of: those of this one, and ``keys``."""
         within = list(dict.fromkeys([*self.within, *keys]))
         return {"within": within} if within else {}
 
@@ -152,7 +152,7 @@ class DeliveryState:
     """The one mutable thing about a delivery, kept on its request.
 
     Arguments:
-        identity: Who it is.
+        identity: Its headers.
     """
 
     __slots__ = (
@@ -181,7 +181,7 @@ class DeliveryState:
         self.begun = False
         #: whether the body has begun, so that further calls are plain calls
         self.entered = False
-        #: whether Celery has callbacks or a chain to dispatch, told before it does: Celery before 5.5 takes them away
+        #: whether Celery has callbacks or a chain to dispatch, set before it does: Celery before 5.5 takes them away
         self.fans_out = False
         #: whether it failed for good, and Celery has errbacks to dispatch
         self.fans_out_failed = False
@@ -200,7 +200,7 @@ class DeliveryState:
 
     @classmethod
     def is_known(cls, request: Any) -> bool:
-        """Tell whether the request is one of a delivery: read before, or made by the worker's main process."""
+        """Return whether the request is one of a delivery: read before, or made by the worker's main process."""
         return STATE_ATTRIBUTE in request.__dict__ or DELIVERY_ENTRY in request.__dict__
 
     @classmethod
@@ -217,8 +217,8 @@ class DeliveryState:
 # Defer: publish the same message again with a delay, so that this delivery of it can be acked.
 #
 # A copy keeps everything its consumers can see of a message (id, canvas, priority, limits, stamps, encoding, the
-# shortened argument texts that may hide secrets). It is counted and carries a random token, so that the store can tell
-# it from other copies of the same message, which would otherwise multiply.
+# shortened argument texts that may hide secrets). It is counted and carries a random token, so that the store can
+# distinguish it from other copies of the same message, which would otherwise multiply.
 
 
 FIRST_DELAY = 0.5
@@ -227,7 +227,7 @@ DEFAULT_VISIBILITY = {"redis": 3600.0, "sqs": 1800.0}
 
 
 def copy_delay(app: Any, copy: int, remaining: float) -> float:
-    """Return how long the next copy of a message shall wait, in seconds.
+    """Return how long the next copy of a message waits, in seconds.
 
     Arguments:
         app: The Celery app; its broker bounds what an ETA may be.
@@ -251,13 +251,13 @@ def copy_delay(app: Any, copy: int, remaining: float) -> float:
 def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float) -> int:
     """Publish the next copy of the message that ``request`` came from, and return its number.
 
-    It carries its expiry in a header of ours: a broker that drops what expired in a queue would drop the operation with
-    it, if its holder died meanwhile, and nobody would be told.
+    It carries its expiry in a header of its own: a broker that drops what expired in a queue would silently drop the
+    operation with it, if its holder died meanwhile.
 
     Arguments:
         task: The task.
         request: The request of this delivery.
-        identity: Who this delivery is.
+        identity: The headers of this delivery.
         delay: Seconds until the copy may be tried.
 
     Raises:
@@ -301,7 +301,7 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
 
 
 def is_expired(app: Any, expires: str | datetime | None) -> bool:
-    """Tell whether the expiry of a message has passed, as the worker's main process would."""
+    """Return whether the expiry of a message has passed, as the worker's main process would."""
     if not expires:
         return False
     when: datetime = maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
@@ -316,13 +316,13 @@ def _text(when: Any) -> str | None:
 ANSWER_TIMEOUT = 30.0
 #: Where Celery's native delayed delivery hands messages out, under routing keys that begin with 28 bits of delay.
 DELAYED = "celery_delayed_delivery"
-#: Between the queues of a worker that has several of one fanout exchange, so that it cannot tell which it was.
+#: Between the queues of a worker that has several of one fanout exchange, where it is not known which one it was.
 SEVERAL = ","
 DELAY_BITS = re.compile(r"^(?:[01]\.){28}")
 
 
 def delays_natively(app: Any) -> bool:
-    """Tell whether Celery lets the broker delay messages, which it does where an app has quorum queues."""
+    """Return whether Celery lets the broker delay messages, which it does where an app has quorum queues."""
     try:
         from celery.utils.quorum_queues import detect_quorum_queues
     except ImportError:  # pragma: no cover - Celery < 5.5 has no native delayed delivery; `tox -e oldest` comes here
@@ -339,7 +339,7 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, 
     exchange, key = ((delivery_info or {}).get(name) for name in ("exchange", "routing_key"))
     make: Any = entity  # whose constructors have no types
     if found := _fanout(app.amqp.queues, exchange):
-        # Declared anew, or kombu's transports for Redis and the like take it for an exchange of one queue.
+        # Declared again, or kombu's transports for Redis and the like take it for an exchange of one queue.
         queue = make.Queue(exchange, make.Exchange(exchange, type="direct"), routing_key=key)
         return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": [found[0].exchange]}
     if not exchange or not key or not delays_natively(app):
@@ -410,11 +410,11 @@ def publisher(app: Any) -> Iterator[dict[str, Any]]:
 
 
 def _channel(connection: Any) -> Any:
-    """Return a channel of our own: in one that confirms, whoever does not wait for the answers piles them up."""
+    """Return a new channel: in one that confirms, answers that are not awaited pile up."""
     try:
         with _within(connection.connection):
             return connection.channel()
-    except connection.connection_errors:  # it was lost while nobody used it
+    except connection.connection_errors:  # it was lost while it was idle
         with _within(connection.connection):
             return connection.channel()
 
@@ -431,11 +431,11 @@ def _within(connection: Any) -> Iterator[None]:
 
 
 def ignores_result(task: Any, request: Any) -> bool:
-    """Tell whether the value is stored nowhere: as the caller said, else as the task says."""
-    said = request.__dict__.get("ignore_result")
-    return bool(task.ignore_result if said is None else said)
+    """Return whether the value is stored nowhere, by the caller's option, else the task's."""
+    option = request.__dict__.get("ignore_result")
+    return bool(task.ignore_result if option is None else option)
 
 
 def has_reader(task: Any, request: Any) -> bool:
-    """Tell whether somebody gets the value: a caller, a callback, the rest of a chain, a chord."""
+    """Return whether the value has a reader: a caller, a callback, the rest of a chain, a chord."""
     return bool(not ignores_result(task, request) or request.callbacks or request.chain or request.chord)

@@ -1,9 +1,9 @@
-"""What a worker tells its monitors, such as Flower: what became of a task, as Celery events of its own.
+"""Celery events for monitors, such as Flower, of what became of a task.
 
 They are sent by the worker's main process, over the connection of its other ``task-*`` events, and only while those
 are sent (``-E``, or `enable_events`). A child hands its news to it through a pipe, which is read at once, and before
-the task's last event is sent in any case: a monitor keeps the state that such an event sets until then. Nothing is told
-of a first run.
+the task's last event is sent in any case: a monitor keeps the state that such an event sets until then. A first run
+sends none.
 """
 
 from __future__ import annotations
@@ -16,23 +16,10 @@ from dataclasses import asdict
 from typing import Any
 from weakref import ref
 
-from .. import events
-from ..events import NAMES, Event, add_hook, logger
+from ..events import KINDS, Event, add_hook, logger
 
-#: What is told, by its name in `NAMES`: each is a state of its task until the next one, or until the task has ended.
-KINDS = frozenset(
-    {
-        events.TakenOver,
-        events.Replayed,
-        events.Deferred,
-        events.Superseded,
-        events.KeyReused,
-        events.CrashLooped,
-        events.LeaseLost,
-        events.SettleFailed,
-        events.RanUnprotected,
-    }
-)
+#: What is sent: each is a state of its task until the next one, or until the task has ended.
+MONITORED = frozenset(kind for kind in KINDS if kind.monitored)
 #: The field of each event that has the facts; a monitor's own fields are left alone.
 FIELD = "idempotency"
 #: What a pipe takes at once or not at all, on every system (PIPE_BUF is 4096 on Linux, 512 at least).
@@ -58,7 +45,7 @@ def prepare(*, children: bool = True) -> None:
     global _ends, _main, _unread
     if _main != os.getpid():
         _ends, _unread = None, b""
-        add_hook(send, KINDS)
+        add_hook(send, MONITORED)
     if children and _ends is None:
         _ends = os.pipe()
         for end in _ends:
@@ -83,22 +70,22 @@ def consumer() -> Any:
 
 
 def send(event: Event) -> None:
-    """Tell what has become of a task."""
+    """Send what has become of a task."""
     facts = asdict(event)
-    name = NAMES[type(event)]
+    name = event.name
     _hand_over(name, facts.pop("task"), facts.pop("task_id"), facts)
 
 
 def send_resumed(key: str, task: str, task_id: str, copy: int) -> None:
-    """Tell that a task which was deferred begins to run."""
+    """Send that a task which was deferred begins to run."""
     _hand_over("resumed", task, task_id, {"key": key, "copy": copy})
 
 
 def _hand_over(name: str, task: str, task_id: str, facts: dict[str, Any]) -> None:
     if not _main:
         return
-    told = {field: value[:LONGEST_TEXT] if isinstance(value, str) else value for field, value in facts.items()}
-    news = {"name": name, "task": task, "task_id": task_id, "facts": {"outcome": name, **told}}
+    short = {field: value[:LONGEST_TEXT] if isinstance(value, str) else value for field, value in facts.items()}
+    news = {"name": name, "task": task, "task_id": task_id, "facts": {"outcome": name, **short}}
     if os.getpid() == _main:
         _send(news)
         return
@@ -140,7 +127,7 @@ def _flush(end: int) -> None:
         try:
             _send(json.loads(line))
         except Exception:  # noqa: BLE001 - whatever it is, it must not reach the task whose event was about to be sent
-            logger.exception("What has become of a task could not be told to monitors: %s", line.decode())
+            logger.exception("What has become of a task could not be sent to monitors: %s", line.decode())
 
 
 def _send(news: dict[str, Any]) -> None:

@@ -22,13 +22,11 @@ from celery import signals
 
 from .. import events
 from ..core.lease import HeldLease
-from ..events import NAMES, Event
+from ..events import KINDS, Event
 from ..stores.records import Reason
 
 #: The main process and 1023 children; those beyond show and count nothing.
 SLOTS = 1024
-#: Kinds of events that are counted.
-KINDS = len(NAMES)
 #: Leases that one child can show: more than one only where a body runs others by ``apply()``.
 LEASES_PER_CHILD = 4
 LEASE_SIZE = 2048
@@ -38,7 +36,7 @@ OWNER_SIZE = 32
 
 # Where the parts of the mapping begin.
 _COUNTS = SLOTS * 8  # behind the pids
-_LEASES = _COUNTS + SLOTS * KINDS * 8
+_LEASES = _COUNTS + SLOTS * len(KINDS) * 8
 _EXIT_REASONS = _LEASES + SLOTS * LEASES_PER_CHILD * LEASE_SIZE
 _UNRUN = _EXIT_REASONS + OWNERS * OWNER_SIZE
 _STOPPING = _UNRUN + OWNERS * OWNER_SIZE
@@ -110,7 +108,7 @@ def is_alive(pid: int) -> bool:
 # In most pools the deliveries run in the worker's own process. A child of a prefork pool writes its leases into its
 # slot: when a body begins and ends, and after each renewal.
 
-#: A lease's place has one byte that says which copy is valid, and then two copies: the first for odd values, the second
+#: A lease's place has one byte that selects the valid copy, and then two copies: the first for odd values, the second
 #: for even ones. A child writes the other copy, and then the byte, so that a reader finds a whole one at any time.
 #: The child's pid, or 0 where the place is free; began, deadline, renewals, fence; the length of the text, the text.
 _TEXT = LEASE_SIZE // 2 - 48
@@ -232,7 +230,7 @@ def _read(memory: mmap.mmap, row: int, place: int, pid: int) -> dict[str, Any] |
 # no more than `SystemExit`. The record must hold which it was, since an operator's revoke is no crash: so the main
 # process writes the reason before it sends the signal.
 #
-# And a child marks a delivery that ends without having run its body: nothing else tells a replay from a run.
+# And a child marks a delivery that ends without having run its body: nothing else distinguishes a replay from a run.
 
 _REASONS = list(Reason)
 
@@ -274,23 +272,23 @@ def _owner_at(table: int, owner: str) -> bytes:
 
 # -- counters ----------------------------------------------------------------------------------------------------------
 
-_PLACES = {kind: place for place, kind in enumerate(NAMES)}
+_PLACES = {kind: place for place, kind in enumerate(KINDS)}
 
 
 def count(kind: type[Event]) -> None:
     """Count one event of this kind."""
     row = slot
     if _cells is not None and row is not None and kind in _PLACES:
-        place = SLOTS + row * KINDS + _PLACES[kind]
+        place = SLOTS + row * len(KINDS) + _PLACES[kind]
         with lock:
             _cells[place] += 1
 
 
 def counts() -> dict[str, int]:
-    """Return the number of events of each kind, by its name in `NAMES`, without those that never happened."""
+    """Return the number of events of each kind, by its name, without those that never happened."""
     if _cells is None:
         return {}
-    found = {NAMES[kind]: sum(_cells[SLOTS + place :: KINDS]) for kind, place in _PLACES.items()}
+    found = {kind.name: sum(_cells[SLOTS + place :: len(KINDS)]) for kind, place in _PLACES.items()}
     return {name: number for name, number in found.items() if number}
 
 

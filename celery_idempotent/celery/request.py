@@ -30,7 +30,7 @@ from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 LONGEST_WAIT = 0.2
 #: Longest time in seconds that a killed child may take to be gone.
 KILL_TIMEOUT = 10.0
-#: Deliveries that this worker has told to end and whose stores are to know; a signal's handler may append to it.
+#: Deliveries that this worker has stopped and that their stores are to mark; a signal's handler may append to it.
 cut_off: deque[IdempotentRequest] = deque(maxlen=10_000)
 
 
@@ -38,7 +38,7 @@ class IdempotentRequest(Request):
     """A request that gives its delivery an owner, and releases the lease of a child that died."""
 
     #: why this worker ends the delivery, once it does
-    _told: Reason | None = None
+    _exit_reason: Reason | None = None
     #: whether its body is a greenlet that was killed
     _cut_off = False
     #: whether its token of the task's rate limit was given back
@@ -46,7 +46,7 @@ class IdempotentRequest(Request):
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
-        # Overwritten whatever the message says: an owner is the proof of one delivery and of no other.
+        # Overwritten whatever the message holds: an owner is the proof of one delivery and of no other.
         self._owner = new_owner()
         key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
@@ -75,17 +75,17 @@ class IdempotentRequest(Request):
         try:
             return super().cancel(pool, signal, **options)
         except Exception as error:
-            # Celery asks pools for what they cannot do: raised here, in a signal's handler, it would fail the body that
-            # this thread is running, and leave the other bodies as they are.
+            # Celery calls pools for what they cannot do: raised here, in a signal's handler, it would fail the body
+            # that this thread is running, and leave the other bodies as they are.
             if shared.enforces_limits:
                 raise
             logger.warning("Cutting off %s[%s] raised %r", self.name, self.id, error)
 
     def maybe_expire(self) -> bool:
-        """Leave it to the delivery to tell whether the message expired, since it can ask the store.
+        """Leave it to the delivery to decide whether the message expired, since it can read the store.
 
-        A message that is delivered again after its expiry, while its operation runs, must not be revoked: that would
-        tell the caller that it does not run, and would have every later message of the id discarded.
+        A message that is delivered again after its expiry, while its operation runs, must not be revoked: the
+        caller would see that it does not run, and Celery would have every later message of the id discarded.
         """
         return not is_guarded(self.task) and bool(super().maybe_expire())
 
@@ -102,8 +102,8 @@ class IdempotentRequest(Request):
             self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
         answer = super().on_timeout(soft, timeout)
         if not soft and self.worker_pid and shared.enforces_limits:
-            # billiard tells first and kills afterwards: free the key when the body has really ended. In other pools the
-            # body has ended, and its "pid" is no process's.
+            # billiard reports first and kills afterwards: free the key when the body has really ended. In other pools
+            # the body has ended, and its "pid" is no process's.
             self._in_background(self._release_when_gone)
         return answer
 
@@ -127,17 +127,17 @@ class IdempotentRequest(Request):
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's own name
-        """Do as Celery does, after what the child has told of this task."""
+        """Do as Celery does, after what the child has sent of this task."""
         if type != "task-started":
             monitoring.flush()
         super().send_event(type, **fields)
 
     def claim(self) -> Claim:
-        """Return what this delivery asks the store for, as far as it takes to speak for its child.
+        """Return the claim of this delivery, as far as it is needed to act for its child.
 
         Raises:
             TypeError: the arguments do not fit the task.
-            MissingKey: the key cannot be told.
+            MissingKey: the message gives no key.
         """
         binding: TaskBinding = self.task._binding
         identity = DeliveryState.of(self._context).identity
@@ -168,19 +168,19 @@ class IdempotentRequest(Request):
             consumer.call_soon(_give_back, consumer, self.task.name)
 
     def _announce(self, reason: Reason) -> None:
-        self._told = reason
+        self._exit_reason = reason
         shared.set_exit_reason(self._owner, reason)
 
     def _reason_of_loss(self, error: BaseException) -> Reason:
         terminating = worker_state.should_terminate not in (None, False)
         meant = terminating or isinstance(error, Terminated)
-        return self._told or (Reason.SHUTDOWN if meant else Reason.CRASHED)
+        return self._exit_reason or (Reason.SHUTDOWN if meant else Reason.CRASHED)
 
     def _success_was_stored(self) -> Any:
-        """Tell Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
+        """Return to Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
 
         A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
-        redelivery replays, and returns the part unless the record says that it was returned or the backend knows.
+        redelivery replays, and returns the part unless the record or the backend has it as returned.
         """
         if self._context.chord and self.task.reject_on_worker_lost and is_guarded(self.task):
             return False
@@ -201,7 +201,7 @@ class IdempotentRequest(Request):
 
     def _release_when_gone(self) -> None:
         if _is_gone(self.worker_pid):
-            self._release(self._told or Reason.FAILED)
+            self._release(self._exit_reason or Reason.FAILED)
 
     def _within_limit(self, work: Callable[[], object]) -> None:
         self._in_background(work).join(LONGEST_WAIT)
@@ -237,7 +237,7 @@ def _lost(error: BaseException) -> ExceptionInfo:
 
 
 def _is_gone(pid: int) -> bool:
-    """Wait until a process of that id is gone, and tell whether it is."""
+    """Wait until a process of that id is gone; return whether it is."""
     end = monotonic() + KILL_TIMEOUT
     while shared.is_alive(pid):
         if monotonic() >= end:

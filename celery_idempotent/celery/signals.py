@@ -1,8 +1,8 @@
-"""Celery signals for the library's events: one for each kind, sent in the process that tells the event.
+"""Celery signals for the library's events: one for each kind, sent in the process that emits the event.
 
 ``sender`` is the task, or None for the two about a store. Every receiver gets ``event`` (the event itself),
-``key`` and ``task_id``; like every receiver of Celery's it takes ``**kwargs``, and one that raises is logged and hurts
-nobody. A signal without receivers costs nothing.
+``key`` and ``task_id``; like every receiver of Celery's it takes ``**kwargs``, and one that raises is logged and does
+no harm. A signal without receivers costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from celery import current_app
 from celery.utils.dispatch import Signal
 
 from .. import events
-from ..events import NAMES, Event
+from ..events import Event
 
 __all__ = [
     "EventSignal",
@@ -50,8 +50,8 @@ class EventSignal(Signal):
     """
 
     def __init__(self, kind: type[Event]) -> None:
-        prefix = "" if NAMES[kind].startswith("store_") else "task_"
-        super().__init__(name=f"{prefix}{NAMES[kind]}", providing_args={"event", "key", "task_id"})
+        prefix = "" if kind.name.startswith("store_") else "task_"
+        super().__init__(name=f"{prefix}{kind.name}", providing_args={"event", "key", "task_id"})
         self.kind = kind
         _signals[kind] = self
 
@@ -97,11 +97,11 @@ task_key_reused = EventSignal(events.KeyReused)
 task_crash_looped = EventSignal(events.CrashLooped)
 #: A holder learned that its lease was taken over (`LeaseLost`).
 task_lease_lost = EventSignal(events.LeaseLost)
-#: The effect happened, and the store could not be told in time (`SettleFailed`).
+#: The effect happened, and the store could not record it in time (`SettleFailed`).
 task_settle_failed = EventSignal(events.SettleFailed)
 #: A run ended unsettled, and its lease could not be given back (`ReleaseFailed`).
 task_release_failed = EventSignal(events.ReleaseFailed)
-#: A run begins without a lease, because the policy says so (`RanUnprotected`).
+#: A run begins without a lease, because the policy allows it (`RanUnprotected`).
 task_ran_unprotected = EventSignal(events.RanUnprotected)
 #: A store that served before does not any more (`StoreFailed`).
 store_failed = EventSignal(events.StoreFailed)

@@ -29,7 +29,7 @@ from .worker import check_declaration
 
 
 def connect() -> None:
-    """Listen; to ask twice is the same as once."""
+    """Connect the receivers of Celery's signals; twice is the same as once."""
     signals.before_task_publish.connect(move_key_into_headers, dispatch_uid="celery_idempotent.key", weak=False)
     # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
     # with state SUCCESS also where Celery failed to publish them.
@@ -91,7 +91,7 @@ def _announce(task: Any, request: Any, key: str) -> None:
         task._binding.guard.store.mark_dispatched(key, request.id)
     except StoreError as error:
         logger.warning(
-            "%s[%s] has dispatched what follows it, and the store could not be told: %s", task.name, request.id, error
+            "%s[%s] has dispatched what follows it, and the store could not record it: %s", task.name, request.id, error
         )
 
 
@@ -124,10 +124,10 @@ class IdempotentTask(Task):
         """
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
-        # ours, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
+        # this one, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
         if not _is_guard(cls.__call__):
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
-        # Celery calls a task's own on_success between the dispatch and the signal that says so; it may take long, and
+        # Celery calls a task's own on_success between the dispatch and its signal; it may take long, and
         # its process may die in it.
         hook = inspect.getattr_static(cls, "on_success")
         if isinstance(hook, FunctionType) and hook is not Task.on_success and not hasattr(hook, "marks_first"):
@@ -205,7 +205,7 @@ class IdempotentTask(Task):
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """Publish the task as Celery does; a message with errbacks is told from a later one under the same id.
+        """Publish the task as Celery does; mark one with errbacks, which a later message of the same id is not.
 
         Raises:
             ConfigurationError: an option or an argument is meant as the key of the message, and is not.
@@ -247,7 +247,7 @@ class IdempotentTask(Task):
     def signature_from_request(self, request: Any = None, *args: Any, **options: Any) -> Any:
         """Return a signature that continues the request, as Celery's retry needs it, under the same key."""
         request = self.request if request is None else request
-        # The worker's main process asks too, for a lost child (retry_on_worker_lost); its context is never pushed.
+        # The worker's main process calls this too, for a lost child (retry_on_worker_lost), without its context pushed.
         if request.called_directly and not DeliveryState.is_known(request):
             return super().signature_from_request(request, *args, **options)
         identity = DeliveryState.of(request).identity
@@ -320,7 +320,7 @@ class IdempotentTask(Task):
 
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
-    """Tell whether this call is the delivery itself, and not a call within a body or from anywhere else."""
+    """Return whether this call is the delivery itself, and not a call within a body or from anywhere else."""
     if request is None or request.called_directly or STATE_ATTRIBUTE in request.__dict__:
         return False
     return not task.name.startswith(UNGUARDED)
@@ -344,7 +344,7 @@ def _state_of(request: Any) -> DeliveryState | None:
 
 
 def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: Any) -> bool:
-    """Write on the tasks of a replacing signature what they are to the operation; tell whether one is to go on with it.
+    """Write on the tasks of a replacing signature what they are to the operation; return whether one goes on with it.
 
     The last of them gets the id of the replaced task. If it is the same task, it is the operation. The others precede
     it: those that name the same operation must not wait for it.

@@ -2,10 +2,10 @@
 
 kombu notes when it hands a message out, and any worker puts back into its queue what has not been acked within
 ``visibility_timeout`` since then: also what still runs, waits for a slot, or waits for its ETA. A step of the consumer
-writes the note anew for all that its channel holds, so that the timeout counts from the worker's last sign of life, and
+renews the note for all that its channel holds, so that the timeout counts from the worker's last sign of life, and
 may be short. The note is compared with other workers' clocks, so it is this worker's wall clock, as kombu's own.
 
-The same step looks once a second for what nobody holds any more, and has kombu put it back. kombu itself looks every
+The same step looks once a second for what no worker holds any more, and has kombu put it back. kombu itself looks every
 100 s where Celery's event loop runs, and practically never with gevent and eventlet.
 
 The worker's event loop does it: a worker whose loop is stuck holds nothing back for ever. A thread does it only while
@@ -62,8 +62,8 @@ class UnackedMessages:
     def tags(self) -> list[str]:
         """Return the delivery tags of what is held and not overdue."""
         qos = self.channel.qos
-        # What was acked or put back stays listed until the next message comes. It may be held by others by now, who
-        # may die: no word of ours for it.
+        # What was acked or put back stays listed until the next message comes. Another worker may hold it by now, and
+        # may die: this one renews nothing of it.
         left_out = {*copied(qos._dirty), *_overdue()}
         return [tag for tag in copied(qos._delivered) if tag not in left_out]
 
@@ -129,7 +129,7 @@ class VisibilityStep(bootsteps.StartStopStep):
         self._held: UnackedMessages | None = None
 
     def include_if(self, c: Any) -> bool:
-        """Tell whether the app wants it.
+        """Return whether the app wants it.
 
         Raises:
             ConfigurationError: the setting is neither True nor False.

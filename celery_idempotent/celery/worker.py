@@ -36,14 +36,14 @@ def install(app: Any) -> None:
 
 
 def check_declarations(app: Any) -> None:
-    """Refuse an app whose declarations would protect less than they say.
+    """Refuse an app whose declarations would protect less than they promise.
 
     Raises:
         ConfigurationError: a task is declared wrongly, or a setting is none of this library's.
     """
     declarations.check_settings(app)
     declarations.check_unprotected(app)
-    for task in idempotent_tasks(app):  # whoever caught what was raised when it was declared
+    for task in idempotent_tasks(app):  # what was raised when it was declared may have been caught
         check_declaration(task)
 
 
@@ -59,7 +59,7 @@ class DeclarationStep(bootsteps.Step):
         """Check the declarations.
 
         Raises:
-            ConfigurationError: one of them would protect less than it says.
+            ConfigurationError: one of them would protect less than it promises.
         """
         check_declarations(worker.app)
 
@@ -95,14 +95,14 @@ class IdempotencyStep(bootsteps.Step):
             try:
                 store.ping()
             except StoreUnreachable as error:
-                logger.error("%s Tasks will do as their on_store_error says until it can.", error)
+                logger.error("%s Tasks follow their on_store_error until it can.", error)
 
 
 # Renewals by the worker's main process, for children that cannot: C code that holds the GIL stops a child's own.
 #
-# The main process has no lease itself. It asks the store whether a delivery that runs in a child holds its key, and if
-# so lets that lease last; the proof is the owner that it gave the delivery. What takes less than a third of a ttl is
-# never asked about.
+# The main process has no lease itself. It reads in the store whether a delivery that runs in a child holds its key, and
+# if so renews that lease; the proof is the owner that it gave the delivery. What takes less than a third of a ttl is
+# never looked up.
 
 
 #: The setting that switches it on.
@@ -175,13 +175,13 @@ def _renew(request: IdempotentRequest) -> None:
 
 
 class RenewalStep(bootsteps.StartStopStep):
-    """Renew from the main process, where ``idempotency_renew_from_main`` asks for it and the pool has children."""
+    """Renew from the main process, if ``idempotency_renew_from_main`` is set and the pool has children."""
 
     name = "celery_idempotent.renewal"
     requires = ("celery.worker.components:Pool",)
 
     def include_if(self, worker: Any) -> bool:
-        """Tell whether it is asked for, and of use."""
+        """Return whether it is set, and of use."""
         forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         return bool(forks and worker.app.conf.get(OPTION) and _leases(worker.app))
 
@@ -210,13 +210,13 @@ class ObservingStep(bootsteps.StartStopStep):
         monitoring.attach(c)
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        """Have the event loop send what children tell."""
+        """Have the event loop forward what children send."""
         reader = monitoring.reader()
         if reader is not None:
             hub.add_reader(reader, monitoring.flush)
 
     def stop(self, c: Any) -> None:
-        """Go on: bodies that still run have something to tell."""
+        """Go on: bodies that still run have events to send."""
 
     def info(self, c: Any) -> dict[str, dict[str, int]]:
         """Return the section of the worker's statistics: live leases, then events by kind since it started."""
@@ -229,10 +229,10 @@ class ObservingStep(bootsteps.StartStopStep):
 # (``worker_soft_shutdown_timeout``) and cut them off, and ``celery control shutdown``, a broker that is lost for good,
 # or a worker that a test stops, not at all. They are seen where Celery begins with them.
 #
-# A body may run for longer than whoever stops the worker is patient. When the worker is killed, nobody is left to
-# release the lease. So the main process tells the stores as soon as it knows. Of a body that ends in time they hear
-# the end as ever. What a body itself holds, by calling guarded functions or ``apply()``, is known to its own process
-# alone: a child tells the stores of that.
+# A body may run for longer than a supervisor waits for the worker. When the worker is killed, no process is left to
+# release the lease. So the main process marks the shutdown in the stores as soon as it begins. A body that ends in
+# time is settled as ever. What a body itself holds, by calling guarded functions or ``apply()``, is known to its own
+# process alone: a child marks that itself.
 
 
 #: Seconds between two looks whether the worker stops, and while it does, at what runs. No thread is woken instead: a
@@ -241,7 +241,7 @@ LOOK_EVERY = 0.5
 
 
 class ShutdownMarks:
-    """What one store was told of the shutdown.
+    """The marks of a shutdown in one store.
 
     Arguments:
         store: The store; one that hangs holds up no other, for each has a thread.
@@ -250,25 +250,20 @@ class ShutdownMarks:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._marked: WeakSet[IdempotentRequest] = WeakSet()
-        #: the owners of the leases of this process that it was told of
+        #: the owners of the leases of this process that are marked
         self._held: set[str] = set()
         self._failing = False
 
     def mark_running(self) -> None:
-        """Tell the store of each delivery that runs and holds a lease; of each once."""
+        """Mark each delivery that runs and holds a lease; each once."""
         for request in copied(worker_state.active_requests):
-            if (
-                not isinstance(request, IdempotentRequest)
-                or request in self._marked
-                or request.store is not self._store
-            ):
+            if not isinstance(request, IdempotentRequest) or request.store is not self._store:
                 continue
-            # One that waits for its lease is tried again.
-            if request not in self._marked and self._mark(request):
+            if request not in self._marked and self._mark(request):  # one that waits for its lease is tried again
                 self._marked.add(request)
 
     def mark_held(self) -> None:
-        """Tell the store of each lease that this process renews, and that is no delivery's of it; of each once."""
+        """Mark each lease that this process renews and that is none of its deliveries'; each once."""
         deliveries = {request._owner for request in copied(worker_state.active_requests) if hasattr(request, "_owner")}
         held = {holding.lease.owner: holding.lease for holding in heartbeat.holdings() if holding.store is self._store}
         self._held &= held.keys()
@@ -280,7 +275,7 @@ class ShutdownMarks:
             self._held.add(owner)
 
     def mark_cut_off(self) -> None:
-        """Tell the store of each delivery that this worker has told to end, and that Celery has done with."""
+        """Mark each delivery that this worker has stopped, and that Celery has done with."""
         for _ in range(len(cut_off)):
             try:
                 request = cut_off.popleft()
@@ -296,7 +291,7 @@ class ShutdownMarks:
                 raise
 
     def _mark(self, request: IdempotentRequest) -> bool:
-        """Tell the store of one delivery, and whether there is nothing more to tell."""
+        """Mark one delivery; return whether that is done for good."""
         try:
             claim = request.claim()
         except (IdempotencyError, TypeError):
@@ -307,7 +302,7 @@ class ShutdownMarks:
             return True
 
     def look(self) -> None:
-        """Tell the store what it is to know now; an error is logged once, and never raised."""
+        """Mark what is to be marked now; an error is logged once, and never raised."""
         try:
             self.mark_cut_off()
             if pool.is_stopping():
@@ -332,7 +327,7 @@ def keep_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
 
     Arguments:
         stores: Those to begin with.
-        ended: Tells whether the worker has ended.
+        ended: Returns whether the worker has ended.
     """
     watched: set[Store] = set()
     while not ended():
@@ -397,7 +392,7 @@ def check_declaration(task: Any) -> None:
     """Refuse a task that is declared wrongly.
 
     Raises:
-        ConfigurationError: it is; the message says what to do.
+        ConfigurationError: it is; the message has the remedy.
     """
     cls, binding = type(task), TaskBinding(task)
     policy = binding.policy

@@ -6,6 +6,7 @@ task. What it imports lets that worker answer ``celery inspect idempotency`` as 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,7 @@ from ..errors import ConfigurationError
 from .common import CHECKUP, KEYS, STORES, Commands
 
 if TYPE_CHECKING:
-    from ..stores.maintenance import NamedStore
-    from .doctor.app import Checkup
+    from .doctor.findings import Section, Target
 
 
 COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
@@ -27,24 +27,21 @@ COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema",
 @click.pass_context
 def idempotency(context: click.Context) -> None:
     """Look at what is remembered of idempotent tasks, in every store that they use."""
-    context.meta[STORES] = partial(_stores, context.obj.app)
-    context.meta[KEYS] = partial(_keys, context.obj.app)
-    context.meta[CHECKUP] = partial(_checkup, context.obj.app)
+    app = context.obj.app
+    context.meta[STORES] = partial(_loaded, used_stores, app)
+    context.meta[KEYS] = partial(_loaded, TaskKeys, app)
+    context.meta[CHECKUP] = partial(_checkup, app)
     if getattr(context.obj, "no_color", False):  # celery --no-color
         context.color = False
 
 
-def _stores(app: Any) -> list[NamedStore]:
+def _loaded(use: Callable[[Any], Any], app: Any) -> Any:
+    """Return what a function makes of an app whose tasks are loaded."""
     _load(app)
-    return used_stores(app)
+    return use(app)
 
 
-def _keys(app: Any) -> TaskKeys:
-    _load(app)
-    return TaskKeys(app)
-
-
-def _checkup(app: Any) -> Checkup:
+def _checkup(app: Any) -> tuple[Section, list[Target]]:
     from .doctor.app import checkup
 
     return checkup(app, partial(_load, app))

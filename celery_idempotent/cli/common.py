@@ -8,13 +8,13 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from importlib import import_module
 from threading import Event, Thread
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +23,7 @@ from click.core import ParameterSource
 from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..stores.history import text_of_operator
 from ..stores.records import HistoryEntry
-from .search import task_of
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..errors import StoreError
@@ -35,12 +35,18 @@ if TYPE_CHECKING:
 URL = "celery_idempotent.url"
 
 
+def suggestion(typed: str, known: Iterable[str], form: str = "{}") -> str:
+    """Return " Did you mean ...?" with the known name that is nearest to the typed one; "" if none is near."""
+    near = difflib.get_close_matches(typed, list(known), 1)
+    return f" Did you mean {form.format(near[0])}?" if near else ""
+
+
 class CommandFailed(click.ClickException):
     """An error as one line on standard error, and as the exit status that goes with it."""
 
     def __init__(self, error: IdempotencyError) -> None:
         super().__init__(" ".join(str(error).split()))
-        setattr(self, "exit_code", status_of(error))  # noqa: B010 - click says that it is the class's
+        setattr(self, "exit_code", status_of(error))  # noqa: B010 - click declares it as the class's
 
 
 class Commands(click.Group):
@@ -73,9 +79,8 @@ class Commands(click.Group):
         name = args[0] if args else ""
         if not name.startswith("-") and name not in self._modules:
             known = self.list_commands(ctx)
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, known))}."
-            ctx.fail(f"No such command {name!r}. {hint}")
+            hint = suggestion(name, known, "{!r}") or f" There is {', '.join(map(repr, known))}."
+            ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -93,17 +98,17 @@ class Exit(IntEnum):
 
     #: Done.
     OK = 0
-    #: The answer is no: nothing is known of the key, something is pending or was left alone, a person said no.
+    #: The answer is no: nothing is known of the key, something is pending or was left alone, a person declined.
     NO = 1
     #: The command was typed wrongly, or an option of the app or of a task is wrong.
     USAGE = 2
     #: The store cannot serve now; try again later.
     UNREACHABLE = 3
-    #: The store will not serve us: a wrong password, a missing right.
+    #: The store refuses the user: a wrong password, a missing right.
     REFUSED = 4
     #: What the store holds under the key is no record, or one of a newer version.
     UNREADABLE = 5
-    #: Interrupted, as shells say it: 128 and the number of the signal.
+    #: Interrupted, as in shells: 128 and the number of the signal.
     INTERRUPTED = 130
 
 
@@ -116,22 +121,22 @@ _STATUS: dict[type[IdempotencyError], Exit] = {
 
 
 def status_of(error: IdempotencyError) -> Exit:
-    """Return the exit status that says what an error says."""
+    """Return the exit status of an error."""
     return next((status for cls, status in _STATUS.items() if isinstance(error, cls)), Exit.NO)
 
 
-#: Where a command line says what its stores are, in the meta of click's context: a function without arguments.
+#: The entry of a command line's stores in the meta of click's context: a function without arguments.
 STORES = "celery_idempotent.stores"
-#: Where it says what looks at its app, if it has one: a function without arguments.
+#: The entry of the checks of its app, if it has one: a function without arguments.
 CHECKUP = "celery_idempotent.checkup"
-#: Where it says which keys its tasks have, if it has an app: a function without arguments.
+#: The entry of the keys of its tasks, if it has an app: a function without arguments.
 KEYS = "celery_idempotent.keys"
 _CALL = "celery_idempotent.call"
 VARIABLE = "CELERY_IDEMPOTENT_STORE"
 
 
 class StoreCommand(click.Command):
-    """A command that works on stores; it asks for a URL where the command line has no app that knows them."""
+    """A command that works on stores; it takes a URL where the command line has no app that names them."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the parameters, with ``--store`` where it is needed."""
@@ -152,7 +157,7 @@ def _store_option() -> click.Option:
         show_envvar=True,
         expose_value=False,
         callback=remember,
-        help="The store to look into, as the app's idempotency_store says it.",
+        help="The store to look into, as in the app's idempotency_store.",
     )
 
 
@@ -215,7 +220,7 @@ class Stores:
         self.used = tuple(used)
         #: Returns the keys of the app's tasks that a text may stand for.
         self.guesses = guesses
-        #: How the command ends if nothing else is said.
+        #: The exit status, unless a command sets another.
         self.status = Exit.OK
 
     @property
@@ -232,16 +237,41 @@ class Stores:
         return False
 
     def each(self, work: Callable[[NamedStore], Any]) -> Iterator[tuple[NamedStore, Any]]:
-        """Yield each store with what the work answers for it; say which could not serve, and go on."""
+        """Yield each store with what the work answers for it; report those that could not serve, and go on."""
         for used in self.used:
-            try:
-                answer = work(used)
-            except IdempotencyError as error:
-                failed = CommandFailed(error)
-                failed.show()
-                self.status = self.status or Exit(failed.exit_code)
-            else:
-                yield used, answer
+            with self.serving():
+                yield used, work(used)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Report the error of a store that cannot serve, and keep its exit status; the command goes on."""
+        try:
+            yield
+        except IdempotencyError as error:
+            failed = CommandFailed(error)
+            failed.show()
+            self.status = self.status or Exit(failed.exit_code)
+
+    def end(self, ctx: click.Context, facts: object = None) -> None:
+        """Print the facts as JSON, unless they are None, and exit with the status."""
+        if facts is not None:
+            click.echo(json.dumps(facts))
+        ctx.exit(self.status)
+
+
+@dataclass
+class Changes:
+    """The records that a command changed, left alone, and missed; those of a dry run are what it would have changed."""
+
+    done: int = 0
+    left: int = 0
+    missing: list[str] = field(default_factory=list)
+
+    def end(self, ctx: click.Context, stores: Stores, verb: str, *, as_json: bool) -> None:
+        """End the command, with 1 if not all was done; ``verb`` is the key of what was done in the JSON."""
+        if self.left or self.missing:
+            stores.status = stores.status or Exit.NO
+        stores.end(ctx, {verb: self.done, "left": self.left, "missing": self.missing} if as_json else None)
 
 
 def stores_of(ctx: click.Context) -> Stores:
@@ -249,20 +279,16 @@ def stores_of(ctx: click.Context) -> Stores:
 
     Raises:
         UsageError: there is neither an app nor a URL.
-        ConfigurationError: the URL is wrong, or what the app says.
+        ConfigurationError: the URL is wrong, or the app's configuration.
     """
-    stores = Stores(ctx.meta[STORES](), _guesses(ctx)) if STORES in ctx.meta else Stores([from_url(ctx)])
+    if STORES in ctx.meta:
+        used = ctx.meta[STORES]()
+        stores = Stores(used, lambda typed: ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {}))))
+    else:
+        stores = Stores([from_url(ctx)])
     for used in stores.used:
         ctx.call_on_close(used.store.close)
     return stores
-
-
-def _guesses(ctx: click.Context) -> Callable[[str], Sequence[str]]:
-    def guess(typed: str) -> list[str]:
-        found: list[str] = ctx.meta[KEYS]().of_text(typed, _headers(ctx.meta.get(_CALL, {})))
-        return found
-
-    return guess
 
 
 def names_call(ctx: click.Context) -> bool:
@@ -341,7 +367,7 @@ KEEP = 86400.0
 
 
 def operator() -> str:
-    """Return user@host of whoever typed the command; behind sudo that is the user who called it."""
+    """Return user@host of the operator; behind sudo that is the user who called it."""
     user = os.environ.get("SUDO_USER")
     if not user:
         try:
@@ -352,7 +378,7 @@ def operator() -> str:
 
 
 def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
-    """Return the entry that says what an operator did to a record.
+    """Return the entry of a history for what an operator did to a record.
 
     Arguments:
         event: What they did, see `notes.OPERATORS`.
@@ -372,18 +398,18 @@ def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
 
 
 def confirmed(question: str, *, yes: bool, verb: str) -> bool:
-    """Ask on standard error, unless nobody wants to be asked; where nobody is there to answer, that is no.
+    """Ask for confirmation on standard error, unless it is given; return False where no person can answer.
 
     Arguments:
-        question: What to ask.
+        question: The text.
         yes: Whether it is answered already.
-        verb: What ``--yes`` does without asking, as in "forgets".
+        verb: What ``--yes`` does without a question, as in "forgets".
     """
     try:
         return yes or click.confirm(question, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            click.echo(f"\nNobody answered; --yes {verb} without asking.", err=True)
+            click.echo(f"\nNo answer came; --yes {verb} without a question.", err=True)
             return False
         raise
 
@@ -393,7 +419,7 @@ EVERY = 0.2
 
 
 class ProgressCounter:
-    """Count what is done, and show it with the time on standard error while somebody watches.
+    """Count what is done, and show it with the time on standard error, if that is a terminal.
 
     A thread shows it: a store may look through much and find nothing.
 
@@ -424,7 +450,7 @@ class ProgressCounter:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._thread is not None:
             self._over.set()
             self._thread.join()

@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..stores.records import PastEvent
 
 
-#: Columns of a line where nobody says how many there are.
+#: Columns of a line where the terminal's are not known.
 COLUMNS = 80
 
 
@@ -31,10 +32,10 @@ COLUMNS = 80
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with ids and figures as they are.")
 @click.pass_context
 def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
-    """Tell what happened to KEY, and what that means.
+    """Explain what happened to KEY, and what that means.
 
-    In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is told
-    by its record alone. Exits with 1 if nothing is known of the key.
+    In order: who took it over, what was deferred, replayed, retried or lost. A first run that simply completed is
+    shown by its record alone. Exits with 1 if nothing is known of the key.
     """
     stores = stores_of(ctx)
     for each in keys_of(ctx, stores, [key] if key else [], guess=True):
@@ -62,8 +63,8 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
     from ..stores.history import facts_of
 
     now = datetime.now(timezone.utc)
-    said: dict[str, Any] = {"key": key, **({"store": store} if store else {})}
-    said["history"] = [
+    facts: dict[str, Any] = {"key": key, **({"store": store} if store else {})}
+    facts["history"] = [
         {
             "at": (now - timedelta(seconds=noted.age)).isoformat(timespec="milliseconds"),
             "ago": round(noted.age, 3),
@@ -71,19 +72,19 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
         }
         for noted in history
     ]
-    said["now"] = None if record is None else facts_of_record(record)
-    return json.dumps({**said, "advice": advice(record)})
+    facts["now"] = None if record is None else facts_of_record(record)
+    return json.dumps({**facts, "advice": advice(record)})
 
 
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
-    lines = [f"{key} in {store}" if store else key, *_told(history, width)]
+    lines = [f"{key} in {store}" if store else key, *_lines(history, width)]
     for title, text in (("Now", describe_record(record)), ("What this means", advice(record))):
         lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
-def _told(history: Sequence[PastEvent], width: int) -> list[str]:
+def _lines(history: Sequence[PastEvent], width: int) -> list[str]:
     from ..stores.history import facts_of
 
     now = datetime.now()
@@ -125,106 +126,58 @@ def _task(task_id: object) -> str:
     return f"task {text[:8]}..." if _UUID.fullmatch(text) else f"task {text}" if text else "the same task"
 
 
-def _after(facts: dict[str, Any]) -> str:
-    return f" after {format_duration(facts['ran'])}" if "ran" in facts else ""
-
-
 def _crashes(count: int) -> str:
     return f"{count} crash{'es' * (count != 1)}"
 
 
-def _begun(facts: dict[str, Any]) -> str:
-    how = [f"{word} {facts[name]}" for name, word in (("retries", "retry"), ("copy", "copy")) if name in facts]
-    if "redelivered" in facts:
-        how.append("delivered before")
-    return f" ({', '.join(how)})" if how else ""
-
-
-def _taken_over(facts: dict[str, Any]) -> str:
-    after = f", after {_crashes(facts['crashes'])}" if "crashes" in facts else ""
-    return f"taken over by {_who(facts)}, {_task(facts.get('task_id'))}{after}{_begun(facts)}"
-
-
-def _acquired(facts: dict[str, Any]) -> str:
-    return f"begun by {_who(facts)}, {_task(facts.get('task_id'))}{_begun(facts)}"
-
-
-def _reason(facts: dict[str, Any]) -> str:
-    reason = str(facts.get("reason", ""))
-    return _RELEASED.get(Reason(reason), reason) if reason in set(Reason) else reason
-
-
-def _released(facts: dict[str, Any]) -> str:
-    return f"released{_after(facts)}: {_reason(facts)}"
-
-
-def _release_failed(facts: dict[str, Any]) -> str:
-    why = f"the store could not be told: {facts.get('error', '')}"
-    return f"ended{_after(facts)}: {_reason(facts)}; its lease has to run out, for {why}"
-
-
-def _conflicted(facts: dict[str, Any]) -> str:
-    what = "is being done" if "held_by" in facts else "waits for a retry"
-    by = f" by {facts['held_by']} for {_task(facts.get('held_for'))}" if "held_by" in facts else ""
-    return f"met by {_task(facts.get('task_id'))} while it {what}{by}"
-
-
-def _replayed(facts: dict[str, Any]) -> str:
-    failure = "its failure " if facts.get("state") == State.FAILED else ""
-    return f"{failure}replayed to {_task(facts.get('task_id'))}"
-
-
-def _deferred(facts: dict[str, Any]) -> str:
-    delay = format_duration(facts.get("delay", 0))
-    return f"{_task(facts.get('task_id'))} deferred: its copy {facts.get('copy', '')} tries again in {delay}"
-
-
-def _missed(facts: dict[str, Any]) -> str:
-    return f"{_who(facts)} learned that its lease was taken over{_after(facts)}: {facts.get('ending', '')}, unrecorded"
-
-
-def _by_operator(facts: dict[str, Any]) -> str:
-    if "state" not in facts:
-        return f"released by {facts.get('operator')} from {_who(facts)}, {_task(facts.get('task_id'))}"
-    return f"forgotten by {facts.get('operator')}: it was {facts['state']}, by {_task(facts.get('task_id'))}"
-
-
-def _who(facts: dict[str, Any]) -> str:
-    return str(facts.get("holder") or "somebody")
-
-
-_SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "Acquired": _acquired,
-    "TakenOver": _taken_over,
-    "Completed": lambda facts: f"completed{_after(facts)}",
-    "Failed": lambda facts: f"failed for good{_after(facts)}: {facts.get('error', '')}",
-    "Released": _released,
-    "ReleaseFailed": _release_failed,
-    "Replayed": _replayed,
-    "Conflicted": _conflicted,
-    "Deferred": _deferred,
-    "Superseded": lambda facts: f"a copy of {_task(facts.get('task_id'))} dropped: a later one has taken its place",
-    "KeyReused": lambda facts: f"refused to {_task(facts.get('task_id'))}, which has other arguments",
-    "CrashLooped": lambda facts: (
-        f"refused to {_task(facts.get('task_id'))}, after {_crashes(facts.get('crashes', 0))} in a row"
-    ),
-    "LeaseLost": _missed,
-    "SettleFailed": lambda facts: (
-        f"done by {_who(facts)}{_after(facts)}, and the store could not be told: {facts.get('error', '')}"
-    ),
-    "ReleasedByOperator": _by_operator,
-    "ForgottenByOperator": _by_operator,
-    "RanUnprotected": lambda facts: (
-        f"run by {_who(facts)} without a lease, since the store could not serve: {facts.get('error', '')}"
-    ),
+#: A sentence for each event, with the words of `_words` in it.
+_SENTENCES = {
+    "Acquired": "begun by {who}, {task}{begun}",
+    "TakenOver": "taken over by {who}, {task}{crashed}{begun}",
+    "Completed": "completed{after}",
+    "Failed": "failed for good{after}: {error}",
+    "Released": "released{after}: {reason}",
+    "ReleaseFailed": ("ended{after}: {reason}; its lease has to run out, for the store could not record it: {error}"),
+    "Replayed": "{failure}replayed to {task}",
+    "Conflicted": "met by {task} while it {conflict}",
+    "Deferred": "{task} deferred: its copy {copy} tries again in {delay}",
+    "Superseded": "a copy of {task} dropped: a later one has taken its place",
+    "KeyReused": "refused to {task}, which has other arguments",
+    "CrashLooped": "refused to {task}, after {crashes} in a row",
+    "LeaseLost": "{who} learned that its lease was taken over{after}: {ending}, unrecorded",
+    "SettleFailed": "done by {who}{after}, and the store could not record it: {error}",
+    "ReleasedByOperator": "released by {operator} from {who}, {task}",
+    "ForgottenByOperator": "forgotten by {operator}: it was {state}, by {task}",
+    "RanUnprotected": "run by {who} without a lease, since the store could not serve: {error}",
 }
 
 
+def _words(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the words of an event's sentence; those that it does not have are empty."""
+    begun = [f"{word} {facts[name]}" for name, word in (("retries", "retry"), ("copy", "copy")) if name in facts]
+    begun += ["delivered before"] * ("redelivered" in facts)
+    crashes, reason = _crashes(facts.get("crashes", 0)), str(facts.get("reason", ""))
+    conflict = f"is being done by {facts['held_by']} for {_task(facts.get('held_for'))}" if "held_by" in facts else ""
+    words = {
+        "who": facts.get("holder") or "an unknown worker",
+        "task": _task(facts.get("task_id")),
+        "after": f" after {format_duration(facts['ran'])}" if "ran" in facts else "",
+        "begun": f" ({', '.join(begun)})" if begun else "",
+        "crashes": crashes,
+        "crashed": f", after {crashes}" if "crashes" in facts else "",
+        "reason": _RELEASED.get(Reason(reason), reason) if reason in set(Reason) else reason,
+        "failure": "its failure " if facts.get("state") == State.FAILED else "",
+        "conflict": conflict or "waits for a retry",
+        "delay": format_duration(facts.get("delay", 0)),
+    }
+    return defaultdict(str, facts | words)
+
+
 def describe_event(facts: dict[str, Any]) -> str:
-    """Return what happened; of what this version does not know, its name."""
+    """Return what happened in a sentence, or the event's name if this version does not know it."""
     event = str(facts.get("event", ""))
-    known = _SENTENCES.get(event)
-    return " ".join((known(facts) if known else event).split())
+    sentence = _SENTENCES.get(event)
+    return " ".join((sentence.format_map(_words(facts)) if sentence else event).split())
 
 
 def describe_record(record: Record | None) -> str:
@@ -236,10 +189,10 @@ def describe_record(record: Record | None) -> str:
         case State.IN_PROGRESS if record.remaining > 0:
             stops = ", whose worker is shutting down" if record.reason == Reason.SHUTDOWN else ""
             lease = f"its lease lasts {format_duration(record.remaining)} unless it is renewed"
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}{stops}; {lease}"
+            return f"in progress by {record.holder or 'an unknown worker'}, {_task(record.task_id)}{stops}; {lease}"
         case State.IN_PROGRESS:
             ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
-            return f"in progress by {record.holder or 'somebody'}, {_task(record.task_id)}, {ran_out}{kept}"
+            return f"in progress by {record.holder or 'an unknown worker'}, {_task(record.task_id)}, {ran_out}{kept}"
         case State.RELEASED:
             why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""
@@ -259,13 +212,13 @@ def advice(record: Record | None) -> str:
             return "Its holder has not renewed the lease and is dead or cut off. The next delivery takes over."
         case State.RELEASED if record.reason == Reason.CRASH_LOOP:
             return (
-                "This message does not run it again. Look for what kills the worker (memory, a native crash), mend it, "
-                "and publish the task anew."
+                "This message does not run it again. Look for what kills the worker (memory, a native crash), fix it, "
+                "and publish the task again."
             )
         case State.RELEASED if record.remaining > 0:
             return f"Its retry is due in {format_duration(record.remaining)}. Until then duplicates wait."
         case State.RELEASED:
-            return "Nobody is doing it. The next delivery runs."
+            return "No worker is doing it. The next delivery runs."
         case State.FAILED:
             return "It is not run again: duplicates fail as it did. forget KEY lets it run."
         case _:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..stores.records import State
-from .common import Exit, KeyCommand, ProgressCounter, Stores, confirmed, keys_of, names_call, stores_of, trace_of
+from ..stores.records import Record, State
+from .common import Changes, KeyCommand, ProgressCounter, Stores, confirmed, keys_of, names_call, stores_of, trace_of
 from .show import unknown
 
 if TYPE_CHECKING:
     from ..stores.maintenance import MatchCounts, NamedStore
-    from ..stores.records import Record
 
 
 @click.command("forget", cls=KeyCommand)
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.option("--prefix", help="Forget every record whose key begins so, namespace included.")
 @click.option("--state", type=click.Choice([state.value for state in State]), help="With --prefix: only in this state.")
-@click.option("--dry-run", is_flag=True, help="Say what would be forgotten, and forget nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be forgotten, and forget nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask. A KEY that is named is forgotten also if a live lease holds it.")
 @click.option("--force", is_flag=True, help="With --prefix: forget also what a live lease holds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **options: Any) -> None:
     """Forget KEYs, or all with a prefix.
 
-    Their operations may run again, since nothing tells any more that they were done.
+    Their operations may run again, since no record is left that they were done.
 
     What a live lease holds is being done right now: forgotten, it may be done twice. Exits with 1 if there was nothing
     to forget, or something was left alone.
@@ -42,17 +40,13 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
         raise click.UsageError("Expected --state together with --prefix, got KEYs.", ctx)
     if prefix == "":
         raise click.UsageError("Expected a prefix that is not empty; all of an app's keys begin with idem:", ctx)
-    stores, report = stores_of(ctx), Report()
+    stores, changes = stores_of(ctx), Changes()
     if prefix is None:
         for key in keys_of(ctx, stores, keys):
-            _forget_key(stores, key, wish, report)
+            _forget_key(stores, key, wish, changes)
     else:
-        _forget_prefix(stores, prefix, wish, report)
-    if report.left or report.missing:
-        stores.status = stores.status or Exit.NO
-    if wish.as_json:
-        click.echo(json.dumps({"forgotten": report.forgotten, "left": report.left, "missing": report.missing}))
-    ctx.exit(stores.status)
+        _forget_prefix(stores, prefix, wish, changes)
+    changes.end(ctx, stores, "forgotten", as_json=wish.as_json)
 
 
 @dataclass(frozen=True)
@@ -70,87 +64,81 @@ class Options:
         """The state that records must be in."""
         return State(self.state) if self.state else None
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print for people."""
         if not self.as_json:
             click.echo(text)
 
     def confirmed(self, question: str) -> bool:
-        """Ask, unless nobody wants to be asked."""
+        """Ask for confirmation, unless it is given."""
         return confirmed(question, yes=self.yes, verb="forgets")
 
 
-@dataclass
-class Report:
-    """What became of it; a dry run counts what it would have forgotten."""
-
-    forgotten: int = 0
-    left: int = 0
-    missing: list[str] = field(default_factory=list)
-
-
-def _forget_key(stores: Stores, key: str, wish: Options, report: Report) -> None:
-    from ..stores.maintenance import erase, is_held
-
+def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> None:
     answers = list(stores.each(lambda used: used.store.get(key)))
     if not any(record for _, record in answers):
         if not stores.status:
             unknown(stores, key)
-        report.missing.append(key)
+        changes.missing.append(key)
     for used, record in answers:
-        if record is None:
-            if not wish.dry_run:
+        with stores.serving():
+            if record is not None:
+                _forget_record(used, record, wish, changes)
+            elif not wish.dry_run:
                 used.store.delete(key)  # a cache may remember what the store behind it does not any more
-            continue
-        asked = is_held(record) and not (wish.force or wish.dry_run)
-        if asked and not wish.confirmed(f"{_holder(record)} {key} and may be running it. Forget it all the same?"):
-            report.left += 1
-        elif wish.dry_run:
-            report.forgotten += 1
-            wish.say(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
-        else:
-            erase(used.store, key, trace_of("ForgottenByOperator", used, record))
-            report.forgotten += 1
-            wish.say(f"{key} is forgotten")
 
 
-def _holder(record: Record) -> str:
-    return f"{record.holder or 'Somebody'} holds"
+def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Changes) -> None:
+    from ..stores.maintenance import erase, is_held
+
+    key = record.key
+    held = is_held(record) and not (wish.force or wish.dry_run)
+    if held and not wish.confirmed(
+        f"{record.holder or 'An unknown worker'} holds {key} and may be running it. Forget it all the same?"
+    ):
+        changes.left += 1
+    elif wish.dry_run:
+        changes.done += 1
+        wish.print(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
+    else:
+        erase(used.store, key, trace_of("ForgottenByOperator", used, record))
+        changes.done += 1
+        wish.print(f"{key} is forgotten")
 
 
-def _forget_prefix(stores: Stores, prefix: str, wish: Options, report: Report) -> None:
+def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes) -> None:
     from ..stores.maintenance import count
 
     counted = list(stores.each(lambda used: count(used.store, prefix, wish.only)))
     if not any(matches.total for _, matches in counted):
-        if counted:  # else none of the stores could say
-            _nothing(stores, prefix, wish, report)
+        if counted:  # else none of the stores could serve
+            _nothing(stores, prefix, wish, changes)
         return
     for used, matches in counted:
-        wish.say(f"{used.name}: {_in_words(matches)}")
+        wish.print(f"{used.name}: {_in_words(matches)}")
     held = 0 if wish.force else sum(matches.held for _, matches in counted)
     total = sum(matches.total for _, matches in counted) - held
     if wish.dry_run:
-        report.forgotten, report.left = total, held
-        wish.say(f"{total:,} would be forgotten{_left(held)}")
+        changes.done, changes.left = total, held
+        wish.print(f"{total:,} would be forgotten{_left(held)}")
         return
     if total and not wish.confirmed(f"Forget {total:,} records whose keys begin with {prefix}{_left(held)}?"):
-        report.left = total + held
+        changes.left = total + held
         return
     chosen = Stores([used for used, matches in counted if matches.total])
     for used, (forgotten, left) in chosen.each(lambda used: _sweep(used, prefix, wish)):
-        report.forgotten, report.left = report.forgotten + forgotten, report.left + left
-        wish.say(f"{used.name}: {forgotten:,} forgotten{_left(left)}")
+        changes.done, changes.left = changes.done + forgotten, changes.left + left
+        wish.print(f"{used.name}: {forgotten:,} forgotten{_left(left)}")
     stores.status = stores.status or chosen.status
 
 
-def _nothing(stores: Stores, prefix: str, wish: Options, report: Report) -> None:
-    """Say that no key begins so, and which do."""
+def _nothing(stores: Stores, prefix: str, wish: Options, changes: Changes) -> None:
+    """Report that no key begins so, and which do."""
     state = f" and is {wish.state}" if wish.state else ""
     meant = [found for _, found in stores.each(lambda used: used.meant_prefix(prefix)) if found]
     hint = f"; did you mean --prefix {meant[0]}?" if meant else ""
     click.echo(f"Nothing is remembered whose key begins with {prefix}{state}{hint}", err=True)
-    report.missing.append(prefix)
+    changes.missing.append(prefix)
 
 
 def _sweep(used: NamedStore, prefix: str, wish: Options) -> tuple[int, int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import tables
-from .common import Exit, ProgressCounter, StoreCommand, Stores, stores_of
-from .search import Filter, Search, SearchResult, filters
+from .common import Exit, StoreCommand, Stores, stores_of, suggestion
+from .search import Filter, SearchResult, filters, search
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -23,33 +23,26 @@ def command(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """List records.
 
     What is in progress is as old as its lease, and what is done as long ago as it was settled. Reads records until it
-    has found as many as --limit says; if there are not so many, it has read all of the store.
+    has found as many as --limit; if there are not so many, it has read all of the store.
     """
     wish = Filter(**options)
-
-    def search(used: NamedStore) -> SearchResult:
-        with ProgressCounter("found") as tally:
-            return SearchResult.by(Search(wish, used, tally.add))
-
     stores, facts, more = stores_of(ctx), [], False
-    for used, found in stores.each(search):
+    for used, found in stores.each(partial(search, wish)):
         records, more = tables.in_order(found.records.values()), more or found.more
         facts += [tables.facts(record, None if stores.one else used.name) for record in records]
         if records and not as_json:
             if not stores.one:
                 click.secho(used.name, bold=True)
             tables.show(tables.table(records))
-        _say(stores, used, wish, found)
+        _report(stores, used, wish, found)
         if found.interrupted:
             stores.status = Exit.INTERRUPTED
             break
-    if as_json:
-        click.echo(json.dumps({"records": facts, "more": more}))
-    ctx.exit(stores.status)
+    stores.end(ctx, {"records": facts, "more": more} if as_json else None)
 
 
-def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
-    """Say on standard error what is not in the table."""
+def _report(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) -> None:
+    """Report on standard error what is not in the table."""
     where = "" if stores.one else f" in {used.name}"
     if found.interrupted:
         click.echo(f"Interrupted: there may be more{where}.", err=True)
@@ -57,16 +50,9 @@ def _say(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult) ->
         click.echo(f"There are more than these {wish.limit:,}{where}: narrow it down, or raise --limit.", err=True)
     elif not found.records:
         meant = used.meant_prefix(wish.prefix) if wish.prefix else None
-        hint = f" Did you mean --prefix {meant}?" if meant else _meant_task(used, wish.task)
+        hint = f" Did you mean --prefix {meant}?" if meant else ""
+        if wish.task and wish.task not in used.lease_ttls:
+            hint = suggestion(wish.task, used.lease_ttls, "--task {}")
         click.echo(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
     if found.ageless:
-        click.echo(f"{found.ageless:,} more are of an age that the store does not tell{where}.", err=True)
-
-
-def _meant_task(used: NamedStore, task: str | None) -> str:
-    import difflib
-
-    if not task or task in used.lease_ttls:
-        return ""
-    near = difflib.get_close_matches(task, used.lease_ttls, 1)
-    return f" Did you mean --task {near[0]}?" if near else ""
+        click.echo(f"{found.ageless:,} more are of an age that the store does not know{where}.", err=True)

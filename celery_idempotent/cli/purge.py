@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -38,6 +37,4 @@ def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:
         removed[used.name] = count
         if not as_json:
             click.echo(f"{used.name}: {count:,} expired records removed")
-    if as_json:
-        click.echo(json.dumps({"removed": removed}))
-    ctx.exit(stores.status)
+    stores.end(ctx, {"removed": removed} if as_json else None)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
 
 from ..stores.records import Claim, Lease, Reason, Record, Release, State
-from .common import Exit, KeyCommand, Stores, confirmed, keys_of, stores_of, trace_of
-from .search import task_of
+from ..units import shorten_duration
+from .common import Changes, KeyCommand, Stores, confirmed, keys_of, stores_of, trace_of
 from .show import unknown
-from .tables import clean, duration
+from .tables import clean, task_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
 
 
-#: Seconds to keep what is released, where the store does not tell how long its holder wanted that: as `failure_ttl`.
+#: Seconds to keep what is released, where the store does not know how long its holder wanted that: as `failure_ttl`.
 KEEP = 86400.0
 
 
@@ -33,56 +31,40 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], yes: bool, as_json: bo
     For a holder that is stuck. One that lives becomes a duplicate: what it writes late is refused, and what it has
     done is done twice if a delivery comes. Exits with 1 if a KEY is not held, or was left alone.
     """
-    stores, report = stores_of(ctx), Report()
+    stores, changes = stores_of(ctx), Changes()
     for key in keys_of(ctx, stores, keys):
-        _release_key(stores, key, report, Options(yes, as_json))
-    if report.left or report.missing:
-        stores.status = stores.status or Exit.NO
-    if as_json:
-        click.echo(json.dumps({"released": report.released, "left": report.left, "missing": report.missing}))
-    ctx.exit(stores.status)
+        _release_key(stores, key, changes, yes=yes, as_json=as_json)
+    changes.end(ctx, stores, "released", as_json=as_json)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command."""
-
-    yes: bool
-    as_json: bool
-
-
-@dataclass
-class Report:
-    """What became of it."""
-
-    released: int = 0
-    left: int = 0
-    missing: list[str] = field(default_factory=list)
-
-
-def _release_key(stores: Stores, key: str, report: Report, wish: Options) -> None:
+def _release_key(stores: Stores, key: str, changes: Changes, *, yes: bool, as_json: bool) -> None:
     answers = [(used, record) for used, record in stores.each(lambda used: used.store.get(key)) if record]
     if not answers:
         if not stores.status:
             unknown(stores, key)
-        report.missing.append(key)
+        changes.missing.append(key)
     for used, record in answers:
-        why = _not_held(record)
-        if not why and not wish.yes:
-            click.echo(_holding(used, record), err=True)
-            question = "If the holder is alive, this may be done twice. Release it all the same?"
-            if not confirmed(question, yes=False, verb="releases"):
-                report.left += 1
-                continue
-        why = why or _freed(used, record)
-        if why:
-            report.left += 1
-            click.echo(why, err=True)
-            continue
-        trace_of("ReleasedByOperator", used, record).leave(used.store)
-        report.released += 1
-        if not wish.as_json:
-            click.echo(f"{key} is released from {_who(record)}")
+        with stores.serving():
+            _release_record(used, record, changes, yes=yes, as_json=as_json)
+
+
+def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: bool, as_json: bool) -> None:
+    why = _not_held(record)
+    if not why and not yes:
+        click.echo(_holding(used, record), err=True)
+        question = "If the holder is alive, this may be done twice. Release it all the same?"
+        if not confirmed(question, yes=False, verb="releases"):
+            changes.left += 1
+            return
+    why = why or _freed(used, record)
+    if why:
+        changes.left += 1
+        click.echo(why, err=True)
+        return
+    changes.done += 1
+    if not as_json:
+        click.echo(f"{record.key} is released from {_who(record)}")
+    trace_of("ReleasedByOperator", used, record).leave(used.store)
 
 
 def _not_held(record: Record) -> str:
@@ -92,32 +74,32 @@ def _not_held(record: Record) -> str:
         over = f"The lease on {key} has run out: there is nothing to release, the next delivery takes it over."
         return "" if record.remaining else over
     if record.state is not State.RELEASED:
-        return f"Nobody holds {key}: it is {record.state}. To let it run again: forget {key}"
+        return f"No worker holds {key}: it is {record.state}. To let it run again: forget {key}"
     if record.remaining:
-        due = f"its retry is due in {duration(record.remaining)}, and other messages wait for it"
-        return f"Nobody holds {key}: {due}. To let them run before that: forget {key}"
+        due = f"its retry is due in {shorten_duration(record.remaining)}, and other messages wait for it"
+        return f"No worker holds {key}: {due}. To let them run before that: forget {key}"
     if record.reason == Reason.CRASH_LOOP:
         loop = f"it is refused as a crash loop after {record.crashes} crashes"
-        return f"Nobody holds {key}: {loop}. To let the same message run again: forget {key}"
-    return f"Nobody holds {key}: it is released already, and the next delivery may run now."
+        return f"No worker holds {key}: {loop}. To let the same message run again: forget {key}"
+    return f"No worker holds {key}: it is released already, and the next delivery may run now."
 
 
 def _holding(used: NamedStore, record: Record) -> str:
     """Return what is known of a holder, in lines."""
     ttl = used.lease_ttls.get(task_of(record.key), 0.0)
-    beat = f"{duration(ttl - record.remaining)} ago, if its lease_ttl is {ttl:g} s"
+    beat = f"{shorten_duration(ttl - record.remaining)} ago, if its lease_ttl is {ttl:g} s"
     facts = {
         "key": record.key,
-        "holder": _who(record) + (f", for {duration(record.held_for)}" if record.held_for else ""),
+        "holder": _who(record) + (f", for {shorten_duration(record.held_for)}" if record.held_for else ""),
         "task id": record.task_id,
-        "lease": f"{duration(record.remaining)} left",
-        "last beat": beat if ttl > record.remaining else "not told by the store",
+        "lease": f"{shorten_duration(record.remaining)} left",
+        "last beat": beat if ttl > record.remaining else "unknown to the store",
     }
     return "\n".join(f"{name:<9}  {clean(value)}" for name, value in facts.items() if value)
 
 
 def _who(record: Record) -> str:
-    return clean(record.holder) or "Somebody"
+    return clean(record.holder) or "an unknown worker"
 
 
 def _freed(used: NamedStore, record: Record) -> str:
@@ -129,7 +111,7 @@ def _freed(used: NamedStore, record: Record) -> str:
     keep = max(0.0, record.retention - record.remaining) or KEEP
     claim = Claim(record.key, record.owner, record.remaining, keep, task_id=record.task_id)
     if not used.store.release(Lease(claim, record.fence), Release(Reason.SHUTDOWN)):
-        return f"{record.key} was left alone: it was settled meanwhile, or somebody else holds it."
+        return f"{record.key} was left alone: it was settled meanwhile, or another holder has it."
     after = used.store.get(record.key)
     if after is not None and after.state is State.IN_PROGRESS and after.owner == record.owner:
         return f"{record.key} was left alone: an open transaction settles it, and decides when it ends."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -37,13 +36,11 @@ def command(ctx: click.Context, apply: bool, as_json: bool) -> None:
             stores.status = stores.status or Exit.NO
         if not as_json:
             _say(used.name, pending, applied=apply)
-    if as_json:
-        click.echo(json.dumps(found))
-    ctx.exit(stores.status)
+    stores.end(ctx, found if as_json else None)
 
 
 def _say(name: str, pending: str, *, applied: bool) -> None:
-    """Print what is pending so that a database's own shell can read it; what is said of it goes to standard error."""
+    """Print what is pending so that a database's own shell can read it; remarks go to standard error."""
     if not pending:
         click.echo(f"{name}: nothing is to be done", err=True)
         return

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,6 +11,9 @@ import click
 
 from ..errors import ConfigurationError
 from ..stores.records import Record, State
+from ..units import parse_duration
+from .common import ProgressCounter, suggestion
+from .tables import age_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -19,35 +22,32 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def states(context: click.Context, option: click.Parameter, said: tuple[str, ...]) -> tuple[State, ...]:
+def states(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[State, ...]:
     """Return the states of these names.
 
     Raises:
         BadParameter: one is none; the error suggests one.
     """
     known = [state.value for state in State]
-    for name in said:
+    for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name.lower().replace("-", "_"), known, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = suggestion(name.lower().replace("-", "_"), known)
             raise click.BadParameter(f"expected one of {', '.join(known)}, got {name!r}.{hint}")
-    return tuple(State(name) for name in said)
+    return tuple(State(name) for name in given)
 
 
-def duration(context: click.Context, option: click.Parameter, said: str | None) -> float | None:
+def duration(context: click.Context, option: click.Parameter, given: str | None) -> float | None:
     """Return a duration in seconds.
 
     Raises:
         BadParameter: it is none.
     """
-    from ..units import parse_duration
-
-    if said is None:
+    if given is None:
         return None
     try:
-        return parse_duration(float(said) if said.isdecimal() else said, "")
+        return parse_duration(float(given) if given.isdecimal() else given, "")
     except ConfigurationError:
-        raise click.BadParameter(f"expected a duration such as 90s, 15m, 24h or 7d, got {said!r}.") from None
+        raise click.BadParameter(f"expected a duration such as 90s, 15m, 24h or 7d, got {given!r}.") from None
 
 
 _OPTIONS = (
@@ -82,24 +82,9 @@ def filters(function: F) -> F:
     return function
 
 
-def age_of(record: Record) -> float | None:
-    """Return for how many seconds a record has been held, or settled; None where the store does not tell."""
-    if record.state is State.RELEASED:
-        return None
-    return record.held_for or None if record.state is State.IN_PROGRESS else record.age
-
-
-def task_of(key: str) -> str:
-    """Return the name of the task whose key this is; "" for a key that names none."""
-    from urllib.parse import unquote
-
-    parts = key.split(":")
-    return unquote(parts[1]) if len(parts) > 2 else ""
-
-
 @dataclass(frozen=True)
 class Filter:
-    """What the options say.
+    """The options of a search.
 
     Raises:
         UsageError: there are no such records.
@@ -127,73 +112,64 @@ class Filter:
         states = set(self.states or State)
         return states & {State.IN_PROGRESS} if self.held else states
 
-    def prefixes(self, used: NamedStore) -> list[str]:
-        """Return how the keys begin."""
-        if not self.task:
-            return [self.prefix]
-        from ..core.keys import compose_default  # with kombu behind it
+    def scan(self, used: NamedStore) -> Iterator[Record]:
+        """Yield the records of a store that are among them, but for their age."""
+        state = next(iter(self.wanted)) if len(self.wanted) == 1 else None
+        prefixes = [self.prefix]
+        if self.task:
+            from ..core.keys import compose_default  # with kombu behind it
 
-        return [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
+            prefixes = [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
+        for prefix in prefixes:
+            yield from filter(self.fits, used.store.scan(prefix=prefix, state=state))
 
     def fits(self, record: Record) -> bool:
-        """Tell whether a record is one of them, but for its age."""
+        """Return whether a record is one of them, but for its age."""
         return record.state in self.wanted and (not self.held or record.remaining > 0)
 
+    @property
+    def timed(self) -> bool:
+        """Whether the age of a record matters."""
+        return self.older is not None or self.younger is not None
+
     def fits_age(self, age: float) -> bool:
-        """Tell whether a record of this age is one of them."""
+        """Return whether a record of this age is one of them."""
         return (self.older is None or age > self.older) and (self.younger is None or age < self.younger)
-
-
-class Search:
-    """The records of one store that a filter leaves, as the store finds them.
-
-    Arguments:
-        filter: Which.
-        used: Where.
-        tell: Told of each record that is found.
-    """
-
-    def __init__(self, filter: Filter, used: NamedStore, tell: Callable[[int], None] = lambda number: None) -> None:  # noqa: A002
-        self.filter, self.used, self._tell = filter, used, tell
-        #: How many were left out because their age is not told.
-        self.ageless = 0
-
-    def __iter__(self) -> Iterator[Record]:
-        wanted = self.filter.wanted
-        state = next(iter(wanted)) if len(wanted) == 1 else None
-        timed = self.filter.older is not None or self.filter.younger is not None
-        for prefix in self.filter.prefixes(self.used):
-            for record in self.used.store.scan(prefix=prefix, state=state):
-                if not self.filter.fits(record):
-                    continue
-                age = age_of(record)
-                if age is None and timed:
-                    self.ageless += 1
-                elif age is None or self.filter.fits_age(age):
-                    self._tell(1)
-                    yield record
 
 
 @dataclass
 class SearchResult:
-    """What a search found within its limit."""
+    """What a search found in one store, within its limit."""
 
     records: dict[str, Record] = field(default_factory=dict)
     more: bool = False
+    #: How many were left out because their age is not known.
     ageless: int = 0
     interrupted: bool = False
 
-    @classmethod
-    def by(cls, search: Search) -> SearchResult:
-        """Search up to the limit, or until somebody presses Ctrl-C."""
-        found = cls()
+
+def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> SearchResult:  # noqa: A002
+    """Return the records of a store that a filter leaves, up to its limit or until Ctrl-C.
+
+    Arguments:
+        filter: Which.
+        used: The store.
+        progress: Whether to show how many were found so far.
+    """
+    found = SearchResult()
+    with ProgressCounter("found") if progress else nullcontext() as counter:
         try:
-            for record in search:
-                if len(found.records) == search.filter.limit and record.key not in found.records:
-                    found.more = True
-                    break
-                found.records[record.key] = record  # a scan of Redis may tell of one twice
+            for record in filter.scan(used):
+                age = age_of(record)
+                if age is None and filter.timed:
+                    found.ageless += 1
+                elif age is None or filter.fits_age(age):
+                    if counter is not None:
+                        counter.add(1)
+                    if len(found.records) == filter.limit and record.key not in found.records:
+                        found.more = True
+                        break
+                    found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
-        found.ageless = search.ageless
-        return found
+    return found

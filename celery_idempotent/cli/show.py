@@ -48,7 +48,7 @@ def _show(stores: Stores, key: str, *, as_json: bool) -> None:
 
 
 def unknown(stores: Stores, key: str) -> None:
-    """Say that no store knows the key, and which one it does know."""
+    """Report that no store knows the key, and which one it does know."""
     where = ", ".join(used.name for used in stores.used)
     meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
     meant += [found for found in stores.guesses(key) if stores.knows(found)]

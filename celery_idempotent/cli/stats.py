@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop
@@ -14,10 +12,10 @@ import click
 
 from ..errors import StoreError
 from ..stores.records import Reason, Record, State
+from ..units import format_size, shorten_duration
 from . import tables
 from .common import Exit, ProgressCounter, StoreCommand, stores_of
-from .search import task_of
-from .tables import Cell, Column, Table, duration, size
+from .tables import Cell, Column, Table, task_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -52,83 +50,82 @@ CRASHED = (Column("KEY", least=24), Column("STATE"), Column("CRASHES", right=Tru
 def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
     """Count what each store remembers.
 
-    Reads every record of the store, page by page, so that nobody waits for it. Ctrl-C ends it with what was counted.
+    Reads every record of the store, page by page, so that no task waits for it. Ctrl-C ends it with what was counted.
     """
 
     def count(used: NamedStore) -> StoreStats:
-        survey = StoreStats(top)
-        with ProgressCounter("records read") as tally:
-            for _ in survey.read(used.store.scan()):
-                tally.add(1)
-        if survey.complete:
+        stats = StoreStats(top)
+        with ProgressCounter("records read") as counter:
+            try:
+                for record in used.store.scan():
+                    stats.add(record)
+                    counter.add(1)
+            except KeyboardInterrupt:
+                stats.complete = False
+        if stats.complete:
             with suppress(StoreError):  # a right that the rest needs not
-                survey.room = used.store.usage(survey.sample)
-        return survey
+                stats.room = used.store.usage(stats.sample)
+        return stats
 
     stores, facts = stores_of(ctx), {}
-    for used, survey in stores.each(count):
-        facts[used.name] = survey.facts()
+    for used, stats in stores.each(count):
+        facts[used.name] = found = stats.facts()
         if not as_json:
-            _print(used.name, survey)
-        if not survey.complete:
-            click.echo(f"Interrupted: these are the first {survey.records:,} records of {used.name}.", err=True)
+            _print(used.name, found, stats)
+        if not stats.complete:
+            click.echo(f"Interrupted: these are the first {found['records']:,} records of {used.name}.", err=True)
             stores.status = Exit.INTERRUPTED
             break
-    if as_json:
-        click.echo(json.dumps(facts))
-    ctx.exit(stores.status)
+    stores.end(ctx, facts if as_json else None)
 
 
-def _print(name: str, survey: StoreStats) -> None:
-    states = ", ".join(f"{number:,} {state}" for state, number in sorted(survey.by_state.items()))
-    oldest = survey.oldest
+def _print(name: str, found: dict[str, Any], stats: StoreStats) -> None:
+    states = ", ".join(f"{number:,} {state}" for state, number in sorted(stats.by_state.items()))
+    oldest, room = stats.oldest, stats.room
     facts = {
         "store": name,
-        "records": f"{survey.records:,}" + (f" ({states})" if states else ""),
-        "held": f"{survey.held:,} by a live lease" + (f"; {survey.ran_out:,} ran out" if survey.ran_out else ""),
-        "oldest": oldest and f"{oldest.key} for {duration(oldest.held_for)} by {oldest.holder or 'somebody'}",
-        "settled": f"{survey.settled_last_minute:,} in the last minute, {survey.settled_last_hour:,} in the last hour",
-        "retries": survey.retries_waiting and f"{survey.retries_waiting:,} not due yet",
-        "duplicates": survey.duplicates_waiting and f"{survey.duplicates_waiting:,} waiting",
-        "crash loops": survey.crash_loops and Cell(f"{survey.crash_loops:,} refused", "bold red"),
-        "payload": size(survey.payload_bytes),
-        "room": "; ".join(_room(what, survey.room[what]) for what in sorted(survey.room, key=_rank)),
+        "records": f"{found['records']:,}" + (f" ({states})" if states else ""),
+        "held": f"{found['held']:,} by a live lease" + (f"; {found['ran_out']:,} ran out" if found["ran_out"] else ""),
+        "oldest": oldest
+        and f"{oldest.key} for {shorten_duration(oldest.held_for)} by {oldest.holder or 'an unknown worker'}",
+        "settled": f"{stats.settled_last_minute:,} in the last minute, {found['settled_last_hour']:,} in the last hour",
+        "retries": stats.retries_waiting and f"{stats.retries_waiting:,} not due yet",
+        "duplicates": stats.duplicates_waiting and f"{stats.duplicates_waiting:,} waiting",
+        "crash loops": stats.crash_loops and Cell(f"{stats.crash_loops:,} refused", "bold red"),
+        "payload": format_size(found["payload_bytes"]),
+        "room": "; ".join(_room(what, room[what]) for what in sorted(room, key=lambda what: [*ROOM, what].index(what))),
     }
     tables.show_facts({name: value for name, value in facts.items() if value})
-    if survey.tasks and survey.top:
+    if found["tasks"]:
         click.echo()
-        tables.show(Table(TASKS, [_task_row(vars(task)) for task in survey.top_tasks()]))
-    if survey.worst():
+        tables.show(Table(TASKS, [_task_row(task) for task in stats.top_tasks()]))
+    if worst := stats.worst():
         click.echo()
         rows = [
             [Cell(found.key), Cell(str(found.state)), Cell(str(found.crashes), "bold red"), Cell(found.reason or "-")]
-            for found in survey.worst()
+            for found in worst
         ]
         tables.show(Table(CRASHED, rows))
     click.echo()
 
 
-def _rank(what: str) -> int:
-    return [*ROOM, what].index(what)
-
-
 def _room(what: str, number: int) -> str:
-    return ROOM.get(what, f"{{}} {what}").format(size(number) if what.endswith("_bytes") else f"{number:,}")
+    return ROOM.get(what, f"{{}} {what}").format(format_size(number) if what.endswith("_bytes") else f"{number:,}")
 
 
-def _task_row(facts: dict[str, Any]) -> list[Cell]:
+def _task_row(task: Task) -> list[Cell]:
     return [
-        Cell(facts["task"] or "-"),
-        Cell(f"{facts['records']:,}"),
-        Cell(f"{facts['held']:,}"),
-        Cell(f"{facts['crashes']:,}", "bold red" if facts["crashes"] else ""),
-        Cell(f"{facts['settled_last_hour']:,}"),
-        Cell(size(facts["payload_bytes"])),
+        Cell(task.task or "-"),
+        Cell(f"{task.records:,}"),
+        Cell(f"{task.held:,}"),
+        Cell(f"{task.crashes:,}", "bold red" if task.crashes else ""),
+        Cell(f"{task.settled_last_hour:,}"),
+        Cell(format_size(task.payload_bytes)),
     ]
 
 
 MINUTE, HOUR = 60.0, 3600.0
-#: Keys whose size the server is asked for.
+#: Keys whose size is read from the server.
 SAMPLE = 20
 
 
@@ -157,7 +154,7 @@ class StoreStats:
     """Counts over the records of a store; each is looked at once, and none is kept but the oldest and the worst.
 
     Arguments:
-        top: How many tasks, and keys that crash, to tell.
+        top: How many tasks, and keys that crash, to show.
     """
 
     top: int
@@ -169,19 +166,10 @@ class StoreStats:
     oldest: Record | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
     sample: list[str] = field(default_factory=list)
-    #: False if somebody pressed Ctrl-C
+    #: False after Ctrl-C
     complete: bool = True
     room: dict[str, int] = field(default_factory=dict)
     _worst: list[tuple[int, str, Record]] = field(default_factory=list)
-
-    def read(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Count the records, and yield each after it was counted; Ctrl-C ends it early."""
-        try:
-            for record in records:
-                self.add(record)
-                yield record
-        except KeyboardInterrupt:
-            self.complete = False
 
     def add(self, record: Record) -> None:
         """Count one more."""
@@ -201,36 +189,11 @@ class StoreStats:
 
     def _keep_worst(self, found: tuple[int, str, Record]) -> None:
         if any(key == found[1] for _, key, _ in self._worst):
-            return  # a scan of Redis may tell of one twice
+            return  # a scan of Redis may return one twice
         if len(self._worst) < self.top:
             heappush(self._worst, found)
         else:
             heappushpop(self._worst, found)
-
-    @property
-    def records(self) -> int:
-        """All of them."""
-        return sum(self.by_state.values())
-
-    @property
-    def held(self) -> int:
-        """Those that a live lease holds."""
-        return sum(task.held for task in self.tasks.values())
-
-    @property
-    def ran_out(self) -> int:
-        """Those in progress whose lease has run out."""
-        return self.by_state[State.IN_PROGRESS] - self.held
-
-    @property
-    def settled_last_hour(self) -> int:
-        """Those that were settled within an hour, and are remembered still."""
-        return sum(task.settled_last_hour for task in self.tasks.values())
-
-    @property
-    def payload_bytes(self) -> int:
-        """What all results take, as they are stored."""
-        return sum(task.payload_bytes for task in self.tasks.values())
 
     def top_tasks(self) -> list[Task]:
         """Return the tasks that crash most, hold most, have most."""
@@ -243,19 +206,20 @@ class StoreStats:
 
     def facts(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
-        oldest = self.oldest
+        oldest, tasks = self.oldest, self.tasks.values()
+        held = sum(task.held for task in tasks)
         return {
-            "records": self.records,
+            "records": sum(self.by_state.values()),
             "by_state": {str(state): self.by_state[state] for state in State},
-            "held": self.held,
-            "ran_out": self.ran_out,
+            "held": held,
+            "ran_out": self.by_state[State.IN_PROGRESS] - held,
             "oldest": oldest and {"key": oldest.key, "holder": oldest.holder, "held_for": oldest.held_for},
             "retries_waiting": self.retries_waiting,
             "duplicates_waiting": self.duplicates_waiting,
             "crash_loops": self.crash_loops,
             "settled_last_minute": self.settled_last_minute,
-            "settled_last_hour": self.settled_last_hour,
-            "payload_bytes": self.payload_bytes,
+            "settled_last_hour": sum(task.settled_last_hour for task in tasks),
+            "payload_bytes": sum(task.payload_bytes for task in tasks),
             "room": self.room,
             "tasks": [vars(task) for task in self.top_tasks()],
             "crashed": [

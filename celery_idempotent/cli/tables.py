@@ -1,4 +1,4 @@
-"""Tables for people, records as their rows, and durations and sizes as people read them."""
+"""Tables for people, and records as their rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import click
 
 from ..stores.records import Reason, Record, State
-from .search import age_of, task_of
+from ..units import shorten_duration
 
 GAP = 2
-#: What stands in a cell of which nothing is told.
+#: The text of a cell whose value is not known.
 NOTHING = "-"
 
 
@@ -140,7 +140,7 @@ def coloured() -> Any:
     from rich.console import Console
 
     context = click.get_current_context(silent=True)
-    no_colour = True if context is not None and context.color is False else None  # None: rich asks NO_COLOR
+    no_colour = True if context is not None and context.color is False else None  # None: rich reads NO_COLOR
     return Console(highlight=False, no_color=no_colour)
 
 
@@ -180,6 +180,21 @@ def show_facts(facts: Mapping[str, object]) -> None:
     console.print(drawn)
 
 
+def age_of(record: Record) -> float | None:
+    """Return for how many seconds a record has been held, or settled; None where the store does not know."""
+    if record.state is State.RELEASED:
+        return None
+    return record.held_for or None if record.state is State.IN_PROGRESS else record.age
+
+
+def task_of(key: str) -> str:
+    """Return the name of the task whose key this is; "" for a key that names none."""
+    from urllib.parse import unquote
+
+    parts = key.split(":")
+    return unquote(parts[1]) if len(parts) > 2 else ""
+
+
 COLUMNS = (
     Column("KEY", least=24),
     Column("STATE"),
@@ -190,7 +205,7 @@ COLUMNS = (
     Column("TASK ID", least=9, spare=2),
     Column("FENCE", spare=3),
 )
-#: What somebody looks for comes first.
+#: What is looked for most comes first.
 _ORDER = (State.IN_PROGRESS, State.RELEASED, State.FAILED, State.COMPLETED)
 _STYLES = {State.IN_PROGRESS: "cyan", State.FAILED: "red", State.COMPLETED: "green", State.RELEASED: "yellow"}
 
@@ -219,7 +234,7 @@ def _row(record: Record) -> list[Cell]:
         Cell(record.key),
         Cell(str(record.state), _STYLES[record.state]),
         _standing(record),
-        Cell(NOTHING if (age := age_of(record)) is None else duration(age)),
+        Cell(NOTHING if (age := age_of(record)) is None else shorten_duration(age)),
         crashes,
         Cell(record.holder or NOTHING),
         Cell(record.task_id or NOTHING),
@@ -229,7 +244,7 @@ def _row(record: Record) -> list[Cell]:
 
 def _standing(record: Record) -> Cell:
     """Return what is left of the lease of what is in progress, and why what is released was."""
-    left = duration(record.remaining)
+    left = shorten_duration(record.remaining)
     if record.state is State.IN_PROGRESS:
         return Cell("ran out", "bold red") if _ran_out(record) else Cell(f"{left} left")
     if record.reason == Reason.CRASH_LOOP:
@@ -240,7 +255,7 @@ def _standing(record: Record) -> Cell:
 
 
 def facts(record: Record, store: str | None = None) -> dict[str, Any]:
-    """Return a record as JSON has it; null is what the store does not tell, or what there is not in this state.
+    """Return a record as JSON has it; null is what the store does not know, or what there is not in this state.
 
     Arguments:
         record: The record.
@@ -264,28 +279,8 @@ def facts(record: Record, store: str | None = None) -> dict[str, Any]:
     }
 
 
-_UNITS = ((86400, "d", 36 * 3600), (3600, "h", 90 * 60), (60, "m", 90))
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in the unit that says most in two digits, rounded down: 54s, 12m, 3h, 2d."""
-    for unit, letter, least in _UNITS:
-        if seconds >= least:
-            return f"{int(seconds // unit):,}{letter}"
-    return f"{int(seconds)}s"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes: 17 B, 1.2 MiB."""
-    unit = 0
-    while count >= 1024 and unit < len(_SIZES) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.1f} {_SIZES[unit]}" if unit else f"{count:.0f} B"
-
-
 def clean(text: str) -> str:
-    """Return a text that does to a terminal what it looks like: what somebody else wrote may hold its commands."""
+    """Return a text that does to a terminal what it looks like: a text from elsewhere may hold its commands."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

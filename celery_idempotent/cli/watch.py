@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,8 @@ import click
 from ..errors import ConfigurationError, IdempotencyError
 from ..stores.records import Record, State
 from . import tables
-from .common import Exit, ProgressCounter, StoreCommand, Stores, stores_of
-from .search import Filter, Search, SearchResult, duration, filters
+from .common import Exit, StoreCommand, Stores, stores_of
+from .search import Filter, SearchResult, duration, filters, search
 from .tables import Table, dots_of
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-#: What ended last: how many are shown, and how many are asked for after one look.
-ENDED, ASKED = 5, 20
+#: What ended last: how many are shown, and how many are read after one look.
+ENDED, READ = 5, 20
 #: Lines that are no rows: what is above and between the tables.
 FRAME = 7
 
@@ -137,29 +138,24 @@ class LiveView:
         self._ended: deque[tuple[Record, float]] = deque(maxlen=ENDED)
         #: Seconds that the last look took.
         self.took = 0.0
-        #: Whether somebody pressed Ctrl-C during a look.
+        #: Whether Ctrl-C was pressed during a look.
         self.interrupted = False
 
     def begin(self) -> bool:
-        """Look for the first time, and tell whether any store could serve; what is wrong is said as always."""
-
-        def search(used: NamedStore) -> SearchResult:
-            with ProgressCounter("found") as tally:
-                return SearchResult.by(Search(self._wish, used, tally.add))
-
+        """Look for the first time, and return whether any store could serve; errors are reported as always."""
         since = monotonic()
-        for used, found in self._stores.each(search):
+        for used, found in self._stores.each(partial(search, self._wish)):
             self._found[used.name] = found
             self.interrupted = self.interrupted or found.interrupted
         self.took = monotonic() - since
         return bool(self._found)
 
     def look(self) -> None:
-        """Look again. A store that cannot serve is shown as that, with what it said before."""
+        """Look again. A store that cannot serve is shown as that, with its last records."""
         since = monotonic()
         for used in self._stores.used:
             try:
-                found = SearchResult.by(Search(self._wish, used))
+                found = search(self._wish, used, progress=False)
                 if found.interrupted:  # what was seen before is more
                     self.interrupted = True
                     return
@@ -173,7 +169,7 @@ class LiveView:
 
     def _note_ended(self, used: NamedStore, found: SearchResult) -> None:
         before = self._found.get(used.name, SearchResult()).records
-        for key in [key for key in before if key not in found.records][:ASKED]:
+        for key in [key for key in before if key not in found.records][:READ]:
             record = used.store.get(key)
             if record is not None and not self._wish.fits(record):
                 self._ended.append((record, monotonic()))
@@ -190,8 +186,8 @@ class LiveView:
         height = self._console.height - FRAME - (len(self._ended) + 2 if self._ended else 0) - len(self._failed)
         shown = records[: max(3, height)]
         yield Text(self._headline(records), "bold", no_wrap=True, overflow="ellipsis")
-        for said in self._failed.values():
-            yield Text(said, "bold red", no_wrap=True, overflow="ellipsis")
+        for message in self._failed.values():
+            yield Text(message, "bold red", no_wrap=True, overflow="ellipsis")
         yield Text("")
         yield self._drawn(tables.table(shown)) if shown else Text("Nothing.", "dim")
         hidden, more = (

@@ -19,7 +19,7 @@ LOOK_EVERY = 1.0
 
 
 def never() -> bool:
-    """Tell that the process is not about to stop, where nobody knows or nothing follows from it."""
+    """Return False: the process is not about to stop, as far as is known or matters."""
     return False
 
 
@@ -29,7 +29,7 @@ def sleep(seconds: float, stopping: Callable[[], bool] = never) -> None:
         time.sleep(LOOK_EVERY)
         seconds -= LOOK_EVERY
     if not stopping():
-        time.sleep(seconds)  # looked up anew, for tests
+        time.sleep(seconds)  # looked up at each call, for tests
 
 
 class Backoff:
@@ -38,7 +38,7 @@ class Backoff:
     Arguments:
         pauses: The first and the longest pause, in seconds; each is shortened by a random part.
         limit: Seconds after which there is no more waiting.
-        stopping: Tells whether the process is about to stop.
+        stopping: Returns whether the process is about to stop.
     """
 
     def __init__(self, pauses: tuple[float, float], limit: float, stopping: Callable[[], bool]) -> None:
@@ -47,7 +47,7 @@ class Backoff:
         self.stopping = stopping
 
     def next(self) -> float | None:
-        """Return the seconds of the next pause, for who sleeps elsewhere; None if there is no time left."""
+        """Return the seconds of the next pause, for a caller that sleeps itself; None if there is no time left."""
         left = self.end - monotonic()
         if left <= 0 or self.stopping():
             return None
@@ -68,8 +68,8 @@ def retry_if_interrupted(call: Callable[[], T]) -> T:
     """Call, and call again if something other than the call itself raised in it.
 
     A soft time limit is an exception that a signal raises wherever the process happens to be, and a greenlet is killed,
-    or stopped at its time limit, by one that its hub raises where it waits. Within a store call it would leave us not
-    knowing what the store did; every verb may be asked again, so we ask, and the operation ends as it was about to. A
+    or stopped at its time limit, by one that its hub raises where it waits. Within a store call it would leave unknown
+    what the store did; every verb may be called again, so this does, and the operation ends as it was about to. A
     process that is to end does so after that.
     """
     try:
@@ -81,5 +81,5 @@ def retry_if_interrupted(call: Callable[[], T]) -> T:
             call()
         raise
     except BaseException as interruption:  # noqa: BLE001 - see above
-        logger.warning("Interrupted by %r while recording an ending; asking again", interruption)
+        logger.warning("Interrupted by %r while recording an ending; trying again", interruption)
         return call()

@@ -1,4 +1,4 @@
-"""One function or task with its policy: how its calls are named, who guards them, and who hears of them."""
+"""One function or task with its policy: the keys of its calls, their guard, and the receivers of their events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ breaker = Breaker()
 
 
 class Binding:
-    """One function or task with its policy; frameworks derive theirs, which say where its store is.
+    """One function or task with its policy; frameworks derive theirs, which name its store.
 
     Arguments:
         name: What keys and events call it.
@@ -44,7 +44,7 @@ class Binding:
     """
 
     #: What to do about a scope that is missing.
-    scope_hint = "mend the scope function"
+    scope_hint = "fix the scope function"
     #: Name of the argument that is the object of a method; "" where none is.
     receiver = ""
 
@@ -100,7 +100,7 @@ class Binding:
         history.note(self.guard.store, event, max(self.policy.result_ttl, self.policy.failure_ttl))
 
     def explicit(self, given: object) -> bool:
-        """Tell whether the key is more than the id of a message, given the key that its producer gave, or None."""
+        """Return whether the key is more than the id of a message, given the key that its producer gave, or None."""
         return given is not None or self.policy.key is not None
 
     def arguments(self, given: object, args: Any, kwargs: Any) -> dict[str, object]:
@@ -120,10 +120,10 @@ class Binding:
             given: The key that the producer gave, or None.
             default: The id that is the key where there is no other.
             arguments: Those of the call, see `arguments`.
-            headers: What the producer said beside the arguments, where the scope may be.
+            headers: The producer's headers, where the scope may be.
 
         Raises:
-            MissingKey: it cannot be told.
+            MissingKey: the arguments do not name the operation.
         """
         if not self.explicit(given):
             return keys.compose_default(self.namespace, self.name, default)
@@ -180,7 +180,7 @@ def check_returned(name: str, value: Any, remedy: str) -> Any:
     if not (inspect.isawaitable(value) or isinstance(value, (Generator, AsyncGenerator, AsyncIterator))):
         return value
     if inspect.iscoroutine(value):
-        value.close()  # else Python warns that nobody awaited it
+        value.close()  # else Python warns that it was never awaited
     raise ConfigurationError(
         f"Expected {name} to have done its work when it returns, got {type(value).__name__}: its result would be "
         f"recorded before there is one. {remedy}"

@@ -1,4 +1,4 @@
-"""Spare a store that cannot serve: while it is down, one caller a second asks, the others fail at once."""
+"""Spare a store that cannot serve: while it is down, one caller a second tries it, the others fail at once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Breaker:
                 return
             probe_at, error = known
             if now < probe_at:
-                raise StoreUnreachable(f"{error} (not asked again yet)")
+                raise StoreUnreachable(f"{error} (not tried again yet)")
             self._open[store] = (now + PROBE_EVERY, error)
 
     def _serves(self, store: Store) -> None:

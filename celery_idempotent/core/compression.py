@@ -84,8 +84,8 @@ def decompress(body: bytes, name: str, limit: int = LARGEST) -> bytes:
 
     Raises:
         KeyError: the compression is not here.
-        ValueError: it is more than ``limit``, or cut short, or followed by something else. What the compression itself
-            finds wrong it says by an error of its own.
+        ValueError: it is more than ``limit``, or cut short, or followed by something else. The compression itself
+            raises errors of its own.
     """
     zstd = _zstd() if name in ZSTD else None
     if zstd is None:
@@ -128,9 +128,9 @@ def _is_zstandard(module: ModuleType) -> bool:
 
 
 def _unzstandard(zstd: Any, body: bytes, limit: int) -> bytes:
-    size = zstd.frame_content_size(body)  # those who compress in one piece write it down; -1 if they have not
+    size = zstd.frame_content_size(body)  # written by whatever compresses in one piece; else -1
     if size < 0:
-        raise ValueError("it does not say how much it inflates to")
+        raise ValueError("it does not state how much it inflates to")
     if size > limit:
         raise ValueError(f"it inflates to more than {limit} bytes")
     content: bytes = zstd.ZstdDecompressor().decompress(body, allow_extra_data=False)

@@ -65,7 +65,7 @@ class FileResultStorage(ResultStorage):
     def _content(self, found: FileReference) -> bytes | None:
         try:
             place, root = _opened(self._prefix)
-            # One byte more than there should be: what is larger than it was shall not fill our memory.
+            # One byte more than there should be: a file that has grown must not fill the memory.
             content: bytes = place.cat_file(f"{root}/{found.name}", start=0, end=found.size + 1, **_limits(place))
         except FileNotFoundError as error:
             if _is_local(place) and not place.isdir(root):  # perhaps not mounted
@@ -88,7 +88,7 @@ class FileResultStorage(ResultStorage):
 
 
 def check_prefix(prefix: str) -> None:
-    """Return if files can be kept below this URL, as far as that can be told without asking.
+    """Return if files can be kept below this URL, as far as is known without a request.
 
     Raises:
         ConfigurationError: fsspec, or what it needs for the URL, is not installed or not known.
@@ -149,7 +149,7 @@ def _age(place: Any, path: str) -> float:
         written = place.modified(path)
     except FileNotFoundError:
         return 0.0
-    # Some file systems speak of UTC without saying so.
+    # Some file systems return UTC without a time zone.
     aware = written if written.tzinfo else written.replace(tzinfo=timezone.utc)
     return time.time() - float(aware.timestamp())
 
@@ -171,15 +171,15 @@ def _limits(place: Any) -> dict[str, float]:
     return {"timeout": PATIENCE} if getattr(place, "async_impl", False) else {}
 
 
-# Where a result is that is too large for its record: what the record says of it, and who keeps it.
+# Where a result is that is too large for its record: the reference in the record, and the storage that keeps it.
 #
 # A record refers to a result by one of ::
 #
 #     task:<task id>                               the framework has it, under the id of the run that made it
 #     <prefix>/<name>#bytes=<size>&sha256=<hex>    a file has its payload
 #
-# The prefix is for people, without its password. Who reads looks for the name below the prefix that it is configured
-# with: nothing is opened because a record says so, and files may move together with the setting.
+# The prefix is for people, without its password. A reader looks for the name below the prefix that it is configured
+# with: nothing is opened because a record names it, and files may move together with the setting.
 
 
 #: How a reference begins that names a task.
@@ -206,7 +206,7 @@ class FileReference:
 
     @classmethod
     def parse(cls, text: str) -> FileReference | None:
-        """Return what a record says as a reference; None if it is none of this version."""
+        """Return the reference in a record; None if it is none of this version."""
         match = _REFERENCE.fullmatch(text)
         return None if match is None else cls(match["prefix"], match["name"], int(match["size"]), match["digest"])
 
@@ -216,7 +216,7 @@ class FileReference:
         return f"{self.prefix}/{self.name}"
 
     def fits(self, content: bytes) -> bool:
-        """Tell whether this is what was written."""
+        """Return whether this is what was written."""
         return hashlib.sha256(content).hexdigest() == self.digest
 
     def __str__(self) -> str:

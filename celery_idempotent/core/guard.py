@@ -2,7 +2,7 @@
 
 One delivery in Celery, in the order of the code that it passes:
 
-1. `celery/task.py`: ``IdempotentTask.__call__`` asks whether this call is the delivery.
+1. `celery/task.py`: ``IdempotentTask.__call__`` checks whether this call is the delivery.
 2. `celery/delivery.py`: ``CeleryDelivery.answer`` makes the claim, and loops over ``Guard.run``.
 3. here: ``Guard.run`` acquires the lease, has the body run, and settles or releases.
 4. `stores/redis/store.py`: ``acquire``, ``settle`` and ``release``, one script each.
@@ -11,7 +11,7 @@ One delivery in Celery, in the order of the code that it passes:
 A duplicate of a running operation gets ``Busy`` from `Guard.run`, and its adapter brings it back later. A duplicate of
 a finished one gets ``Replayed``. The lease of a child that was killed is released by `celery/request.py`.
 
-The guard knows no framework and no server. An adapter derives its `Delivery`; a store decides who holds the lease.
+The guard knows no framework and no server. An adapter derives its `Delivery`; a store decides which holds the lease.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Ignored:
 class Busy:
     """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds.
 
-    Another delivery does it, perhaps that of ``holder_task_id``; or ``error`` says why the store could not answer. It
+    Another delivery does it, perhaps that of ``holder_task_id``; or ``error`` is why the store could not answer. It
     is ``awaited`` where nothing does it at the moment, and that task is to go on with it.
     """
 
@@ -109,7 +109,7 @@ class Dropped:
 Decision: TypeAlias = Ran | Replayed | Ignored | Busy | Dropped
 #: Steps towards a lease: the seconds to sleep in between, and what they come to.
 Acquiring: TypeAlias = Generator[float, None, HeldLease | Busy | Refusal]
-#: What the record says once a body has ended.
+#: The content of the record once a body has ended.
 Ending: TypeAlias = Release | Outcome
 
 
@@ -157,10 +157,10 @@ class Delivery(ABC):
 
     @abstractmethod
     def ending(self, error: BaseException) -> Ending:
-        """Return what the record is to say, given what the body raised."""
+        """Return the ending to record, given what the body raised."""
 
     def min_wait(self) -> float:
-        """Return the seconds to wait for a holder whatever the policy says; called once it meets one."""
+        """Return the seconds to wait for a holder whatever the policy; called once it meets one."""
         return 0.0
 
     def recall(self, record: Record) -> None:  # noqa: B027 - most frameworks have nothing to do then
@@ -358,7 +358,7 @@ class Guard:
             return self.breaker.call(self.store, self.store.acquire, claim)
         except StoreError:
             raise
-        except BaseException as error:  # interrupted: the store may have granted what nobody would give back
+        except BaseException as error:  # interrupted: the store may have granted a lease that would never be released
             release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
             self.release(delivery, HeldLease(self.store, Lease(claim, 0), monotonic()), release)
             raise
@@ -445,7 +445,7 @@ class Guard:
         return Replayed(None, record)
 
     def _unreadable(self, error: StoreError) -> Busy:
-        """Wait for a record that cannot be read, and do not run: it may well say that the operation is done."""
+        """Wait for a record that cannot be read, and do not run: the operation may well be done."""
         if self.policy.on_store_error == "raise":
             raise error
         events.logger.error("%s", error)
@@ -455,7 +455,7 @@ class Guard:
         """Answer a run that lost its lease: with what is settled, or by waiting until something is."""
         try:
             record = retry_if_interrupted(lambda: self.store.get(delivery.claim.key))
-        except Exception as error:  # noqa: BLE001 - the store cannot answer, and will be asked again
+        except Exception as error:  # noqa: BLE001 - the store cannot answer, and will be read again
             events.logger.warning("What became of %s is not known yet: %s", delivery.claim.key, error)
             record = None
         if record is None:
@@ -503,7 +503,7 @@ class Guard:
         # gave no answer.
         if recorded and not isinstance(error, LeaseLost):
             raise error
-        if not isinstance(error, Exception):  # the process is to end, whoever holds the lease
+        if not isinstance(error, Exception):  # the process is to end, whichever delivery holds the lease
             raise error
         if isinstance(ending, Release) and ending.reason is Reason.RETRY:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
@@ -597,7 +597,7 @@ class Guard:
 class _Waiting:
     """The pauses of a delivery that met a holder."""
 
-    #: Seconds to wait at least, whoever holds the key.
+    #: Seconds to wait at least, whichever delivery holds the key.
     least: float
     pauses: Backoff
 
@@ -655,7 +655,7 @@ def _being_done(record: Record) -> Conflict:
 
 
 def in_progress(key: str, remaining: float) -> Conflict:
-    """Return the error for a caller who came while the operation is being done, and whom nobody will call again."""
+    """Return the error for a caller that came while the operation is being done, and will not be called again."""
     error = Conflict(
         f"{key!r} is being done elsewhere, for another {remaining:.1f} s unless that takes longer. "
         'Try again later, or wait for it with on_conflict="wait" and a longer wait_timeout.'
@@ -666,7 +666,7 @@ def in_progress(key: str, remaining: float) -> Conflict:
 
 def _done_before(record: Record) -> Conflict:
     """Return the error for a duplicate that may not be answered with the settled result."""
-    return Conflict(f'{record.key!r} was done {record.age:.0f} s ago, and the task says on_duplicate="raise".')
+    return Conflict(f'{record.key!r} was done {record.age:.0f} s ago, and the task has on_duplicate="raise".')
 
 
 def _key_reused(record: Record) -> KeyReused:
@@ -683,7 +683,7 @@ def _crash_loop(key: str, crashes: int) -> CrashLoop:
     """Return the error for an operation whose holders keep dying."""
     return CrashLoop(
         f"{key!r} has lost its worker {crashes} times in a row; this message does not run it again. "
-        "Look for what kills the worker (memory, a native crash); publish the task anew once it is mended."
+        "Look for what kills the worker (memory, a native crash); publish the task again once it is fixed."
     )
 
 
@@ -699,7 +699,7 @@ def _too_late(held: HeldLease) -> StoreUnreachable:
     """Return the error for a lease that was granted when it had nearly run out."""
     return StoreUnreachable(
         f"The store took {held.asked:.1f} s to grant {held.key!r} for {held.lease.claim.lease_ttl:g} s. "
-        "Try again, and look at the store and the way to it; a longer lease_ttl bears slower answers."
+        "Try again, and check the store and the network; a longer lease_ttl allows slower answers."
     )
 
 

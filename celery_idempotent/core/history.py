@@ -1,6 +1,6 @@
 """The history of keys: events noted beside their records, off the hot path, by one thread per process, in batches.
 
-A first run that completes is not noted; its record says all of it. The rest is worth more than the store's time and
+A first run that completes is not noted; its record holds all of it. The rest is worth more than the store's time and
 less than a task's: a note may be late, come twice, or be lost, and no task waits for it.
 """
 
@@ -40,7 +40,7 @@ _PLAIN = (Acquired, Completed)
 
 
 def _repeats(event: Event) -> bool:
-    """Tell whether much the same was noted lately: of a message that is deferred for hours, each doubling is enough."""
+    """Return whether much the same was noted lately: of a message that is deferred for hours, each doubling will do."""
     return isinstance(event, Deferred) and event.copy & (event.copy - 1) != 0
 
 
@@ -94,7 +94,7 @@ class DeliveryEvents:
 
     def _is_noted(self, kind: type[Event]) -> bool:
         if kind is Conflicted and self.claim.copy:
-            return False  # that it was deferred says the same
+            return False  # its deferral is noted
         return self._eventful or kind not in _PLAIN
 
 
@@ -157,7 +157,7 @@ class History:
             self._thread = thread
 
     def flush(self, patience: float = PATIENCE) -> bool:
-        """Have what is pending written now, and tell whether it was, for the end of a process.
+        """Have what is pending written now, and return whether it was, for the end of a process.
 
         Arguments:
             patience: Seconds to wait at most.
@@ -218,7 +218,7 @@ class History:
             )
         except StoreUnreachable as error:
             failed = error
-        except Exception as error:  # noqa: BLE001 - a store of somebody else's, or it refuses us: no task fails for it
+        except Exception as error:  # noqa: BLE001 - a store of another author, or one that refuses: no task fails for it
             failed = error
             self._failures[store] = max(self._failures.get(store, 0), TRIES - 1)
         else:
@@ -236,34 +236,34 @@ class History:
 
 # What happened to a key, as lines beside its record: what goes into a store, and what comes out of it again.
 #
-# Durations cross the contract, points in time do not: a note says how long ago it happened.
+# Durations cross the contract, points in time do not: a note holds how long ago it happened.
 
-#: Letters of one word in a note. What an error says can be long, and is in the log.
+#: Letters of one word in a note. The text of an error can be long, and is in the log.
 LONGEST = 200
-#: What the key says already.
+#: Fields that the key makes redundant.
 _KNOWN = {"key", "task"}
 
 
 def text_of(event: Event) -> str:
     """Return an event as one line of JSON, without its key and without what is empty."""
-    said: dict[str, Any] = {"event": type(event).__name__}
+    entry: dict[str, Any] = {"event": type(event).__name__}
     for field in fields(event):
         value = getattr(event, field.name)
         if field.name in _KNOWN or value in ("", 0):
             continue
         if field.name == "ending":  # of an exception its type alone: its message may have arguments in it
             value = value.partition(":")[0]
-        said[field.name] = round(value, 3) if isinstance(value, float) else value
+        entry[field.name] = round(value, 3) if isinstance(value, float) else value
         if isinstance(value, str):
-            said[field.name] = value[:LONGEST]
-    return json.dumps(said, separators=(",", ":"))
+            entry[field.name] = value[:LONGEST]
+    return json.dumps(entry, separators=(",", ":"))
 
 
 class SignalSafeEvent:
     """What `threading.Event` is.
 
     That one takes its lock by code in Python. A time limit that rings between the lock and the code behind it leaves it
-    locked, and whoever raises the flag next waits for ever. ``with`` on the lock itself cannot be interrupted there.
+    locked, and the next thread to set it waits for ever. ``with`` on the lock itself cannot be interrupted there.
     """
 
     def __init__(self) -> None:
@@ -272,11 +272,11 @@ class SignalSafeEvent:
         self._up = False
 
     def is_set(self) -> bool:
-        """Tell whether it is raised."""
+        """Return whether it is set."""
         return self._up
 
     def set(self) -> None:
-        """Raise it, and wake who waits for that."""
+        """Set it, and wake the threads that wait for that."""
         with self._lock:
             self._up = True
             self._raised.notify_all()
@@ -286,7 +286,7 @@ class SignalSafeEvent:
         self._up = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is raised, at most ``timeout`` seconds, and tell whether it is."""
+        """Wait until it is set, at most ``timeout`` seconds; return whether it is."""
         with self._lock:
             if not self._up:
                 self._raised.wait(timeout)

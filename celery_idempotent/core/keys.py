@@ -51,7 +51,7 @@ _to_kombu: Callable[[object], Any] = kombu_json.JSONEncoder().default
 _NONE: Mapping[str, object] = {}
 _dumps: Callable[[object], str] = kombu_json.dumps
 _loads: Callable[[str], object] = kombu_json.loads
-# datetime stands before date, which it derives from. Decimal writes "e" or "E" as the caller's context says.
+# datetime stands before date, which it derives from. Decimal writes "e" or "E" depending on the caller's context.
 _OWN_FORMS: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
     (bytes, "bytes", lambda value: value.decode("latin-1")),
     (datetime, "datetime", datetime.isoformat),
@@ -142,7 +142,7 @@ def own_signature(function: Callable[..., Any]) -> inspect.Signature:
         function: A function, method or other callable.
 
     Raises:
-        ValueError: it does not tell.
+        ValueError: it has no signature.
         TypeError: it is no callable.
     """
     function, declared = _outermost(function), _declared_signature(function)
@@ -158,7 +158,7 @@ def own_signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def hides_arguments(function: Callable[..., Any]) -> bool:
-    """Tell whether a callable wraps another one and does not say which arguments that one gets."""
+    """Return whether a callable wraps another one and does not declare which arguments that one gets."""
     function = _outermost(function)
     if isinstance(function, partial):
         return hides_arguments(function.func)
@@ -191,7 +191,7 @@ def _declared_signature(function: Any) -> inspect.Signature | None:
 
 
 def _is_proxy(function: Any) -> bool:
-    """Tell whether a callable is an object around another one, as those of wrapt."""
+    """Return whether a callable is an object around another one, as those of wrapt."""
     return hasattr(function, "__wrapped__") and type(function) not in (FunctionType, MethodType)
 
 
@@ -425,7 +425,7 @@ def _check_depth(depth: int) -> None:
 
 
 def has_fields(value: object) -> bool:
-    """Tell whether the class of a value declares what is in it: a dataclass, or one of attrs or Pydantic."""
+    """Return whether the class of a value declares what is in it: a dataclass, or one of attrs or Pydantic."""
     return not isinstance(value, type) and _fields(value) is not None
 
 
@@ -464,7 +464,7 @@ def _attributes(value: object) -> dict[str, object]:
 
 
 def _without_cached(value: object, attributes: dict[Any, Any]) -> dict[Any, Any]:
-    """Leave out what a cached property keeps, which follows from the rest and may not have been asked for yet."""
+    """Leave out what a cached property keeps, which follows from the rest and may not have been computed yet."""
     return {name: kept for name, kept in attributes.items() if not _is_cached(type(value), name)}
 
 
@@ -474,7 +474,7 @@ def _is_cached(cls: type, name: object) -> bool:
 
 
 def _reducing(cls: type) -> type:
-    """Return the class that says to what pickle reduces the values of a class."""
+    """Return the class that declares to what pickle reduces the values of a class."""
     return next(base for base in cls.__mro__ if not _REDUCERS.isdisjoint(vars(base)))
 
 
@@ -484,7 +484,7 @@ def _reduced(value: object) -> Any:
         registered = copyreg.dispatch_table.get(type(value))
         return registered(value) if registered is not None else value.__reduce_ex__(4)
     except Exception as exc:
-        raise TypeError(f"What is in {_name(type(value))} cannot be told ({exc})") from exc
+        raise TypeError(f"What is in {_name(type(value))} cannot be read ({exc})") from exc
 
 
 def _global(value: Any) -> str:
@@ -532,7 +532,7 @@ def _call(source: Callable[..., object], arguments: Mapping[str, object]) -> obj
 
 @lru_cache(maxsize=1024)
 def _wanted(source: Callable[..., object]) -> set[str] | None:
-    """Return the names of the keywords that a callable takes, None if it takes any or does not tell."""
+    """Return the names of the keywords that a callable takes, None if it takes any or has no signature."""
     try:
         parameters = own_signature(source).parameters.values()
     except (TypeError, ValueError):

@@ -75,7 +75,7 @@ class HeldLease:
         self.lost = False
         #: whether the body gave it up, while it goes on, to a message that carries the operation on
         self.given_up = False
-        #: whether it was told that a run began under it, and not yet how that ended
+        #: whether a run began under it, and has not ended
         self.open = False
         self.lost_error = lost_error
         self.encode = encode
@@ -83,7 +83,7 @@ class HeldLease:
         #: what `settle` wrote within the task's own transaction, in a tuple; None if nothing
         self.within: tuple[Any] | None = None
         self.until = since + max_lease if max_lease is not None else float("inf")
-        #: how often the store has granted it anew
+        #: how often the store has renewed it
         self.renewals = -1  # the first grant is none
         self.trust(since)
 
@@ -122,7 +122,7 @@ class HeldLease:
             StoreUnreachable: the lease is in doubt, and the store does not reply.
         """
         if not self.lost and self.fence and self.doubtful:
-            self._ask()
+            self._look_up()
         if self.lost:
             raise self._lost()
 
@@ -149,7 +149,7 @@ class HeldLease:
         if not self.fence or self.encode is None:
             raise StoreUnreachable(
                 f"Expected a lease on {self.key!r} to settle, and this run is unprotected: the store did not answer "
-                'when it began, and the task says on_store_error="run". Say "wait" where effects must happen once.'
+                'when it began, and the task has on_store_error="run". Set "wait" where effects must happen once.'
             )
         try:
             self.store.settle_within(self.lease, self.encode(result), ttl=self.result_ttl, using=using)
@@ -169,9 +169,9 @@ class HeldLease:
             "have taken over. Stop here; what this run does from now on is a duplicate's work."
         )
 
-    def _ask(self) -> None:
+    def _look_up(self) -> None:
         since = monotonic()
-        if since < self.until:  # else to ask must not prolong what was to end
+        if since < self.until:  # else the question must not prolong what was to end
             if not self.store.renew([self.lease]):
                 self.trust(since)
                 return
@@ -179,10 +179,10 @@ class HeldLease:
                 self.lost = True
                 return
         record = self.store.get(self.key)
-        # A record that is gone is nobody else's. What the answer says holds for now alone.
-        self.lost = record is not None and not self._ours(record)
+        # A record that is gone is no other holder's. The answer holds for now alone.
+        self.lost = record is not None and not self._is_owner(record)
 
-    def _ours(self, record: Record) -> bool:
+    def _is_owner(self, record: Record) -> bool:
         if self.within is not None and record.state is State.COMPLETED:
             return record.fence == self.fence  # the transaction in which we settled was committed
         return record.state is State.IN_PROGRESS and record.owner == self.lease.owner
@@ -249,7 +249,7 @@ def release(store: Store, claim: Claim, reason: Reason) -> Record | None:
         StoreError: the store does not reply.
     """
     record = store.get(claim.key)
-    # What the child has released itself, or never held, can be released as well, and is nobody's news.
+    # What the child has released itself, or never held, can be released as well, and makes no event.
     released = store.release(Lease(claim, 0), Release(reason))
     return record if released and record is not None and _holds(record, claim) else None
 

@@ -118,7 +118,7 @@ class Policy:
         A task that takes ``**kwargs`` has any argument, unless a decorator takes them for it: ``hidden``. Raises
         ConfigurationError for a name that it has not, and for a callable that would be given what it does not take.
         """
-        # What *args collects stands under the parameter's name; within a decorator nobody knows what that is.
+        # What *args collects stands under the parameter's name; within a decorator that may be anything.
         kinds = {inspect.Parameter.VAR_KEYWORD, *([inspect.Parameter.VAR_POSITIONAL] if hidden else [])}
         collected = {p.name for p in signature.parameters.values() if p.kind in kinds}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -163,7 +163,7 @@ def _check_callable(source: object, option: str, known: Collection[str]) -> None
         return
     within = inspect.signature(source).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in within.values()) and not within.keys() >= set(known):
-        expected = f"a callable that says which of the arguments {sorted(known)} it takes"
+        expected = f"a callable that declares which of the arguments {sorted(known)} it takes"
         hint = (
             f"its decorator hides that, so it would be given all; write lambda {', '.join(known)}: ..., which calls it"
         )

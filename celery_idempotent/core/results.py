@@ -97,8 +97,8 @@ class Codec:
         """Write the value that an operation returned, or where it is, or why it is not kept; raises nothing.
 
         Without ``store_result`` (default: True), above ``result_max_bytes`` where no storage keeps it, and where the
-        serializer refuses the value or cannot read back what it wrote, the payload says so instead. ``origin`` is the
-        run that returned the value (default: None, no storage is asked).
+        serializer refuses the value or cannot read back what it wrote, the payload holds the reason. ``origin`` is the
+        run that returned the value (default: None, no storage is used).
         """
         if not store_result:
             return _UNAVAILABLE + b"store_result is off"
@@ -141,8 +141,8 @@ class Codec:
     def decode(self, payload: bytes, *, age: float = float("inf")) -> Payload:
         """Read a payload, and what it refers to.
 
-        Content of a type that is not accepted is not read: the payload is `Kind.UNAVAILABLE`, and says so. ``age`` are
-        the seconds since it was settled (default: long ago).
+        Content of a type that is not accepted is not read: the payload is `Kind.UNAVAILABLE`, with the reason. ``age``
+        are the seconds since it was settled (default: long ago).
         Raises RecordUnreadable for what is damaged, or was written by a newer version or an unknown serializer, and
         StoreUnreachable or StoreRefused where what it refers to cannot be had now.
         """
@@ -216,7 +216,7 @@ class Codec:
         content = _dumps(value, serializer=self._serializer)[2]
         body = content.encode() if isinstance(content, str) else content
         if not body:
-            raise ValueError("it writes nothing, which cannot be told from a damaged record")
+            raise ValueError("it writes nothing, which looks like a damaged record")
         if len(body) > self._largest:
             raise ValueError(f"it has {len(body)} bytes, of which no more than {self._largest} are ever kept")
         if len(body) > self._compress_above:
@@ -260,7 +260,7 @@ def _unavailable(reason: str) -> bytes:
 
 
 class Kind(str, Enum):
-    """Say what a payload holds."""
+    """The kinds of payloads."""
 
     VALUE = "value"
     UNAVAILABLE = "unavailable"
@@ -276,7 +276,7 @@ class Payload:
 
     ``data`` is the value, or the description of an exception: a dict with ``type``, ``text`` and perhaps ``args``; or
     how often an ignored operation had been replaced before others replaced it, and None if they did not.
-    ``reason`` says why a value is unavailable; of an ignored operation it is the id of another result, or "".
+    ``reason`` is why a value is unavailable; of an ignored operation it is the id of another result, or "".
     """
 
     kind: Kind
@@ -311,7 +311,7 @@ def rebuilt(data: Mapping[str, Any], allowed: tuple[type[BaseException], ...]) -
         if isinstance(args, list) and _type_name(cls) == name:
             try:
                 exc = cls(*args)
-                # A constructor that changes its arguments, or makes another class, would tell another story.
+                # A constructor that changes its arguments, or makes another class, would make another error.
                 if type(exc) is cls and list(exc.args) == args:
                     return exc
             except Exception:  # noqa: BLE001, S110 - a constructor that takes something else
@@ -341,7 +341,7 @@ def _type_name(cls: type[BaseException]) -> str:
 
 
 class NotStored(Exception):
-    """Raised by a `ResultStorage` that does not keep a result; its text says why, or is empty where none was wanted."""
+    """Raised by a `ResultStorage` that does not keep a result; its text is the reason, "" where none was wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +375,7 @@ class ResultStorage(ABC):
 
     @abstractmethod
     def read(self, reference: str, decode: Callable[[bytes], Payload], age: float) -> Payload:
-        """Return what a reference leads to; a payload that says why where that is gone for good.
+        """Return what a reference leads to; a payload with the reason where that is gone for good.
 
         Arguments:
             reference: What `keep` returned, in this process or another one.
@@ -383,7 +383,7 @@ class ResultStorage(ABC):
             age: Seconds since the record was settled.
 
         Raises:
-            StoreUnreachable: nobody can tell at the moment.
+            StoreUnreachable: it cannot be reached at the moment.
             StoreRefused: reading it is not allowed.
             RecordUnreadable: it was written by a newer version.
         """

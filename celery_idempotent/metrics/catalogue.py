@@ -33,7 +33,7 @@ class Metric:
         name: Its name, without what belongs to one system.
         kind: How its values add up.
         help: What it counts.
-        labels: What tells its series apart.
+        labels: The labels of its series.
         unit: ``s``, or a word in braces for what is counted.
         buckets: Upper bounds, for a histogram.
     """
@@ -76,9 +76,9 @@ TAKE_OVERS = _counter("take_overs", "Runs, of those, that began because the leas
 COMPLETED = _counter("completed", "Runs whose result was settled.")
 FAILED = _counter("failed", "Runs whose failure was settled as final.")
 RELEASED = _counter("released", "Runs that ended unsettled, so that the next delivery may run.", "task", "reason")
-RELEASE_FAILURES = _counter("release_failures", "Runs that ended unsettled, and the store could not be told.")
+RELEASE_FAILURES = _counter("release_failures", "Runs that ended unsettled, which the store could not record.")
 LOST = _counter("lost", "Runs that found their lease taken over.")
-SETTLE_FAILURES = _counter("settle_failures", "Runs that took effect, and the store could not be told.")
+SETTLE_FAILURES = _counter("settle_failures", "Runs that took effect, which the store could not record.")
 REPLAYED = _counter(
     "replayed", "Duplicates that were answered with the settled outcome.", "task", "state", unit="{delivery}"
 )
@@ -105,12 +105,12 @@ SAVED_RUN = _seconds("saved_run", "Estimate: run time that a replay saved, by th
 #: What is rare, and matters the first time.
 RARE = (TAKE_OVERS, RELEASE_FAILURES, LOST, SETTLE_FAILURES, KEYS_REUSED, CRASH_LOOPS, UNPROTECTED)
 CATALOGUE: tuple[Metric, ...] = tuple(value for value in list(vars().values()) if isinstance(value, Metric))
-#: A run that began ends in one of these; of a killed process nobody counts the end.
+#: A run that began ends in one of these; the end of a killed process is not counted.
 ENDINGS = (COMPLETED, FAILED, RELEASED, RELEASE_FAILURES, LOST, SETTLE_FAILURES)
 
 
 class Measures(ABC):
-    """A hook that counts; what keeps the numbers says how one is written."""
+    """A hook that counts; derived classes write the numbers."""
 
     def __init__(self) -> None:
         self._live: set[tuple[str, int]] = set()
@@ -129,7 +129,7 @@ class Measures(ABC):
         _MEASURES[type(event)](self, event)
 
     def _introduce(self, task: str) -> None:
-        """Show what is rare as 0 from the first sight of a task: who looks for an increase misses one from nothing."""
+        """Show what is rare as 0 from the first sight of a task: an increase from nothing would not be seen."""
         self._known.add(task)
         for metric in RARE if task else ():
             self.write(metric, 0.0, task)
@@ -147,7 +147,7 @@ class Measures(ABC):
     def _ends(self, event: Any, metric: Metric, *labels: str) -> None:
         self.write(metric, 1.0, event.task, *labels)
         held = (event.key, event.fence)
-        if held in self._live:  # else it is told by the worker's main process, for a child that is gone
+        if held in self._live:  # else it is an event of the worker's main process, for a child that is gone
             self._live.discard(held)
             self.write(LIVE_LEASES, -1.0, event.task)
 

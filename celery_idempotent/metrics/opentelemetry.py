@@ -1,6 +1,6 @@
 """Metrics and spans for OpenTelemetry: in an app's module, ``install()``.
 
-Install it with ``pip install "celery-idempotent[opentelemetry]"``. Where they go is for the application to say, by its
+Install it with ``pip install "celery-idempotent[opentelemetry]"``. Where they go is the application's choice, by its
 MeterProvider and TracerProvider; in workers with a pool of processes each child needs its own, see the guide.
 """
 
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..events import NAMES, Event, add_hook
+from ..events import KINDS, Event, add_hook
 from .catalogue import CATALOGUE, PREFIX, Kind, Measures, Metric
 
 __all__ = ["OpenTelemetryMetrics", "OpenTelemetrySpans", "hashed", "install"]
 
 
-#: What may become of a delivery; what is told of a store is about none.
-_OUTCOMES: dict[type[Event], str] = {kind: name for kind, name in NAMES.items() if not name.startswith("store_")}
-#: What an event says beside its outcome: the field, and the attribute.
+#: What may become of a delivery; an event of a store is about none.
+_OUTCOMES: dict[type[Event], str] = {kind: kind.name for kind in KINDS if not kind.name.startswith("store_")}
+#: The facts of an event beside its outcome: the field, and the attribute.
 _FACTS = {"fence": "fence", "original": "original_task_id", "held_for": "original_task_id", "reason": "reason"}
 
 
 def install(key: Callable[[str], str] | None = None) -> None:
-    """Count what happens in this process, and say in the current span what became of its delivery.
+    """Count what happens in this process, and write into the current span what became of its delivery.
 
     Arguments:
         key: Makes the attribute ``idempotency.key`` of a key: `hashed`, or ``str`` for the key itself. Keys may name
@@ -72,7 +72,7 @@ class OpenTelemetrySpans:
         self._key = key
 
     def __call__(self, event: Event) -> None:
-        """Write it down, if somebody records the span."""
+        """Write it into the span, if that is recorded."""
         span, outcome = self._current_span(), _OUTCOMES.get(type(event))
         if outcome is None or not span.is_recording():
             return
@@ -87,7 +87,7 @@ class OpenTelemetrySpans:
 def hashed(key: str) -> str:
     """Return 16 hexadecimal digits that stand for a key.
 
-    Spans of one operation can be found by them. They hide a key from the eye, not from somebody who can guess it.
+    Spans of one operation can be found by them. They hide a key from the eye, not from a reader who can guess it.
     """
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 

@@ -35,7 +35,7 @@ def install(
     Arguments:
         port: Where a Celery worker's main process listens, for all its children; default: nowhere, see `registry`.
         address: The address of the interface on which it listens. The default is loopback, since task names and error
-            rates are nobody else's business; give "0.0.0.0" or one interface where Prometheus is on another machine.
+            rates are not public; give "0.0.0.0" or one interface where Prometheus is on another machine.
         short_lived: Whether processes live for one job, as those of RQ's workers do: they go on in each other's files,
             with all metrics of prometheus_client that are made after this.
 
@@ -154,7 +154,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # somebody else's, and alive
+    except PermissionError:  # another user's, and alive
         return True
     return True
 
@@ -198,7 +198,7 @@ class Endpoint:
             getattr(signals, name).connect(receiver, weak=False, dispatch_uid=uid)
 
     def open(self, sender: Any = None, **_: Any) -> None:
-        """Listen; a worker whose port is taken works all the same, and says so."""
+        """Listen; a worker whose port is taken works all the same, and logs that."""
         from prometheus_client import start_http_server
 
         forks = type(getattr(sender, "pool", None)).__module__ == "celery.concurrency.prefork"
@@ -229,7 +229,7 @@ class Endpoint:
             self._server = None
 
 
-# Places for the numbers of processes that come and go: who ends leaves its own to the next.
+# Places for the numbers of processes that come and go: one that ends leaves its own to the next.
 #
 # prometheus_client gives each process files of its own. Where a process lives for one job, as RQ's horses do, files
 # would be as many as jobs. A slot is the right to a set of files, held by a lock that the kernel gives back, however
@@ -240,7 +240,7 @@ _NAME = "slot{}"
 
 
 class Slot:
-    """The slot of whichever process asks; a child gets one of its own.
+    """The slot of the current process; a child gets one of its own.
 
     Arguments:
         path: The folder that the processes share.
@@ -259,7 +259,7 @@ class Slot:
 
     def _take(self) -> None:
         if self._lock >= 0:
-            os.close(self._lock)  # the parent's, who holds it still
+            os.close(self._lock)  # the parent's, which holds it still
         for name in map(_NAME.format, count()):
             lock = _locked(self._path, name)
             if lock is not None:

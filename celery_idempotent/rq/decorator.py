@@ -64,14 +64,14 @@ def idempotent(
     def decorate(function: F) -> F:
         check_function(function)
         run = _runner(function)
-        # Those of a connection go with it: who runs jobs where they are enqueued may have a new one for each.
+        # Those of a connection go with it: a process that runs jobs where it enqueues them may have a new one for each.
         bindings: WeakKeyDictionary[ConnectionPool, dict[str, JobBinding]] = WeakKeyDictionary()
 
         def make(store: Store | None, written: str) -> JobBinding:
             made = cast(Callable[[], Store], lambda: store)
             return JobBinding(function, wanted, name=name, namespace=namespace, store=made, serializer=written)
 
-        declared = make(None, serializer or "json")  # what is declared wrongly is told here, and not by the first job
+        declared = make(None, serializer or "json")  # a wrong declaration raises here, and not in the first job
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,11 +98,11 @@ def idempotent(
 class JobBinding(FunctionBinding):
     """One function with its policy, as jobs run it."""
 
-    scope_hint = "enqueue the job with that entry in its meta, or mend the scope function"
+    scope_hint = "enqueue the job with that entry in its meta, or fix the scope function"
 
 
 def _like(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    """Have ``call`` say that it returns a coroutine, where the function does; Python 3.12 and later can."""
+    """Mark ``call`` as returning a coroutine, where the function does; Python 3.12 and later can."""
     mark: Any = getattr(inspect, "markcoroutinefunction", None)
     return cast(Callable[..., Any], mark(call)) if mark and inspect.iscoroutinefunction(function) else call
 

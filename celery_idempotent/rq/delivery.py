@@ -71,7 +71,7 @@ class RqDelivery(Delivery):
                 self.handover.check(self.binding)
             self._prepare()
             if self.handover is not None:
-                self.handover.tell(self.binding, self.claim, self.max_lease, self.job.id)
+                self.handover.send(self.binding, self.claim, self.max_lease, self.job.id)
             return self._conclude(self._run_guarded())
         except _Retried as retried:
             return retried.retry
@@ -96,7 +96,7 @@ class RqDelivery(Delivery):
         return value
 
     def ending(self, error: BaseException) -> Ending:
-        """Return what the record is to say: RQ runs again what it retries, so that a duplicate waits for that."""
+        """Return the ending to record: RQ runs again what it retries, so that a duplicate waits for that."""
         job, again = self.job, self.job.should_retry and not self._is_permanent(error)
         match error:
             case _Retried(retry=retry):
@@ -118,7 +118,7 @@ class RqDelivery(Delivery):
         self.identify(self.binding.events_of(self._claim(), self.job.id))
         self.wants_result, self.max_lease = jobs.has_reader(self.job), self._max_lease()
         self.patience = min(PATIENCE * jobs.seconds_allowed(self.job), LONGEST_WAIT) - self.waited
-        if self._is_synchronous:  # the caller waits, who may be serving a request
+        if self._is_synchronous:  # the caller waits, and may be serving a request
             self.patience = min(self.patience, self.binding.policy.wait_timeout)
 
     def _claim(self) -> Claim:
@@ -194,16 +194,16 @@ class RqDelivery(Delivery):
         return isinstance(error, (*_PERMANENT, *self.binding.policy.remember_failures))
 
     def _refused(self, error: Exception) -> None:
-        """Say in the job's meta why it fails without having run."""
+        """Write into the job's meta why it fails without having run."""
         remembered = isinstance(error, (PreviouslyFailed, *self.binding.policy.remember_failures))
         self._mark(outcome="replayed" if remembered else "refused", key=self.key, error=type(error).__name__)
 
-    def _mark(self, **said: Any) -> None:
+    def _mark(self, **facts: Any) -> None:
         """Write what becomes of the job where RQ's dashboards show it."""
         number = jobs.deferrals(self.job)
-        said = {"deferrals": number, **said} if number else said
+        facts = {"deferrals": number, **facts} if number else facts
         try:
-            jobs.note(self.job, {name: value for name, value in said.items() if value != ""})
+            jobs.write_meta(self.job, {name: value for name, value in facts.items() if value != ""})
         except BaseTimeoutException:
             raise
         except Exception as error:  # noqa: BLE001 - Redis is away, or the serializer cannot read what is there

@@ -1,7 +1,7 @@
-"""What a worker and the horse that runs its job tell each other about the lease.
+"""The pipe through which the horse that runs a job informs its worker about the lease.
 
-The worker gives the delivery its owner, in the environment; the horse says through a pipe what it holds. So the worker
-can speak for a horse that cannot, and imports nothing of what its jobs run.
+The worker gives the delivery its owner, in the environment; the horse sends what it claims. So the worker
+can renew and release for a horse that cannot, and imports nothing of what its jobs run.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..stores.records import Claim, new_owner
 
 #: Entry of a horse's environment.
 ENTRY = "CELERY_IDEMPOTENT_HORSE"
-#: Bytes that are written to a pipe at once; what a horse says is far less.
+#: Bytes that are written to a pipe at once; a horse sends far less.
 MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class HorseClaim:
-    """What a horse says that it claims.
+    """The claim of a horse.
 
     Arguments:
         key: The operation.
         lease_ttl, keep_ttl: As in its claim.
         max_lease: Seconds for which it is renewed, or None.
-        store: URL of its store, "" for the queue's own Redis, or None: it cannot be told.
+        store: URL of its store, "" for the queue's own Redis, or None: it has no URL.
         history: Whether the worker is to note what it does.
         task, task_id: For events.
     """
@@ -86,8 +86,8 @@ class HorseEnd:
                 f"--job-monitoring-interval {max(1, int(ttl // 2))}."
             )
 
-    def tell(self, binding: Binding, claim: Claim, max_lease: float | None, task_id: str) -> None:
-        """Say what is about to be claimed; the worker asks the store whether it is held."""
+    def send(self, binding: Binding, claim: Claim, max_lease: float | None, task_id: str) -> None:
+        """Send what is about to be claimed; the worker reads in the store whether it is held."""
         policy = binding.policy
         wanted = policy.store
         store = wanted if isinstance(wanted, str) else "" if wanted is None else None
@@ -98,7 +98,7 @@ class HorseEnd:
         try:
             os.write(self._writer, line[:MOST])
         except OSError as error:
-            logger.warning("The worker could not be told of the lease on %s: %s", claim.key, error)
+            logger.warning("The lease on %s could not be sent to the worker: %s", claim.key, error)
 
 
 class WorkerEnd:
@@ -126,13 +126,13 @@ class WorkerEnd:
             os.close(self._writer)
 
     def held(self) -> HorseClaim | None:
-        """Return what the horse said, or None: nothing yet."""
+        """Return the claim that the horse sent, or None: nothing yet."""
         with suppress(BlockingIOError):
             while piece := os.read(self._reader, MOST):
                 self._read += piece
         line = self._read.partition(b"\n")
-        said: dict[str, Any] | None = json.loads(line[0]) if line[1] else None
-        return HorseClaim(**said) if said else None
+        claim: dict[str, Any] | None = json.loads(line[0]) if line[1] else None
+        return HorseClaim(**claim) if claim else None
 
     def close(self) -> None:
         """Forget the horse."""

@@ -1,4 +1,4 @@
-"""A job: which function it runs as which operation, who reads its result, its store, and how it is deferred."""
+"""A job: the function that it runs as an operation, the readers of its result, its store, and its deferral."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..stores.redis.store import store_like
 
 #: Entry of a job's meta with the key that its producer gave.
 KEY = "idempotency_key"
-#: Entry of a job's meta in which this library says what became of the job.
+#: Entry of a job's meta in which this library writes what became of the job.
 META = "idempotency"
 #: Least seconds to which a scheduler renews its lock each time it has looked for what is due.
 LOCK_TTL = 60
@@ -39,7 +39,7 @@ def job_running(function: Callable[..., Any]) -> Job | None:
 
 
 def _runs(job: Job, function: Callable[..., Any]) -> bool:
-    # Other decorators may lie around ours, and a method is found bound to what it is a method of.
+    # Other decorators may lie around this one, and a method is found bound to what it is a method of.
     found: Any = job.func
     while found is not None:
         found = getattr(found, "__func__", found)
@@ -50,7 +50,7 @@ def _runs(job: Job, function: Callable[..., Any]) -> bool:
 
 
 def occurrence(job: Job) -> str:
-    """Return what tells this enqueuing of a job, and this occurrence of one that repeats, from all others.
+    """Return an id of this enqueuing of a job, and of this occurrence of one that repeats.
 
     Retries and what RQ hands out twice are the same occurrence. An id alone is not: it may be used again, and each
     occurrence of a ``Repeat`` has it.
@@ -76,7 +76,7 @@ def seconds_running(job: Job) -> float:
 
 
 def has_reader(job: Job) -> bool:
-    """Tell whether somebody can read what the job returns: RQ keeps it, or a callback is given it."""
+    """Return whether the job's result can be read: RQ keeps it, or a callback is given it."""
     return job.result_ttl != 0 or bool(job._success_callback_name)
 
 
@@ -86,29 +86,29 @@ def serializer_of(job: Job) -> str:
 
 
 def is_synchronous(job: Job) -> bool:
-    """Tell whether the job runs where it was enqueued (``is_async=False``), so that nobody would deliver it again."""
+    """Return whether the job runs where it was enqueued (``is_async=False``), and is never delivered again."""
     # That is what RQ calls the worker then; a real one may be called so, too, and is registered.
     return job.worker_name == "sync" and not job.connection.exists(Worker.redis_worker_namespace_prefix + "sync")
 
 
 def has_scheduler(job: Job) -> bool:
-    """Tell whether somebody enqueues what is scheduled for the job's queue."""
+    """Return whether a scheduler enqueues what is scheduled for the job's queue."""
     # Redis answers with a negative number where there is none.
     return int(job.connection.ttl(RQScheduler.get_locking_key(job.origin))) > LOCK_TTL - SILENCE
 
 
-def note(job: Job, said: dict[str, Any]) -> None:
+def write_meta(job: Job, facts: dict[str, Any]) -> None:
     """Write what becomes of the job into its meta.
 
     Raises:
         Exception: what is there cannot be read, and is left as it is; or the server does not answer.
     """
-    # Others may have written to it since the job was fetched, while it was waiting, say.
-    job.meta = {**job.meta, **job.get_meta(refresh=True), META: said}
+    # Others may have written to it since the job was fetched, as while it was waiting.
+    job.meta = {**job.meta, **job.get_meta(refresh=True), META: facts}
     job.save_meta()  # type: ignore[no-untyped-call]
 
 
-# Coming back later: a job that cannot run now returns a `Retry`, with which RQ schedules it, or enqueues it anew.
+# Coming back later: a job that cannot run now returns a `Retry`, with which RQ schedules it, or enqueues it again.
 #
 # RQ counts what a job returns as `Retry` against the ``max`` that it names. A deferral is none of the job's own
 # retries, so the count is set back by as much as RQ is about to add.
@@ -116,7 +116,7 @@ def note(job: Job, said: dict[str, Any]) -> None:
 
 #: Seconds to wait at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 1.0, 60.0
-#: Seconds for which a job waits where it is, whenever its turn comes, if nobody would enqueue it later.
+#: Seconds for which a job waits where it is, whenever its turn comes, if no scheduler would enqueue it later.
 QUEUE_PAUSE = 1.0
 #: Least ttl in seconds of a job that can be put off: RQ's scheduler looks once a second, and counts in whole ones.
 LEAST_TTL = 4
@@ -127,7 +127,7 @@ _COUNTS = "retry" in inspect.signature(Job._handle_retry_result).parameters
 
 
 class RetriesOnHold(float):
-    """A number of retries left of a job that would fail again: none now, and as many as it says once it is requeued.
+    """A number of retries left of a job that would fail again: none now, and the number's value once it is requeued.
 
     A subclass of int is what hiredis refuses to write.
     """
@@ -141,12 +141,12 @@ class RetriesOnHold(float):
 
 def deferrals(job: Job) -> int:
     """Return how often the job was put off."""
-    said = job.meta.get(META)
-    return int(said.get("deferrals") or 0) if isinstance(said, dict) else 0
+    facts = job.meta.get(META)
+    return int(facts.get("deferrals") or 0) if isinstance(facts, dict) else 0
 
 
 def can_defer(job: Job) -> bool:
-    """Tell whether RQ will still know the job when its delay is over."""
+    """Return whether RQ will still know the job when its delay is over."""
     return job.ttl is None or job.ttl >= LEAST_TTL
 
 

@@ -24,7 +24,7 @@ from ..stores.records import Claim, Lease, Reason
 from .horse import HorseClaim, WorkerEnd
 from .job import store_of
 
-#: Seconds between two looks whether the worker was asked to stop. No thread is woken instead: a handler of signals must
+#: Seconds between two looks whether the worker is to stop. No thread is woken instead: a handler of signals must
 #: take no lock.
 LOOK_EVERY = 0.5
 
@@ -39,12 +39,12 @@ class _Leases:
     _offer: WorkerEnd | None = None
     _reaped: tuple[Any, ...] | None = None
     _began = 0.0
-    _told = False
+    _reported = False
     _watch: tuple[threading.Thread, threading.Event] | None = None
 
     def fork_work_horse(self, job: Any, queue: Any) -> None:
         """Start the horse, which is given the owner of its delivery."""
-        self._reaped, self._began, self._told = None, monotonic(), False
+        self._reaped, self._began, self._reported = None, monotonic(), False
         self._close()
         self._offer = WorkerEnd(self.job_monitoring_interval)
         with self._offer.made():
@@ -60,7 +60,7 @@ class _Leases:
     def maintain_heartbeats(self, *args: Any) -> None:
         """Renew the lease of the horse, after RQ's own heartbeats."""
         super().maintain_heartbeats(*args)  # type: ignore[misc]
-        self._speak("renewed", self._renew)
+        self._act("renewed", self._renew)
 
     def wait_for_horse(self) -> tuple[Any, ...]:
         """Wait until the horse is gone, and release what it held."""
@@ -72,12 +72,12 @@ class _Leases:
             signal.alarm(0)  # nothing is waited for any more, and to release must not be broken off either
             self._reaped = super().wait_for_horse()  # type: ignore[misc]
         if self._reaped[1] != 0:
-            self._speak("released", self._release)
+            self._act("released", self._release)
         self._close()
         return self._reaped
 
     def _announce_shutdown(self, gone: threading.Event) -> None:
-        """Tell the store of a warm shutdown, which a supervisor may cut short by killing worker and horse."""
+        """Announce a warm shutdown to the store, which a supervisor may cut short by killing worker and horse."""
         assert self._offer is not None
         while not gone.wait(LOOK_EVERY):
             held = self._offer.held() if getattr(self, "_stop_requested", False) else None
@@ -97,15 +97,15 @@ class _Leases:
             gone.set()
             thread.join()
 
-    def _speak(self, done: str, speak: Any) -> None:
+    def _act(self, done: str, act: Any) -> None:
         held = self._offer.held() if self._offer is not None else None
         if held is None:
             return
         try:
             if held.store is not None:
-                speak(held)
-            elif not self._told:
-                self._told = True  # once for each horse, however long it runs
+                act(held)
+            elif not self._reported:
+                self._reported = True  # once for each horse, however long it runs
                 logger.warning(
                     "The lease on %s can be neither renewed nor released for its horse: the store of %s is an object, "
                     "which its worker does not know. Give the store's URL instead.",
@@ -123,12 +123,12 @@ class _Leases:
         store, reason = store_of(held.store or None, self.connection), self._reason(held)
         record = lease.release(store, self._claim(held), reason)
         if record is not None:
-            told = Released(
+            event = Released(
                 held.key, held.task, held.task_id, holder=current_holder(), reason=reason.value, fence=record.fence
             )
-            emit(told)
+            emit(event)
             if held.history:
-                history.note(store, told, held.keep_ttl)
+                history.note(store, event, held.keep_ttl)
 
     def _claim(self, held: HorseClaim) -> Claim:
         assert self._offer is not None

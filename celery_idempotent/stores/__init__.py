@@ -1,4 +1,4 @@
-"""Stores by URL, opened when asked for and not before."""
+"""Stores by URL, opened on first use."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def open_store(url: str) -> Store:
     Arguments:
         url: ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://`` or ``redis+sentinel://`` (the same with
             ``valkey``), ``postgresql://``, ``sqlite:///path``, ``dynamodb://table``, ``cached+postgresql://`` and the
-            like, or ``memory://`` for one process; the guides say what may follow.
+            like, or ``memory://`` for one process; the guides list the options.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.

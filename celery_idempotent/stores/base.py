@@ -19,7 +19,7 @@ class Store(ABC):
 
     1. If several callers acquire a key at the same time, one of them gets the lease.
     2. The store refuses every write of a holder whose lease was taken over, settled, or deleted and acquired again. It
-       accepts the write if the record is missing and nobody acquired the key since: an operation must not run again
+       accepts the write if the record is missing and the key was not acquired since: an operation must not run again
        because a server lost its data.
     3. acquire, renew, settle and release are idempotent for the same owner, so that a caller may repeat a request
        whose reply was lost.
@@ -114,7 +114,7 @@ class Store(ABC):
         """Append to the histories of keys; each history keeps its newest ``records.HISTORY_LIMIT`` entries.
 
         No promise depends on histories. The method changes no record, need not be atomic, and may write an entry twice
-        if a reply was lost. A history is kept as long as its newest entry asks for; `scan` never returns it.
+        if a reply was lost. A history is kept for the time of its newest entry; `scan` never returns it.
         """
 
     def history(self, key: str) -> Sequence[PastEvent]:

@@ -1,6 +1,6 @@
 """A cache in front of a durable store: what is finished is answered from Redis, what may run is decided behind it.
 
-The cache may lose, forget or garble what it likes. It is only ever asked what is already done, and only by the first
+The cache may lose, forget or garble what it likes. It only ever serves what is already done, and only to the first
 delivery of another message than the one that did it: whether the callbacks of a message were dispatched is what a
 redelivery must know for certain, and the durable store does.
 """
@@ -28,7 +28,7 @@ from .redis.store import RedisStore
 __all__ = ["CachedStore"]
 
 
-#: Longest time in seconds that an outcome is answered from the cache, where nobody says otherwise.
+#: Longest time in seconds that an outcome is answered from the cache, by default.
 MAX_AGE = 3600.0
 
 MARK = "cached+"
@@ -39,7 +39,7 @@ LIKE = "cached+postgresql://app@db/shop?cache=redis://cache:6379/0"
 
 @dataclass(frozen=True, slots=True)
 class CachedUrl:
-    """What a URL says: the store behind the cache, the cache, and for how many seconds it answers."""
+    """The parts of a URL: the store behind the cache, the cache, and for how many seconds it answers."""
 
     durable: str
     cache: str
@@ -64,18 +64,18 @@ class CachedUrl:
             raise _unlike(url, "it does not end with cache= and the URL of a Redis")
         if re.search(r"[?&]max_age=", cache):
             raise _unlike(url, "max_age= comes after cache=, whose URL ends the whole: write it before")
-        said = [part for part in options.split("&") if part]
-        for name in (part.partition("=")[0] for part in said):
+        parts = [part for part in options.split("&") if part]
+        for name in (part.partition("=")[0] for part in parts):
             if name != AGE and get_close_matches(name, [AGE], cutoff=ALIKE):
                 raise unknown_parameter(url, name, [AGE], "")
-        ages = [part.partition("=")[2] for part in said if part.startswith("max_age=")]
-        rest = "&".join(part for part in said if not part.startswith("max_age="))
+        ages = [part.partition("=")[2] for part in parts if part.startswith("max_age=")]
+        rest = "&".join(part for part in parts if not part.startswith("max_age="))
         durable = f"{base}?{rest}" if rest else base
         return cls(durable, cache, _seconds(unquote(ages[-1])) if ages else MAX_AGE)
 
 
-def _seconds(said: str) -> float:
-    return parse_duration(float(said) if said.isdecimal() else said, "max_age")
+def _seconds(text: str) -> float:
+    return parse_duration(float(text) if text.isdecimal() else text, "max_age")
 
 
 def _is_redis(url: str) -> bool:
@@ -111,7 +111,7 @@ class CachedStore(Store):
     Arguments:
         durable: Decides who may run.
         cache: A Redis database for the outcomes of this durable store and of no other: an outcome that a second one
-            left there would be taken for one of ours. Its timeouts should be short; those of `from_url` are.
+            left there would be taken for this one's. Its timeouts should be short; those of `from_url` are.
         max_age: Longest time in seconds that an outcome is answered from the cache.
     """
 
@@ -121,7 +121,7 @@ class CachedStore(Store):
         self.durable = durable
         self.keeps_history = durable.keeps_history
         self._outcomes = CacheEntries(cache, max_age=parse_duration(max_age, "max_age"))
-        self._failing = self._told_damage = False
+        self._failing = self._logged_damage = False
         self._spared_until = 0.0
 
     @classmethod
@@ -130,7 +130,7 @@ class CachedStore(Store):
 
         Arguments:
             url: The durable store's, with ``cached+`` before it, and at its very end ``cache=`` with the URL of the
-                cache. ``max_age=15m`` before that says how long an outcome is answered from the cache (default: 1 h).
+                cache. ``max_age=15m`` before that limits how long an outcome is answered from the cache (default: 1 h).
 
         Raises:
             ConfigurationError: it is no such URL, or one of the two cannot be meant.
@@ -141,44 +141,44 @@ class CachedStore(Store):
         return cls(open_store(parts.durable), cache, max_age=parts.max_age)
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
-        may_ask = bool(claim.task_id) and not claim.is_copy and not claim.attempt
-        record = self._ask(self._outcomes.find, claim.key, claim.announcer) if may_ask else None
+        may_hit = bool(claim.task_id) and not claim.is_copy and not claim.attempt
+        record = self._try(self._outcomes.find, claim.key, claim.announcer) if may_hit else None
         if record is not None and record.task_id != claim.task_id:
             reused = claim.fingerprint and record.fingerprint and record.fingerprint != claim.fingerprint
             return Refusal(Verdict.KEY_REUSED if reused else Verdict(record.state.value), record)
-        asked = monotonic()
+        sent_at = monotonic()
         answer = self.durable.acquire(claim)
         if isinstance(answer, Refusal) and answer.record.state in SETTLED:
-            self._keep(answer.record, asked)
+            self._keep(answer.record, sent_at)
         return answer
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
-        asked = monotonic()
+        sent_at = monotonic()
         self.durable.settle(lease, outcome, ttl=ttl)
-        claim = lease.claim  # who settles once more, for want of a reply, says the same once more
+        claim = lease.claim  # a settle repeated for want of a reply writes the same
         record = Record(lease.key, outcome.state, lease.fence, task_id=claim.task_id, fingerprint=claim.fingerprint)
-        self._keep(replace(record, payload=outcome.payload, retention=ttl), asked)
+        self._keep(replace(record, payload=outcome.payload, retention=ttl), sent_at)
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
-        # Nothing is told to the cache: who knows whether this commits. The first duplicate will tell it.
+        # The cache gets nothing: this may be rolled back. The first duplicate will fill it.
         self.durable.settle_within(lease, outcome, ttl=ttl, using=using)
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
         settled = self.durable.mark_dispatched(key, task_id)
         if settled:
-            self._ask(self._outcomes.mark, key, task_id)
+            self._try(self._outcomes.mark, key, task_id)
         return settled
 
     def delete(self, key: str) -> bool:
         """Forget a key in both.
 
         Raises:
-            StoreUnreachable: the cache could not be told, and may answer with the outcome until ``max_age`` is over.
-                Where it was not told first, nothing was deleted.
+            StoreUnreachable: the cache could not be reached, and may answer with the outcome until ``max_age`` is over.
+                If that was before the deletion, nothing was deleted.
         """
         self._forget(key, "Nothing was deleted")
         known = self.durable.delete(key)
-        self._forget(key, "It is deleted behind the cache")  # once more, for the cache may have lost that it was told
+        self._forget(key, "It is deleted behind the cache")  # once more, for the cache may have lost the mark
         return known
 
     def _forget(self, key: str, so_far: str) -> None:
@@ -233,15 +233,15 @@ class CachedStore(Store):
         self.durable.close()
         self._outcomes.close()
 
-    def _keep(self, record: Record, asked: float) -> None:
-        """Put into the cache what the durable store said when it was asked; not where it does not say for how long."""
-        passed = monotonic() - asked
+    def _keep(self, record: Record, sent_at: float) -> None:
+        """Put into the cache what the durable store replied to a call; not if it is unknown for how long it holds."""
+        passed = monotonic() - sent_at
         ttl = record.retention - passed
         if record.task_id and record.fence and ttl > 0 and passed < LATE:
-            self._ask(self._outcomes.keep, record, ttl)
+            self._try(self._outcomes.keep, record, ttl)
 
-    def _ask(self, verb: Callable[..., T], *args: Any) -> T | None:
-        """Ask the cache, and take no answer for one that knows nothing; say so when that begins and ends."""
+    def _try(self, verb: Callable[..., T], *args: Any) -> T | None:
+        """Call the cache; return None if it does not answer, and log when that begins and ends."""
         if self._failing:
             if monotonic() < self._spared_until:
                 return None
@@ -249,15 +249,13 @@ class CachedStore(Store):
         try:
             answer = verb(*args)
         except RecordUnreadable as error:
-            if not self._told_damage:
+            if not self._logged_damage:
                 logger.warning("%s Others like it will not be mentioned.", error)
-            self._told_damage = True
+            self._logged_damage = True
             return None
         except StoreError as error:
             if not self._failing:
-                logger.warning(
-                    "The durable store %s is asked without its cache: %s", type(self.durable).__name__, error
-                )
+                logger.warning("The durable store %s is used without its cache: %s", type(self.durable).__name__, error)
             self._failing, self._spared_until = True, monotonic() + PROBE_EVERY
             return None
         if self._failing:
@@ -301,7 +299,7 @@ class CacheEntries:
 
         Arguments:
             key: The key.
-            announcer: The id of the task that the record is to tell of whether its callbacks were dispatched.
+            announcer: The id of the task for which the record holds whether its callbacks were dispatched.
 
         Raises:
             RecordUnreadable: what is kept there is damaged, or of another version.
@@ -319,7 +317,7 @@ class CacheEntries:
         self._redis._call("mark", (PREFIX + key,), (task_id, ms(self._max_age)))
 
     def forget(self, key: str) -> None:
-        """Forget a key, and keep nothing under it for as long as somebody may still come with what was forgotten."""
+        """Forget a key, and keep nothing under it for as long as a process may still write what was deleted."""
         self._redis._call("forget", (PREFIX + key,), (ms(self._max_age),))
 
     def close(self) -> None:
@@ -329,19 +327,19 @@ class CacheEntries:
 
 def fields_of(record: Record) -> list[bytes]:
     """Return a settled record as fields and values, but for its times and marks."""
-    said = (record.state.value, str(record.fence), record.task_id, record.fingerprint)
-    values = [VERSION, *(text.encode() for text in said), record.payload]
+    texts = (record.state.value, str(record.fence), record.task_id, record.fingerprint)
+    values = [VERSION, *(text.encode() for text in texts), record.payload]
     pairs = [part for pair in zip(FIELDS, values, strict=True) for part in pair]
     return [*pairs, b"checksum", checksum(values)]
 
 
 def checksum(values: Sequence[bytes]) -> bytes:
-    """Return what tells damage apart from what was written; it keeps nobody from forging an entry."""
+    """Return a checksum that shows damage; it is no protection against a forged entry."""
     return b"%08x" % zlib.crc32(b"\0".join(b"%d:%b" % (len(value), value) for value in values))
 
 
 def outcome_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record | None:
-    """Return the record that the fields of an entry say, at the cache's time ``now`` in microseconds; None for marks.
+    """Return the record in the fields of an entry, at the cache's time ``now`` in microseconds; None for marks.
 
     Raises:
         RecordUnreadable: the entry is damaged, or of another version.

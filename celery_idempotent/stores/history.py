@@ -33,8 +33,8 @@ def expiry(entries: Sequence[HistoryEntry], now: int) -> int:
     return now + max(round((entry.keep - entry.ago) * SECOND) for entry in entries)
 
 
-def told(found: Iterable[Line], now: int) -> list[PastEvent]:
-    """Return lines as they are given back: oldest first, whoever was first to write them, and the newest alone."""
+def past_events(found: Iterable[Line], now: int) -> list[PastEvent]:
+    """Return lines as they are given back: oldest first, in whatever order they were written, and the newest alone."""
     ordered = sorted(found, key=lambda line: line[0])
     return [PastEvent(text, max(0, now - at) / SECOND) for at, text in ordered[-HISTORY_LIMIT:]]
 
@@ -48,12 +48,12 @@ def text_of_operator(event: str, operator: str, **facts: object) -> str:
 
     Arguments:
         event: What they did, see `OPERATORS`.
-        operator: Who did it, as user@host.
+        operator: The person, as user@host.
         facts: More about it; what is empty is left out.
     """
-    said = {"event": event, "operator": operator, **facts}
+    entry = {"event": event, "operator": operator, **facts}
     return json.dumps(
-        {name: value for name, value in said.items() if value not in ("", 0, None)}, separators=(",", ":")
+        {name: value for name, value in entry.items() if value not in ("", 0, None)}, separators=(",", ":")
     )
 
 
@@ -63,9 +63,9 @@ def is_operators(text: str) -> bool:
 
 
 def facts_of(text: str) -> dict[str, Any]:
-    """Return what a line says; of one that is not ours, its text as ``event``."""
+    """Return the facts in a line; of another program's line, its text as ``event``."""
     try:
-        said = json.loads(text)
+        facts = json.loads(text)
     except ValueError:
-        said = None
-    return said if isinstance(said, dict) and isinstance(said.get("event"), str) else {"event": text}
+        facts = None
+    return facts if isinstance(facts, dict) and isinstance(facts.get("event"), str) else {"event": text}

@@ -31,7 +31,7 @@ class MatchCounts:
 
 
 def is_held(record: Record) -> bool:
-    """Tell whether somebody holds a live lease on the key, and may be running the operation."""
+    """Return whether a live lease is on the key: its holder may be running the operation."""
     return record.state is State.IN_PROGRESS and record.remaining > 0
 
 
@@ -56,7 +56,7 @@ def forget(
     """Forget the records whose key begins with ``prefix``; yield for each whether it was forgotten or left alone.
 
     Left alone is what a live lease holds, and what cannot be read. Each record is looked at again right before it is
-    deleted, since a scan may tell what was true a while ago.
+    deleted, since a scan may return what was true a while ago.
 
     Arguments:
         store: The store.
@@ -64,7 +64,7 @@ def forget(
         state: Only records in this state (default: any).
         held_too: Also those that a live lease holds. A living holder writes its record again with its next renewal,
             unless another delivery has taken the key by then: both run.
-        trace: Makes the entry of a key's history that says who forgot it (default: none is written).
+        trace: Makes the entry of a key's history that names the operator (default: none is written).
 
     Raises:
         StoreError: the store cannot serve; what was forgotten before stays forgotten.
@@ -89,7 +89,7 @@ def erase(store: Store, key: str, trace: Trace | None = None) -> bool:
     Arguments:
         store: The store.
         key: The record's.
-        trace: Who deletes it (default: nobody who leaves one).
+        trace: The operator's entry for its history (default: none is written).
 
     Raises:
         StoreError: the store cannot serve.
@@ -137,7 +137,7 @@ def purge(store: Store, limit: int | None = None, *, batch: int = BATCH, pause: 
     Arguments:
         store: The store; one whose server expires by itself answers 0.
         limit: Remove about so many and no more (default: all).
-        batch: How many to ask the store for at a time.
+        batch: How many to request from the store at a time.
         pause: Seconds to rest between two batches.
 
     Raises:
@@ -163,13 +163,13 @@ def purge_in_batches(
         time.sleep(pause)
 
 
-#: How keys begin where `idempotency_namespace` does not say otherwise.
+#: The beginning of keys, the default of `idempotency_namespace`.
 NAMESPACE = "idem"
 
 
 @dataclass(frozen=True, slots=True)
 class NamedStore:
-    """A store that an app, or somebody at a command line, uses.
+    """A store that an app or a command line uses.
 
     Arguments:
         name: What to call it; no password in it.
@@ -186,18 +186,18 @@ class NamedStore:
     keep_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def meant_key(self, typed: str) -> str | None:
-        """Return the key that somebody meant who typed it without the namespace, if there is such.
+        """Return the key that was typed without its namespace, if there is such a key.
 
         Raises:
-            StoreError: the store could not be asked.
+            StoreError: the store could not be read.
         """
         return next((key for key in self._whole(typed) if self.store.get(key) is not None), None)
 
     def meant_prefix(self, typed: str) -> str | None:
-        """Return the beginning of keys that somebody meant who typed it without the namespace, if there are such.
+        """Return the prefix that was typed without its namespace, if there are such keys.
 
         Raises:
-            StoreError: the store could not be asked.
+            StoreError: the store could not be read.
         """
         return next(
             (prefix for prefix in self._whole(typed) if any(True for _ in self.store.scan(prefix=prefix))), None

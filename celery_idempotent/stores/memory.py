@@ -32,7 +32,7 @@ class MemoryStore(Store):
 
     @classmethod
     def from_url(cls, url: str) -> MemoryStore:
-        """Return a new, empty store, wherever the URL says that it is.
+        """Return a new, empty store, whatever the URL names.
 
         Raises:
             ConfigurationError: the URL has parameters.
@@ -54,8 +54,7 @@ class MemoryStore(Store):
     def acquire(self, claim: Claim) -> Lease | Refusal:
         with self._lock:
             now = self._now()
-            # The clock may tick slower than we are asked, and a record may be deleted between two leases within one
-            # tick.
+            # Two calls may come within one tick of the clock, and a record may be deleted between them.
             answer, row = rules.acquire(claim.key, self._row(claim.key, now), claim, now)
             if isinstance(answer, Lease) and claim.key not in self._rows:
                 row.fence = max(row.fence, self._last_fence + 1)
@@ -80,7 +79,7 @@ class MemoryStore(Store):
             now = self._now()
             row = rules.settle(self._row(lease.key, now), lease, outcome, ttl, now)
             if row is None:
-                raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+                raise LeaseLost(f"The lease on {lease.key!r} is held by another holder: nothing was settled.")
             self._rows[lease.key] = row
 
     def release(self, lease: Lease, release: Release) -> bool:
@@ -119,7 +118,7 @@ class MemoryStore(Store):
     def history(self, key: str) -> list[PastEvent]:
         with self._lock:
             now = self._now()
-            return histories.told(self._lines(key, now), now)
+            return histories.past_events(self._lines(key, now), now)
 
     def _lines(self, key: str, now: int) -> list[histories.Line]:
         expires, lines = self._histories.get(key, (0, []))

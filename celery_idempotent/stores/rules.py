@@ -4,7 +4,7 @@ This is the specification in executable form. Stores that decide in this process
 compare and set) use it as it is; stores that decide on their server are held against it by a state machine in the
 tests.
 
-Times are microseconds of the store's clock. Rules that follow from failures seen in practice say so.
+Times are microseconds of the store's clock. Rules that follow from failures seen in practice are marked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEADY_RENEWALS = 10
 RENEWALS_PER_TTL = 3
 #: Marks of tasks that a record keeps, so that no verb costs more with every duplicate. A task that waits is not marked
 #: any more from the first limit on, a retry from the second on: it waits and runs all the same, and its copies are not
-#: told apart.
+#: distinguished.
 MOST_WAITING = 1000
 MOST_MARKS = 1100
 #: Tasks of a settled record whose dispatched callbacks are remembered. If the message of a task that was forgotten is
@@ -66,7 +66,7 @@ def view(key: str, row: Row, now: int, claim: Claim | None = None) -> Record:
         key: The key.
         row: The row.
         now: The store's time.
-        claim: The claim that this answers, which is told of its own callbacks alone; None for people, who are told all.
+        claim: The claim that this answers, for which the record lists its own callbacks alone; None for people: all.
     """
     end = row.lease_end if row.state is State.IN_PROGRESS else row.not_before
     return Record(
@@ -90,9 +90,9 @@ def view(key: str, row: Row, now: int, claim: Claim | None = None) -> Record:
 
 
 def superseded(row: Row, claim: Claim) -> bool:
-    """Tell whether a later copy or attempt of the same message has taken the place of this one.
+    """Return whether a later copy or attempt of the same message has taken the place of this one.
 
-    Only a copy can be: what somebody published on purpose, as an operator does who sends a failed task again, is never
+    Only a copy can be: what was published on purpose, as by an operator who sends a failed task again, is never
     dropped.
     """
     if not claim.is_copy:
@@ -129,7 +129,7 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
         return Refusal(Verdict.SUPERSEDED, seen()), row
     ended_by_publishing = row.state is State.IN_PROGRESS and bool(claim.sender) and claim.sender == row.owner
     # What was replaced by itself goes on as its continuation, which is nested more deeply, and meanwhile as nothing
-    # else: a broker need not say that it delivers a message again.
+    # else: a broker need not mark that it delivers a message again.
     goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT
     retry_due = row.state is State.RELEASED and row.not_before > now and not goes_on
     if (alive and not ended_by_publishing) or retry_due:
@@ -173,7 +173,7 @@ def _extend(row: Row, claim: Claim, now: int) -> None:
 
 
 def forgotten(lease: Lease) -> Row:
-    """Return the row of a lease whose record is gone, although nobody else has claimed the key.
+    """Return the row of a lease whose record is gone, although no other claim has been made on the key.
 
     A store that lost its data in the middle of a run must not make the run a duplicate of nothing: its effect has
     happened or is about to, and would happen again.
@@ -215,7 +215,7 @@ def settle(row: Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int
 
 
 def mark_shutdown(row: Row | None, lease: Lease) -> bool:
-    """Note in the row that its holder's worker is about to end, and tell whether the lease is still the holder's."""
+    """Note in the row that its holder's worker is about to end; return whether it still holds the lease."""
     if row is None or row.state is not State.IN_PROGRESS or row.owner != lease.owner:
         return False
     row.reason = Reason.SHUTDOWN.value
@@ -223,7 +223,7 @@ def mark_shutdown(row: Row | None, lease: Lease) -> bool:
 
 
 def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
-    """Free the row in place, and tell whether the lease was still ours; one that nobody knows of is free already."""
+    """Free the row in place; return whether the owner still held the lease. A row that is gone is free already."""
     if row is None:
         return True
     if row.owner != lease.owner or row.state not in (State.IN_PROGRESS, State.RELEASED):
@@ -246,7 +246,7 @@ def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
 
 
 def mark_dispatched(row: Row | None, task_id: str) -> bool:
-    """Remember in the row that the callbacks of a task were dispatched; tell whether there is a settled row for it.
+    """Remember in the row that the callbacks of a task were dispatched; return whether there is a settled row for it.
 
     The first is kept for good, since it nearly always is the task that did the operation, and of the others the newest.
     """

@@ -1,7 +1,7 @@
 """What a task has of its own transaction -> the driver's connection, on which a record can be written.
 
 Taken are a connection of the driver itself, a SQLAlchemy ``Connection``, ``Session`` or ``scoped_session``, and the
-alias of a Django database. SQLAlchemy is never imported: who hands in one of its objects has done so.
+alias of a Django database. SQLAlchemy is never imported: a caller that passes one of its objects has done so.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _of_sqlalchemy(using: Any) -> Any:
     connection = using.connection() if _is_session(using) else using
     if not hasattr(connection, "in_transaction"):  # an Engine, an AsyncSession
         return using
-    # Of an engine in this mode the driver's connection tells, and the store asks that; asking the server costs a
-    # statement.
+    # The driver's connection knows the mode of such an engine, and the store reads it there; to query the server would
+    # cost a statement.
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise no_transaction("its isolation level is AUTOCOMMIT")
     if not connection.in_transaction():

@@ -1,6 +1,6 @@
-"""For those who write a store: the facts that every store must show, as a base class of tests; needs pytest.
+"""For authors of stores: the facts that every store must show, as a base class of tests; needs pytest.
 
-A subclass says where the store comes from, and how a record grows old without anybody sleeping. pytest does the rest::
+A subclass returns the store, and makes a record grow old without a sleep. pytest does the rest::
 
     import pytest
     from celery_idempotent.testing import StoreContract
@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-# Before they are imported, so that a fact that does not hold says what it saw instead.
+# Before they are imported, so that a fact that does not hold shows what it saw instead.
 pytest.register_assert_rewrite(
     *(f"{__name__}.{name}" for name in ("_acquire", "_facts", "_hold", "_keep", "_transactions"))
 )
@@ -41,7 +41,7 @@ __all__ = ["StoreContract", "TransactionContract"]
 class StoreContract(
     AcquiringFacts, CopyFacts, CrashFacts, HoldingFacts, EndingFacts, KeepingFacts, NotingFacts, SharingFacts
 ):
-    """What every store does; each test is one fact, and its name says which.
+    """What every store does; each test is one fact, named after it.
 
     The promises are those of `celery_idempotent.stores.base.Store`. A subclass overrides both members.
     """
@@ -85,7 +85,7 @@ class TransactionContract(WithinFacts):
         raise NotImplementedError("give your subclass of TransactionContract a method `insert`")
 
     def inserted(self, store: Store) -> set[str]:
-        """Return the names that are in the caller's table, as somebody else sees it."""
+        """Return the names that are in the caller's table, as another connection sees it."""
         raise NotImplementedError("give your subclass of TransactionContract a method `inserted`")
 
     def bare(self, store: Store) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""Facts: who gets the lease; retries and copies of one message; how many holders in a row may die."""
+"""Facts: which claim gets the lease; retries and copies of one message; how many holders in a row may die."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from ._facts import (
 class AcquiringFacts(Ages):
     """Promises 1, 3 and 6, and what an acquire meets, in its order."""
 
-    def test_the_first_to_ask_gets_the_lease(self, store: Store) -> None:
-        asked = claim(holder="host:1", fingerprint="f")
-        lease = store.acquire(asked)
+    def test_the_first_claim_gets_the_lease(self, store: Store) -> None:
+        sent = claim(holder="host:1", fingerprint="f")
+        lease = store.acquire(sent)
         assert isinstance(lease, Lease)
-        assert (lease.claim, lease.taken_over, lease.crashes) == (asked, False, 0)
+        assert (lease.claim, lease.taken_over, lease.crashes) == (sent, False, 0)
         record = known(store)
         assert (record.key, record.state, record.fence) == (KEY, State.IN_PROGRESS, lease.fence)
-        assert (record.owner, record.task_id, record.holder) == (asked.owner, "a", "host:1")
+        assert (record.owner, record.task_id, record.holder) == (sent.owner, "a", "host:1")
         assert (record.fingerprint, record.crashes, record.payload) == ("f", 0, b"")
         assert LEASE - 10 < record.remaining <= LEASE
 
-    def test_of_all_who_ask_at_once_one_gets_the_lease(self, store: Store) -> None:
+    def test_of_many_claims_at_once_one_gets_the_lease(self, store: Store) -> None:
         crowd = 16
         barrier = Barrier(crowd)
 
-        def ask(asked: Claim) -> Lease | Refusal:
+        def acquire(one: Claim) -> Lease | Refusal:
             barrier.wait(30)
-            return store.acquire(asked)
+            return store.acquire(one)
 
         with ThreadPoolExecutor(crowd) as threads:
-            answers = list(threads.map(ask, [claim(task_id=str(number)) for number in range(crowd)]))
+            answers = list(threads.map(acquire, [claim(task_id=str(number)) for number in range(crowd)]))
         (lease,) = [answer for answer in answers if isinstance(answer, Lease)]
         others = [answer for answer in answers if isinstance(answer, Refusal)]
         assert {(other.verdict, other.record.owner) for other in others} == {(Verdict.CONFLICT, lease.owner)}
@@ -90,7 +90,7 @@ class AcquiringFacts(Ages):
         assert lease.fence > ended.fence
         assert known(store).owner == lease.owner
 
-    def test_a_retry_that_somebody_else_published_does_not_take_over(self, store: Store) -> None:
+    def test_a_retry_that_another_published_does_not_take_over(self, store: Store) -> None:
         zombie = take(store)
         self.age(store, KEY, LEASE + 1)
         lease = take(store, redelivered=True)
@@ -113,22 +113,22 @@ class AcquiringFacts(Ages):
         assert verdict(store, owner=lease.owner) == outcome.state.value
 
     def test_the_same_owner_gets_the_same_lease_again(self, store: Store) -> None:
-        asked = claim()
-        first, again = store.acquire(asked), store.acquire(asked)
+        sent = claim()
+        first, again = store.acquire(sent), store.acquire(sent)
         assert isinstance(first, Lease)
         assert isinstance(again, Lease)
         assert (again.owner, again.fence, again.crashes) == (first.owner, first.fence, 0)
 
-    def test_a_lease_that_is_asked_for_again_lasts_its_full_time_from_then_on(self, store: Store) -> None:
-        """The asker never heard of the first, and counts from the request that was answered."""
-        asked = claim()
-        store.acquire(asked)
+    def test_a_lease_that_is_claimed_again_lasts_its_full_time_from_then_on(self, store: Store) -> None:
+        """The caller never received the first, and counts from the request that was answered."""
+        sent = claim()
+        store.acquire(sent)
         self.age(store, KEY, LEASE - 10)
-        store.acquire(asked)
+        store.acquire(sent)
         self.age(store, KEY, LEASE - 10)
         assert verdict(store, task_id="b") is Verdict.CONFLICT
         self.age(store, KEY, 10 + KEEP - 10)
-        assert known(store).owner == asked.owner
+        assert known(store).owner == sent.owner
 
     def test_a_lease_that_ran_out_is_taken_over(self, store: Store) -> None:
         dead = take(store, holder="host:1")
@@ -228,7 +228,7 @@ class AcquiringFacts(Ages):
 
 
 class CopyFacts(Ages):
-    """Which deliveries have had their place taken, and who waits for a retry."""
+    """Which deliveries have had their place taken, and which wait for a retry."""
 
     def test_a_retry_that_is_not_due_makes_other_tasks_wait(self, store: Store) -> None:
         """Else a thousand duplicates would run a failing body a thousand times."""
@@ -262,7 +262,7 @@ class CopyFacts(Ages):
     def test_what_was_replaced_by_itself_waits_for_its_continuation_under_its_own_id_too(
         self, store: Store, attempt: dict[str, Any]
     ) -> None:
-        """A broker need not say that it delivers a message again; what precedes the continuation may take long."""
+        """A broker need not mark that it delivers a message again; what precedes the continuation may take long."""
         free(store, take(store, retries=2), Reason.RETRY, retry_in=300, next_attempt=attempt_number(1, 0))
         assert verdict(store, **attempt) is Verdict.CONFLICT
         assert verdict(store, **attempt, **copy(1, "x")) is Verdict.SUPERSEDED
@@ -345,7 +345,7 @@ class CopyFacts(Ages):
         free(store, take(store, task_id="b", **copy(5, "x")), Reason.REQUEUED)
         take(store, task_id="b", **copy(1, "y"))
 
-    def test_what_somebody_published_anew_is_never_superseded(self, store: Store) -> None:
+    def test_what_was_published_again_is_never_superseded(self, store: Store) -> None:
         """The copy that it would lose to may have been purged from the broker; its own copies count from here."""
         lease = take(store)
         assert verdict(store, task_id="b", **copy(5, "x")) is Verdict.CONFLICT
@@ -376,7 +376,7 @@ class CopyFacts(Ages):
         assert verdict(store, retries=8, redelivered=True) is Verdict.SUPERSEDED
         take(store, nesting=1, redelivered=True)
 
-    def test_an_attempt_published_anew_runs_and_counts_from_there(self, store: Store) -> None:
+    def test_an_attempt_published_again_runs_and_counts_from_there(self, store: Store) -> None:
         """An operator sends a failed task again."""
         retry(store, take(store, retries=4))
         free(store, take(store), Reason.CRASHED)
@@ -444,7 +444,7 @@ class CrashFacts(Ages):
         assert (lease.crashes, lease.taken_over) == (0, False)
 
     @pytest.mark.parametrize("reason", [Reason.FAILED, Reason.RETRY, Reason.REJECTED, Reason.REQUEUED])
-    def test_an_ending_that_a_living_holder_recorded_starts_the_count_anew(self, store: Store, reason: Reason) -> None:
+    def test_an_ending_that_a_living_holder_recorded_resets_the_count(self, store: Store, reason: Reason) -> None:
         free(store, take(store), Reason.CRASHED)
         free(store, take(store, redelivered=True), reason)
         assert known(store).crashes == 0
@@ -456,18 +456,18 @@ class CrashFacts(Ages):
         assert known(store).crashes == 0
 
     @pytest.mark.parametrize("reason", [Reason.SHUTDOWN, Reason.REVOKED])
-    def test_an_end_that_somebody_meant_leaves_the_count_as_it_is(self, store: Store, reason: Reason) -> None:
+    def test_an_end_on_purpose_leaves_the_count_as_it_is(self, store: Store, reason: Reason) -> None:
         free(store, take(store), Reason.CRASHED)
         free(store, take(store, redelivered=True), reason)
         assert known(store).crashes == 1
         assert take(store, redelivered=True).crashes == 1
 
     def test_a_lease_that_runs_out_after_an_announced_shutdown_is_no_crash(self, store: Store) -> None:
-        """The worker was told to end, and was killed before its body had ended."""
+        """The worker was stopped, and was killed before its body had ended."""
         free(store, take(store), Reason.CRASHED)
         lease = take(store, redelivered=True)
         assert store.mark_shutdown(lease)
-        assert store.mark_shutdown(lease)  # asked again: the reply may have been lost
+        assert store.mark_shutdown(lease)  # sent again: the reply may have been lost
         assert (known(store).state, known(store).reason) == (State.IN_PROGRESS, Reason.SHUTDOWN)
         assert store.renew([lease]) == []
         assert known(store).reason == Reason.SHUTDOWN
@@ -500,7 +500,7 @@ class CrashFacts(Ages):
         assert not store.mark_shutdown(lease)
         assert (known(store).state, known(store).reason) == (State.COMPLETED, "")
 
-    def test_no_shutdown_is_announced_of_what_others_hold_or_nobody_does(self, store: Store) -> None:
+    def test_no_shutdown_is_announced_of_what_others_hold_or_no_one_does(self, store: Store) -> None:
         dead = take(store)
         self.crash(store, dead)
         lease = take(store, redelivered=True)
@@ -513,7 +513,7 @@ class CrashFacts(Ages):
         assert not store.mark_shutdown(lease)
         assert store.get(lease.key) is None
 
-    def test_a_holder_that_lives_for_ten_renewals_starts_the_count_anew(self, store: Store) -> None:
+    def test_a_holder_that_lives_for_ten_renewals_resets_the_count(self, store: Store) -> None:
         """Renewals come three to a ttl: here the ttl is short enough to see it happen."""
         free(store, take(store), Reason.CRASHED)
         lease = take(store, redelivered=True, lease_ttl=0.03)
@@ -522,7 +522,7 @@ class CrashFacts(Ages):
             assert store.renew([lease]) == []
         assert known(store).crashes == 0
 
-    def test_a_holder_that_has_just_begun_does_not_start_the_count_anew(self, store: Store) -> None:
+    def test_a_holder_that_has_just_begun_does_not_reset_the_count(self, store: Store) -> None:
         free(store, take(store), Reason.CRASHED)
         lease = take(store, redelivered=True)
         for _ in range(20):
@@ -562,7 +562,7 @@ class CrashFacts(Ages):
         lease = take(store, task_id="b", max_crashes=1)
         assert (lease.crashes, lease.taken_over) == (1, True)
 
-    def test_what_looped_may_be_published_anew_and_tries_once(self, store: Store) -> None:
+    def test_what_looped_may_be_published_again_and_tries_once(self, store: Store) -> None:
         self.crash(store, take(store))
         assert verdict(store, max_crashes=1, redelivered=True) is Verdict.CRASH_LOOP
         self.crash(store, take(store, max_crashes=1))

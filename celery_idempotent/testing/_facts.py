@@ -8,7 +8,7 @@ from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict, new_owner
 
 KEY = "idem:shop.charge:ORD-1"
-#: What the claims of the facts ask for, in seconds.
+#: The durations in the claims of the facts, in seconds.
 LEASE, KEEP, RESULT = 60.0, 3600.0, 900.0
 
 DONE = Outcome(State.COMPLETED, b"json:42")
@@ -17,7 +17,7 @@ OUTCOMES = [DONE, BROKEN]
 
 
 class Ages:
-    """What the facts ask of the class that they become part of."""
+    """What the facts need of the class that they become part of."""
 
     #: How many leases are more than fit into one request, of any store.
     many = 1100
@@ -27,7 +27,7 @@ class Ages:
 
 
 def claim(key: str = KEY, **changes: Any) -> Claim:
-    """Return what a new delivery of task "a" asks for, but for these changes."""
+    """Return the claim of a new delivery of task "a", with these changes."""
     return Claim(**{"key": key, "owner": new_owner(), "lease_ttl": LEASE, "keep_ttl": KEEP, "task_id": "a", **changes})
 
 
@@ -37,21 +37,21 @@ def copy(number: int, token: str) -> dict[str, Any]:
 
 
 def take(store: Store, key: str = KEY, **changes: Any) -> Lease:
-    """Ask, and return the lease that this must bring."""
+    """Acquire, and return the lease that this must bring."""
     answer = store.acquire(claim(key, **changes))
     assert isinstance(answer, Lease)
     return answer
 
 
 def refused(store: Store, key: str = KEY, **changes: Any) -> tuple[Verdict, Record]:
-    """Ask, and return why there was no lease, and the record in the way."""
+    """Acquire, and return why there was no lease, and the record in the way."""
     answer = store.acquire(claim(key, **changes))
     assert isinstance(answer, Refusal)
     return answer.verdict, answer.record
 
 
 def verdict(store: Store, key: str = KEY, **changes: Any) -> Verdict | None:
-    """Ask, and return why there was no lease, or None for a lease."""
+    """Acquire, and return why there was no lease, or None for a lease."""
     answer = store.acquire(claim(key, **changes))
     return answer.verdict if isinstance(answer, Refusal) else None
 
@@ -64,7 +64,7 @@ def known(store: Store, key: str = KEY) -> Record:
 
 
 def free(store: Store, lease: Lease, reason: Reason, **details: Any) -> None:
-    """Release, and see that the lease was still ours."""
+    """Release, and see that the lease was still held."""
     assert store.release(lease, Release(reason, **details))
 
 

@@ -31,7 +31,7 @@ class HoldingFacts(Ages):
         self.age(store, KEY, LEASE + KEEP - 10)
         assert known(store).owner == lease.owner
 
-    def test_a_lease_that_ran_out_and_that_nobody_took_can_be_renewed(self, store: Store) -> None:
+    def test_a_lease_that_ran_out_and_was_not_taken_over_can_be_renewed(self, store: Store) -> None:
         lease = take(store)
         self.age(store, KEY, LEASE + 1)
         assert store.renew([lease]) == []
@@ -140,7 +140,7 @@ class HoldingFacts(Ages):
         assert store.release(lease, Release(Reason.FAILED))
         assert store.get(KEY) is None
 
-    def test_a_holder_whose_record_was_made_anew_writes_nothing(self, store: Store) -> None:
+    def test_a_holder_whose_record_was_replaced_writes_nothing(self, store: Store) -> None:
         zombie = take(store)
         store.delete(KEY)
         take(store)
@@ -148,7 +148,7 @@ class HoldingFacts(Ages):
 
     def test_a_holder_that_never_held_writes_nothing(self, store: Store) -> None:
         lease = take(store)
-        self.bounces(store, replace(lease, claim=replace(lease.claim, owner="somebody")))
+        self.bounces(store, replace(lease, claim=replace(lease.claim, owner="another")))
 
     def test_who_released_holds_no_more(self, store: Store) -> None:
         lease = take(store)
@@ -209,20 +209,20 @@ class EndingFacts(Ages):
         assert (record.remaining, record.crashes) == (0, 0)
         assert 0 <= record.age < 10
 
-    def test_a_lease_that_ran_out_and_that_nobody_took_can_be_settled(self, store: Store) -> None:
+    def test_a_lease_that_ran_out_and_was_not_taken_over_can_be_settled(self, store: Store) -> None:
         lease = take(store)
         self.age(store, KEY, LEASE + 1)
         store.settle(lease, DONE, ttl=RESULT)
         assert known(store).state is State.COMPLETED
 
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: str(outcome.state))
-    def test_a_settle_whose_reply_was_lost_may_be_asked_again(self, store: Store, outcome: Outcome) -> None:
+    def test_a_settle_whose_reply_was_lost_may_be_repeated(self, store: Store, outcome: Outcome) -> None:
         lease = take(store)
         for _ in range(3):
             store.settle(lease, outcome, ttl=RESULT)
         assert known(store).payload == outcome.payload
 
-    def test_a_settle_asked_again_does_not_keep_the_record_longer(self, store: Store) -> None:
+    def test_a_repeated_settle_does_not_keep_the_record_longer(self, store: Store) -> None:
         lease = take(store)
         store.settle(lease, DONE, ttl=RESULT)
         self.age(store, KEY, RESULT - 10)
@@ -245,7 +245,7 @@ class EndingFacts(Ages):
         store.settle(lease, replace(outcome, payload=b"json:other"), ttl=RESULT)
         assert known(store).payload == outcome.payload
 
-    def test_a_settle_asked_again_after_the_record_was_made_anew_is_refused(self, store: Store) -> None:
+    def test_a_settle_repeated_after_the_record_was_replaced_is_refused(self, store: Store) -> None:
         lease = take(store)
         store.settle(lease, DONE, ttl=RESULT)
         self.age(store, KEY, RESULT + 1)
@@ -255,7 +255,7 @@ class EndingFacts(Ages):
         assert known(store).payload == b"json:new"
 
     @pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.CRASH_LOOP])
-    def test_a_release_whose_reply_was_lost_may_be_asked_again(self, store: Store, reason: Reason) -> None:
+    def test_a_release_whose_reply_was_lost_may_be_repeated(self, store: Store, reason: Reason) -> None:
         lease = take(store)
         release = Release(reason, retry_in=300, next_attempt=1)
         assert store.release(lease, release)
@@ -266,14 +266,14 @@ class EndingFacts(Ages):
         assert (again.state, again.reason, again.fence) == (record.state, record.reason, record.fence)
         assert again.remaining <= record.remaining
 
-    def test_a_release_asked_again_after_the_retry_has_begun_changes_nothing(self, store: Store) -> None:
+    def test_a_release_repeated_after_the_retry_has_begun_changes_nothing(self, store: Store) -> None:
         before = take(store)
         retry(store, before)
         lease = take(store, retries=1)
         assert not store.release(before, Release(Reason.RETRY, next_attempt=1))
         assert store.renew([lease]) == []
 
-    def test_a_lease_that_ran_out_and_that_nobody_took_can_be_released(self, store: Store) -> None:
+    def test_a_lease_that_ran_out_and_was_not_taken_over_can_be_released(self, store: Store) -> None:
         lease = take(store)
         self.age(store, KEY, LEASE + 1)
         free(store, lease, Reason.FAILED)

@@ -103,13 +103,13 @@ class KeepingFacts(Ages):
         self.age(store, KEY, RESULT + 1)
         assert store.get(KEY) is None
 
-    def test_a_duplicate_is_told_of_its_own_callbacks_alone(self, store: Store) -> None:
+    def test_a_duplicate_gets_its_own_callbacks_alone(self, store: Store) -> None:
         """The answer to a claim must not grow with the number of duplicates that its key has had."""
         store.settle(take(store), DONE, ttl=RESULT)
         for task_id in ("a", "b b", "c"):
             assert store.mark_dispatched(KEY, task_id)
-        for task_id, told in {"a": {"a"}, "b b": {"b b"}, "b": set(), "": set()}.items():
-            assert refused(store, task_id=task_id)[1].dispatched == told
+        for task_id, callbacks in {"a": {"a"}, "b b": {"b b"}, "b": set(), "": set()}.items():
+            assert refused(store, task_id=task_id)[1].dispatched == callbacks
         # Where the key is the task id, a claim has no task id, and the message has one all the same.
         assert refused(store, task_id="", message_id="c")[1].dispatched == {"c"}
 
@@ -121,8 +121,8 @@ class KeepingFacts(Ages):
         assert store.mark_dispatched(KEY, names[-5])  # again, for want of a reply
         kept = {names[0], *names[1 - MOST_DISPATCHED :]}
         assert known(store).dispatched == kept
-        told = {name for name in names[:40] + names[-40:] if refused(store, task_id=name)[1].dispatched}
-        assert told == kept & {*names[:40], *names[-40:]}
+        remembered = {name for name in names[:40] + names[-40:] if refused(store, task_id=name)[1].dispatched}
+        assert remembered == kept & {*names[:40], *names[-40:]}
         assert refused(store, task_id="new")[1].payload == DONE.payload
 
     def test_only_what_is_settled_is_announced(self, store: Store) -> None:
@@ -134,7 +134,7 @@ class KeepingFacts(Ages):
         assert not store.mark_dispatched(KEY, "a")
         assert known(store).dispatched == frozenset()
 
-    def test_a_record_tells_how_long_it_is_kept_where_the_store_knows(self, store: Store) -> None:
+    def test_a_record_has_its_retention_where_the_store_knows_it(self, store: Store) -> None:
         lease = take(store)
         kept = [(known(store).retention, LEASE + KEEP)]
         free(store, lease, Reason.FAILED)
@@ -143,8 +143,8 @@ class KeepingFacts(Ages):
         kept += [(record.retention, RESULT) for record in (known(store), refused(store)[1], *store.scan())]
         self.age(store, KEY, RESULT - 100)
         kept.append((known(store).retention, 100))
-        for told, expected in kept:
-            assert told == 0 or expected - 30 < told <= expected + 1
+        for left, expected in kept:
+            assert left == 0 or expected - 30 < left <= expected + 1
 
     def test_a_record_may_be_kept_for_years(self, store: Store) -> None:
         years = 10 * 365 * 86400
@@ -163,10 +163,10 @@ class KeepingFacts(Ages):
         self.age(store, KEY, 11)
         assert store.get(KEY) is None
 
-    def test_a_key_that_nobody_asked_for_has_no_record(self, store: Store) -> None:
+    def test_a_key_that_was_never_claimed_has_no_record(self, store: Store) -> None:
         assert store.get(KEY) is None
 
-    def test_a_deleted_key_starts_anew(self, store: Store) -> None:
+    def test_a_deleted_key_starts_again(self, store: Store) -> None:
         free(store, take(store), Reason.CRASHED)
         assert store.delete(KEY)
         assert not store.delete(KEY)
@@ -203,7 +203,7 @@ class KeepingFacts(Ages):
             take(store, key)
         assert {record.key for record in store.scan(prefix="many:")} == expected
 
-    def test_a_record_that_is_found_says_what_it_says_when_it_is_looked_up(self, store: Store) -> None:
+    def test_a_record_that_is_found_is_the_one_that_is_looked_up(self, store: Store) -> None:
         store.settle(take(store, "a:1", fingerprint="f"), DONE, ttl=RESULT)
         store.mark_dispatched("a:1", "b b")
         retry(store, take(store, "a:2"))
@@ -234,7 +234,7 @@ class KeepingFacts(Ages):
         assert store.purge() == 0
         assert [record.key for record in store.scan()] == ["new"]
 
-    def test_purging_may_be_told_to_stop_early(self, store: Store) -> None:
+    def test_purging_may_be_limited(self, store: Store) -> None:
         for number in range(5):
             take(store, f"old-{number}")
             self.age(store, f"old-{number}", LEASE + KEEP + 1)
@@ -258,7 +258,7 @@ def note(*texts: str, key: str = KEY, ago: float = 0.0, keep: float = KEEP) -> l
     return [HistoryEntry(key, text, ago, keep) for text in texts]
 
 
-def told(store: Store, key: str = KEY) -> list[str]:
+def history_of(store: Store, key: str = KEY) -> list[str]:
     """Return what was noted of a key."""
     return [noted.text for noted in store.history(key)]
 
@@ -273,24 +273,24 @@ class NotingFacts(Ages):
             pytest.skip("this store keeps no history")
         return store
 
-    def test_a_store_that_keeps_no_history_takes_notes_and_tells_nothing(self, store: Store) -> None:
+    def test_a_store_that_keeps_no_history_takes_notes_and_returns_none(self, store: Store) -> None:
         store.append_history(note("begun"))
-        assert bool(told(store)) is store.keeps_history
+        assert bool(history_of(store)) is store.keeps_history
 
     def test_what_was_noted_comes_back_in_its_order(self, keeping: Store) -> None:
         keeping.append_history([])
-        assert told(keeping) == []
+        assert history_of(keeping) == []
         keeping.append_history(note("one", "two"))
         keeping.append_history(note("three"))
-        assert told(keeping) == ["one", "two", "three"]
+        assert history_of(keeping) == ["one", "two", "three"]
 
     def test_what_is_noted_late_stands_where_it_happened(self, keeping: Store) -> None:
         """Two processes write down what they saw each in its own time."""
         keeping.append_history(note("taken over", ago=10))
         keeping.append_history(note("its child died", ago=20))
-        assert told(keeping) == ["its child died", "taken over"]
+        assert history_of(keeping) == ["its child died", "taken over"]
 
-    def test_the_age_of_a_note_is_told_by_the_clock_of_the_store(self, keeping: Store) -> None:
+    def test_the_age_of_a_note_is_by_the_clock_of_the_store(self, keeping: Store) -> None:
         keeping.append_history([*note("old", ago=100), *note("new", ago=0.5)])
         old, new = keeping.history(KEY)
         assert 100 <= old.age < 130
@@ -300,34 +300,34 @@ class NotingFacts(Ages):
     def test_each_key_has_a_history_of_its_own(self, keeping: Store) -> None:
         other = f"{KEY}-2"
         keeping.append_history([*note("one"), *note("other", key=other), *note("two")])
-        assert (told(keeping), told(keeping, other)) == (["one", "two"], ["other"])
-        assert told(keeping, KEY[:-1]) == []
+        assert (history_of(keeping), history_of(keeping, other)) == (["one", "two"], ["other"])
+        assert history_of(keeping, KEY[:-1]) == []
 
     def test_the_newest_notes_of_a_key_are_kept(self, keeping: Store) -> None:
         for start in range(0, 120, 40):
             keeping.append_history(note(*(str(number) for number in range(start, start + 40))))
-        assert told(keeping) == [str(number) for number in range(120 - HISTORY_LIMIT, 120)]
+        assert history_of(keeping) == [str(number) for number in range(120 - HISTORY_LIMIT, 120)]
         keeping.append_history(note(*(str(number) for number in range(120, 320))))
-        assert told(keeping) == [str(number) for number in range(320 - HISTORY_LIMIT, 320)]
+        assert history_of(keeping) == [str(number) for number in range(320 - HISTORY_LIMIT, 320)]
 
     @pytest.mark.parametrize(
         "text", ["", " ", "a\nb", "☃ 🎉", '{"a":"\\u0000"}', "\\0 \\", "'; --", "1 2 3", "x" * 5000]
     )
     def test_any_text_may_be_noted(self, keeping: Store, text: str) -> None:
         keeping.append_history(note(text, "next"))
-        assert told(keeping) == [text, "next"]
+        assert history_of(keeping) == [text, "next"]
 
     @pytest.mark.parametrize("key", ["☃ b", "a\nb", "%", "{a}", "a\\b"])
     def test_the_key_may_be_any_text(self, keeping: Store, key: str) -> None:
         keeping.append_history(note("one", key=key))
-        assert told(keeping, key) == ["one"]
+        assert history_of(keeping, key) == ["one"]
 
     def test_what_was_noted_is_kept_for_its_time_and_not_longer(self, keeping: Store) -> None:
         keeping.append_history(note("over", ago=100, keep=90))
-        assert told(keeping) == []
+        assert history_of(keeping) == []
         keeping.append_history(note("kept", ago=100, keep=200))
         keeping.append_history(note("late", ago=100, keep=90))
-        assert told(keeping) == ["kept"]
+        assert history_of(keeping) == ["kept"]
 
     def test_a_history_outlives_its_record_and_needs_none(self, keeping: Store) -> None:
         keeping.settle(take(keeping), DONE, ttl=RESULT)
@@ -335,7 +335,7 @@ class NotingFacts(Ages):
         self.age(keeping, KEY, RESULT + 1)
         keeping.purge()
         assert keeping.get(KEY) is None
-        assert told(keeping) == ["replayed"]
+        assert history_of(keeping) == ["replayed"]
 
     def test_a_history_changes_no_record(self, keeping: Store) -> None:
         lease = take(keeping)
@@ -357,9 +357,9 @@ class NotingFacts(Ages):
         take(keeping)
         keeping.append_history([*note("one"), *note("other", key="other")])
         assert keeping.delete(KEY)
-        assert (told(keeping), told(keeping, "other")) == ([], ["other"])
+        assert (history_of(keeping), history_of(keeping, "other")) == ([], ["other"])
         assert not keeping.delete("other")
-        assert told(keeping, "other") == []
+        assert history_of(keeping, "other") == []
 
 
 CHILD_SECONDS = 30
@@ -457,5 +457,5 @@ class SharingFacts(Ages):
         store.close()
         store.settle(lease, DONE, ttl=RESULT)
 
-    def test_a_store_that_can_serve_says_so(self, store: Store) -> None:
+    def test_a_store_that_can_serve_answers_a_ping(self, store: Store) -> None:
         store.ping()

@@ -21,7 +21,7 @@ class RolledBack(Exception):
 class WithinFacts(Ages):
     """Semantics, section 10: the record and the effect are committed together, or not at all."""
 
-    #: What a write of somebody else's raises while such a transaction is open, or None where nobody waits for it.
+    #: What another's write raises while such a transaction is open, or None where no write waits for it.
     stalls: type[StoreError] | None = None
 
     def begin(self, store: Store) -> AbstractContextManager[Any]:
@@ -47,13 +47,13 @@ class WithinFacts(Ages):
         except RolledBack:
             pass
 
-    def meanwhile(self, ask: Callable[[], Any], expected: Any) -> None:
-        """See what somebody else is told whose write would have to wait for a transaction that is open."""
+    def meanwhile(self, write: Callable[[], Any], expected: Any) -> None:
+        """See what another client gets whose write would have to wait for a transaction that is open."""
         if self.stalls is None:
-            assert ask() == expected
+            assert write() == expected
         else:
             with pytest.raises(self.stalls):
-                ask()
+                write()
 
     @pytest.mark.parametrize("outcome", OUTCOMES, ids=lambda outcome: str(outcome.state))
     def test_what_is_settled_in_a_transaction_counts_when_that_commits(self, store: Store, outcome: Outcome) -> None:
@@ -90,7 +90,7 @@ class WithinFacts(Ages):
         free(store, lease, Reason.FAILED)
         assert not take(store, task_id="b").taken_over
 
-    def test_nobody_sees_the_outcome_before_it_is_committed(self, store: Store) -> None:
+    def test_no_other_client_sees_the_outcome_before_it_is_committed(self, store: Store) -> None:
         lease = take(store)
         with self.begin(store) as using:
             self.insert(using, "effect")

@@ -17,13 +17,13 @@ from kombu.message import Message
 from celery_idempotent import IdempotentTask
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.stores.memory import MemoryStore
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.apps import close_app
-from tests.celery.fixtures import NODES
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import RedisBackend, RedisBroker, WorkerNode
-from tests.servers import RedisServer
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.apps import close_app
+from tests.support.celery.fixtures import NODES
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import RedisBackend, RedisBroker, WorkerNode
+from tests.support.servers import RedisServer
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def celery_worker(
     tmp_path: Path,
 ) -> Iterator[WorkerNode]:
     node = WorkerNode(
-        "tests.celery.plain_app",
+        "tests.support.celery.plain_app",
         celery_broker.config()["url"],
         setup_server.url(2),
         result_url=celery_backend.config()["url"],

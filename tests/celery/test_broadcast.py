@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import WorkerNode
 from tests.celery.test_rabbitmq import server, vhost
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import WorkerNode
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
 __all__ = ["server", "vhost"]  # fixtures
 
-BROADCAST = "tests.celery.broadcast_app"
+BROADCAST = "tests.support.celery.broadcast_app"
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])

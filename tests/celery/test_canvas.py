@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from celery import Celery, chain, chord, group
 
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
 
-CORNERS = "tests.celery.corners"
+CORNERS = "tests.support.celery.corners"
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult, GroupResult
 
-from tests.celery.canvases import canvases
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support.celery.canvases import canvases
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
-CANVAS = "tests.celery.canvas_app"
+CANVAS = "tests.support.celery.canvas_app"
 #: How many runs the canvases come to with Celery itself, and so with us.
 RUNS = 245
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
 from tests.celery.test_canvas_as_celery import is_idle
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
-CANVAS = "tests.celery.canvas_app"
+CANVAS = "tests.support.celery.canvas_app"
 TAG = "canvas"
 
 

@@ -11,12 +11,12 @@ from celery import Celery, chain, chord, group
 
 from celery_idempotent import ConfigurationError
 from celery_idempotent.celery.message import KEY_HEADER
-from tests.servers import open_client
+from tests.support.servers import open_client
 
 
 @pytest.fixture
 def app(client_app: Callable[..., Celery]) -> Celery:
-    return client_app("tests.celery.shop")
+    return client_app("tests.support.celery.shop")
 
 
 @pytest.fixture

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group, states
 
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
 from tests.celery.test_canvas_as_celery import is_idle
 from tests.celery.test_canvas_duplicates import CANVAS, TAG, Held, runs, signatures
 from tests.conftest import missing
-from tests.memcached import Memcached
-from tests.servers import ServerMissing, open_client
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.memcached import Memcached
+from tests.support.servers import ServerMissing, open_client
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
-from tests.cluster import Cluster
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
+from tests.support.cluster import Cluster
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from celery_idempotent.celery.message import (
     publish_copy,
 )
 from celery_idempotent.celery.request import IdempotentRequest
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=timezone.utc)
 

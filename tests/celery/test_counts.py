@@ -15,13 +15,13 @@ from celery import Celery
 from celery_idempotent import events
 from celery_idempotent.celery import pool as counts
 from celery_idempotent.events import Acquired, Event, Replayed
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import WorkerNode
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import WorkerNode
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 POOLS = ["prefork", "threads", "solo", "gevent"]
 
 

@@ -9,14 +9,14 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.servers import RedisServer
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 
 
 @pytest.fixture

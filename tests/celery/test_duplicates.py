@@ -11,13 +11,13 @@ import pytest
 from celery import Celery, chord, group
 from celery.result import result_from_tuple
 
-from tests.celery.apps import load_app
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.values import VALUES
+from tests.support.celery.apps import load_app
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.values import VALUES
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 from celery import Celery, chain, chord
 
 from celery_idempotent.stores import State
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.waiting import wait_until
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 
 
 @pytest.fixture

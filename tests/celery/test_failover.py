@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import Celery
 
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
 from tests.conftest import missing
-from tests.sentinel import Failover
-from tests.servers import ServerMissing
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
+from tests.support.sentinel import Failover
+from tests.support.servers import ServerMissing
+from tests.support.waiting import wait_until
 
-APP = "tests.celery.sentinel_app"
+APP = "tests.support.celery.sentinel_app"
 SECONDS = 60
 
 
@@ -44,7 +44,7 @@ def test_what_no_replica_confirmed_runs_once_after_a_failover(
 
     failover.cut_replication()
     late = [charge.delay(order) for order in orders[1:]]
-    wait_until(lambda: "wait_replicas=1 asks for 1" in worker.logs(), SECONDS, "a claim to be refused")
+    wait_until(lambda: "wait_replicas=1 needs 1" in worker.logs(), SECONDS, "a claim to be refused")
     failover.kill_main()
     failover.wait_for_promotion()
 

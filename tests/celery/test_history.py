@@ -17,11 +17,11 @@ from celery_idempotent.events import Replayed
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 KEY = f"idem:{SHOP}.charge::ORD-1"
 
 

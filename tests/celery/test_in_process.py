@@ -29,7 +29,7 @@ from celery_idempotent.core.guard import Busy
 from celery_idempotent.stores import Claim, Lease, Reason, Record, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 class FailingStore(MemoryStore):

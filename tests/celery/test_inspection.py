@@ -23,14 +23,14 @@ from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.nodes import ROOT, WorkerNode
-from tests.servers import RedisServer
-from tests.stores.benches import claim
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.nodes import ROOT, WorkerNode
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import claim
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 POOLS = ["prefork", "threads", "solo", "gevent"]
 LEASE = 1.0
 
@@ -167,7 +167,7 @@ def test_a_worker_that_does_not_reply_is_named(app: Celery, start_worker: StartW
 
 
 def test_a_worker_without_idempotent_tasks_holds_none(app: Celery, start_worker: StartWorker) -> None:
-    assert held(app, start_worker("tests.celery.plain_app")) == []
+    assert held(app, start_worker("tests.support.celery.plain_app")) == []
 
 
 def test_a_worker_that_does_not_know_the_command_is_named(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:

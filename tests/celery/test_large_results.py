@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.stores import Record, open_store
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
 
-APP = "tests.celery.large_app"
+APP = "tests.support.celery.large_app"
 SIZE = 3 * 1024**2
 
 
@@ -102,7 +102,7 @@ def test_a_result_that_expired_in_the_backend_leaves_the_duplicate_without_it(
     # As a result that expired while somebody else's task of that id has failed: no answer is made of it.
     app.backend.delete(app.backend.get_key_for_task(first.id))
     app.backend.store_result(first.id, ValueError("not this"), "FAILURE")
-    with pytest.raises(Exception, match=r"the result backend was to have it as task .*, and says FAILURE") as caught:
+    with pytest.raises(Exception, match=r"as task .*, where its status is FAILURE") as caught:
         app.module.report.delay("A").get(timeout=30)
     assert type(caught.value).__name__ == "ResultUnavailable"
     assert journal.count("made") == 1

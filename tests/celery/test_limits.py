@@ -14,16 +14,16 @@ import pytest
 from celery import Celery, Task
 
 from celery_idempotent.stores import State
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.waiting import wait_until
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
-CORNERS = "tests.celery.corners"
+CORNERS = "tests.support.celery.corners"
 
 
 @pytest.fixture

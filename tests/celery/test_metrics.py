@@ -10,15 +10,15 @@ from celery import Celery
 
 from celery_idempotent.metrics.catalogue import ENDINGS
 from celery_idempotent.metrics.prometheus import DIRECTORY
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.exposition import scrape
-from tests.servers import free_port
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.exposition import scrape
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
 
 pytest.importorskip("prometheus_client")
 
-MODULE = "tests.celery.metrics_app"
+MODULE = "tests.support.celery.metrics_app"
 CHARGE, FLAKY, SLOW = (f"{MODULE}.{name}" for name in ("charge", "flaky", "slow"))
 
 

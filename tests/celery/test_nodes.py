@@ -14,14 +14,14 @@ import pytest
 from celery import Celery
 from pytest_celery import CeleryTestSetup
 
-from tests import processes
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import ROOT, WorkerNode
-from tests.waiting import WaitTimeout, wait_until
+from tests.support import processes
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import ROOT, WorkerNode
+from tests.support.waiting import WaitTimeout, wait_until
 
-CHARGE = "tests.celery.plain_app.charge"
+CHARGE = "tests.support.celery.plain_app.charge"
 
 
 @pytest.mark.smoke
@@ -33,7 +33,7 @@ def test_a_worker_runs_a_task_in_a_child_of_its_own(
     assert result.get(timeout=15) == "charged ORD-1"
     assert journal.count("charged", "ORD-1") == 1
     assert journal.entries("charged")[0].pid in node.children()
-    node.assert_log_exists("Task tests.celery.plain_app.charge")
+    node.assert_log_exists("Task tests.support.celery.plain_app.charge")
 
 
 def test_a_worker_has_as_many_children_as_slots_and_one_group(start_worker: StartWorker) -> None:
@@ -66,7 +66,7 @@ def test_a_killed_child_is_replaced_and_its_worker_lives_on(
     [pid] = gate.reached()
     node.kill_child(pid)
     gate.open()
-    fresh = app.tasks["tests.celery.plain_app.whoami"].delay().get(timeout=20)
+    fresh = app.tasks["tests.support.celery.plain_app.whoami"].delay().get(timeout=20)
     assert fresh != pid
     assert fresh in node.children()
     assert node.running
@@ -130,7 +130,7 @@ def test_a_restarted_worker_is_ready_anew(start_worker: StartWorker, client_app:
     first = node.pid
     node.restart()
     assert node.pid != first
-    assert client_app().tasks["tests.celery.plain_app.whoami"].delay().get(timeout=15) in node.children()
+    assert client_app().tasks["tests.support.celery.plain_app.whoami"].delay().get(timeout=15) in node.children()
 
 
 def test_a_worker_that_cannot_start_shows_its_log(start_worker: StartWorker) -> None:
@@ -140,7 +140,7 @@ def test_a_worker_that_cannot_start_shows_its_log(start_worker: StartWorker) -> 
 
 def test_threads_run_tasks_in_the_main_process(start_worker: StartWorker, client_app: Callable[..., Celery]) -> None:
     node = start_worker(pool="threads")
-    assert client_app().tasks["tests.celery.plain_app.whoami"].delay().get(timeout=15) == node.pid
+    assert client_app().tasks["tests.support.celery.plain_app.whoami"].delay().get(timeout=15) == node.pid
 
 
 @pytest.mark.smoke
@@ -162,7 +162,7 @@ def test_a_setup_survives_the_restart_of_its_nodes(celery_setup: CeleryTestSetup
 def test_nothing_outlives_a_test_run_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
-        "from tests import processes\n"
+        "from tests.support import processes\n"
         "child = processes.spawn([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
@@ -201,6 +201,6 @@ def test_a_wait_that_ends_in_vain_says_what_it_waited_for(journal: Journal) -> N
 
 
 def test_a_worker_that_was_never_started_is_torn_down_quietly(tmp_path: Path) -> None:
-    node = WorkerNode("tests.celery.plain_app", "redis://127.0.0.1:1/0", directory=tmp_path)
+    node = WorkerNode("tests.support.celery.plain_app", "redis://127.0.0.1:1/0", directory=tmp_path)
     node.teardown()
     assert node.container.status == "exited"

@@ -17,12 +17,12 @@ from celery_idempotent import IdempotentTask, add_hook, remove_hook
 from celery_idempotent.celery import message as brokers
 from celery_idempotent.celery.message import DELIVERY_ENTRY, META_HEADER, MessageHeaders
 from celery_idempotent.events import Deferred
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.waiting import wait_until
 
-FOLDER = "tests.celery.folder"
+FOLDER = "tests.support.celery.folder"
 
 
 @pytest.fixture

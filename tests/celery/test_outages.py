@@ -10,15 +10,15 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.waiting import wait_until
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 KEY = f"idem:{SHOP}.charge::ORD-1"
 DONE = {"order": "ORD-1", "cents": 999}
 

@@ -14,16 +14,16 @@ from celery.exceptions import WorkerLostError
 from celery_idempotent.core.results import Codec
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import WorkerNode
-from tests.proxy import Proxy
-from tests.servers import RedisServer, open_client
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import WorkerNode
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer, open_client
+from tests.support.waiting import wait_until
 
-POOLED = "tests.celery.pooled"
+POOLED = "tests.support.celery.pooled"
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
 GREEN = ["gevent", "eventlet"]
 #: Pools that do not end a body at any limit.
@@ -195,7 +195,7 @@ def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
     journal.wait_for_count(1, "charged")  # from here on the greenlet waits for the store, and nowhere before
     wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
     result.revoke(terminate=True)
-    node.wait_for_log("asking again")
+    node.wait_for_log("trying again")
     proxy.heal()
     wait_until(lambda: state(store, "ORD-1") is State.COMPLETED, message="the task to be settled")
     assert app.module.charge.delay("ORD-1").get(timeout=20) == "charged ORD-1"

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.waiting import wait_until
 
-CORNERS = "tests.celery.corners"
+CORNERS = "tests.support.celery.corners"
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def test_a_key_given_to_send_task_counts_although_no_task_was_bound_before(
 ) -> None:
     start_worker(CORNERS)
     code = (
-        "from tests.celery.corners import app;"
-        "[app.send_task('tests.celery.corners.fragile', ('ORD-1',), idempotency_key='req-1') for _ in range(2)]"
+        "from tests.support.celery.corners import app;"
+        "[app.send_task('tests.support.celery.corners.fragile', ('ORD-1',), idempotency_key='req-1') for _ in range(2)]"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **worker_env}, check=True)
     journal.wait_for_count(1, "started")
@@ -44,7 +44,7 @@ def test_a_key_given_by_a_producer_that_does_not_know_us_counts(
     start_worker(CORNERS)
     code = (
         "import os; from celery import Celery; app = Celery(broker=os.environ['BROKER_URL']);"
-        "app.send_task('tests.celery.corners.fragile', ('ORD-1',), idempotency_key='req-1')"
+        "app.send_task('tests.support.celery.corners.fragile', ('ORD-1',), idempotency_key='req-1')"
     )
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **worker_env}, check=True)
     [started] = journal.wait_for_count(1, "started")

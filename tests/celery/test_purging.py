@@ -19,11 +19,11 @@ from celery_idempotent.celery.app import store_of, used_stores
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
-PURGE_APP = "tests.celery.purge_app"
+PURGE_APP = "tests.support.celery.purge_app"
 EXPIRED = "expired"  # as there
 
 

@@ -10,18 +10,18 @@ from celery import Celery
 
 from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.monitor import Monitor
-from tests.celery.nodes import STOP_SECONDS, WorkerNode
 from tests.conftest import missing
-from tests.proxy import Proxy
-from tests.rabbitmq import RabbitServer, Vhost, external_url
-from tests.servers import ServerMissing
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.monitor import Monitor
+from tests.support.celery.nodes import STOP_SECONDS, WorkerNode
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitServer, Vhost, external_url
+from tests.support.servers import ServerMissing
+from tests.support.waiting import wait_until
 
-RABBIT = "tests.celery.rabbit"
+RABBIT = "tests.support.celery.rabbit"
 QUEUES = ("orders", "mails", "dead")
 
 # Queue type and exchange type. Only the last pair has Celery's native delayed delivery.

@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.stores import State
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.waiting import wait_until
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.waiting import wait_until
 
 KEY = f"idem:{PARTING}.part::ORD-1"
 BY_APP = ("-m", "celery", "-A", PARTING, "idempotency", "release", KEY)

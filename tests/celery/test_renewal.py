@@ -19,13 +19,13 @@ from celery_idempotent.events import logger
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
-from tests.stores.benches import DONE, age, claim, known
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
+from tests.support.stores.benches import DONE, age, claim, known
+from tests.support.waiting import wait_until
 
-APP = "tests.celery.gil_app"
+APP = "tests.support.celery.gil_app"
 LEASE = 0.5
 SECONDS = 30
 

@@ -27,14 +27,14 @@ from celery_idempotent.errors import RecordUnreadable
 from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
-from tests.celery.aftermath import PARTING, Aftermath
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.nodes import STOP_SECONDS, WorkerNode
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores.benches import known
-from tests.waiting import wait_until
+from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.nodes import STOP_SECONDS, WorkerNode
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import known
+from tests.support.waiting import wait_until
 
 
 def tell(node: WorkerNode, number: int) -> None:
@@ -57,7 +57,7 @@ def test_a_warm_shutdown_lets_the_task_end(
     gate.reached()
     tell(node, signal.SIGTERM)
     wait_until(lambda: "Warm shutdown" in node.logs())
-    aftermath.expect(result, "PENDING", State.IN_PROGRESS, messages=1, effects=0)
+    aftermath.expect(result, "PENDING", State.IN_PROGRESS, Reason.SHUTDOWN, messages=1, effects=0)
     gate.open()
     wait_until_ended(node)
     aftermath.expect(result, "SUCCESS", State.COMPLETED)

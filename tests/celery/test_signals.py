@@ -10,13 +10,13 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import signals
-from celery_idempotent.events import NAMES, Event, emit, has_receivers
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.waiting import wait_until
+from celery_idempotent.events import KINDS, Event, emit, has_receivers
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.signalled"
+SHOP = "tests.support.celery.signalled"
 SIGNALS = {name: getattr(signals, name) for name in signals.__all__ if name.islower()}
 
 
@@ -30,9 +30,9 @@ def app() -> Iterator[Celery]:
 
 def test_every_kind_of_event_has_its_signal() -> None:
     kinds = {getattr(events, name) for name in events.__all__} - {Event}
-    assert {signal.kind for signal in SIGNALS.values()} == kinds == set(NAMES)
+    assert {signal.kind for signal in SIGNALS.values()} == kinds == set(KINDS)
     assert {name: signal.name for name, signal in SIGNALS.items()} == {name: name for name in SIGNALS}
-    assert len(set(NAMES.values())) == len(NAMES)
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
 
 
 def test_a_receiver_is_sent_the_event_with_its_task_as_the_sender(app: Celery) -> None:
@@ -135,7 +135,7 @@ def test_receivers_hear_of_what_happens_in_a_workers_processes(
     client_app: Callable[..., Celery], start_worker: StartWorker, journal: Journal, gates: Gates, pool: str
 ) -> None:
     node = start_worker(SHOP, pool=pool, concurrency=1)
-    charge = client_app("tests.celery.shop").module.charge
+    charge = client_app("tests.support.celery.shop").module.charge
     first, second = (charge.delay("ORD-1") for _ in range(2))
     assert first.get(timeout=20) == second.get(timeout=20)
     noted = [entry for entry in journal.entries() if entry.event.startswith("task_")]
@@ -154,7 +154,7 @@ def test_the_main_process_tells_of_what_a_killed_child_gave_back(
 ) -> None:
     node = start_worker(SHOP, concurrency=1)
     gate = gates.close("before ORD-1")
-    result = client_app("tests.celery.shop").module.charge.delay("ORD-1")
+    result = client_app("tests.support.celery.shop").module.charge.delay("ORD-1")
     (child,) = gate.reached()
     node.kill_child(child)
     (entry,) = [entry for entry in journal.wait_for_count(1, "task_released") if entry.event == "task_released"]

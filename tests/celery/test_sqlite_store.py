@@ -13,11 +13,11 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
 
-APP = "tests.celery.books_app"
+APP = "tests.support.celery.books_app"
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.events import Replayed, remove_hook
 from celery_idempotent.stores import Reason, Release
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.monitor import Monitor
-from tests.servers import RedisServer
-from tests.stores.benches import age, take
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.monitor import Monitor
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import age, take
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 KEY = f"idem:{SHOP}.charge::ORD-1"
 PREFORK = pytest.param("prefork", marks=pytest.mark.smoke)
 #: Celery before 5.7 loses events that threads send while it sends others, its own as well as ours.
@@ -326,7 +326,7 @@ class TestThePipe:
     ) -> None:
         self.as_child(Replayed("k", "t", "broken"), Replayed("k", "t", "next"))
         monitoring.flush()
-        assert "could not be told to monitors" in caplog.text
+        assert "could not be sent to monitors" in caplog.text
         assert [fields["uuid"] for _, fields in sent] == ["next"]
 
     def test_a_signal_whose_handler_sends_events_may_come_while_they_are_sent(

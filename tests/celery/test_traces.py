@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from tests.celery.fixtures import StartWorker
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.waiting import wait_until
 
 pytest.importorskip("opentelemetry.instrumentation.celery")
 
-MODULE = "tests.celery.traced_app"
+MODULE = "tests.support.celery.traced_app"
 
 
 def lines(folder: Path, kind: str) -> list[Any]:

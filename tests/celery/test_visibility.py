@@ -25,17 +25,17 @@ from kombu import Connection, Queue
 
 from celery_idempotent.celery.visibility import UnackedMessages, VisibilityStep, copied
 from celery_idempotent.errors import ConfigurationError
-from tests import processes
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import STOP_SECONDS, WorkerNode
-from tests.proxy import Proxy
-from tests.servers import RedisServer, free_port, open_client, redis_binary
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import STOP_SECONDS, WorkerNode
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer, free_port, open_client, redis_binary
+from tests.support.waiting import wait_until
 
-HELD = "tests.celery.held"
+HELD = "tests.support.celery.held"
 #: Seconds. A worker would have to stand still for two thirds of it to lose what it holds.
 TIMEOUT = 3.0
 #: How long a message is held in these tests.

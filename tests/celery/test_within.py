@@ -11,13 +11,13 @@ from celery import Celery
 
 from celery_idempotent.errors import SettleNotCommitted
 from celery_idempotent.stores import State, open_store
-from tests.celery.business import Business
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.waiting import wait_until
+from tests.support.celery.business import Business
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.waiting import wait_until
 
-WITHIN = "tests.celery.within_app"
+WITHIN = "tests.support.celery.within_app"
 KEY = f"idem:{WITHIN}.charge::ORD-1"
 
 

@@ -17,8 +17,8 @@ from celery_idempotent import IdempotentTask, cli
 from celery_idempotent.cli.app import idempotency
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore
-from tests.cli.shelf import Shelf
-from tests.cli.terminal import Terminal
+from tests.support.cli.shelf import Shelf
+from tests.support.cli.terminal import Terminal
 
 
 class Said(NamedTuple):
@@ -105,7 +105,7 @@ def in_terminal(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Call
         if request.param == "celery-idempotent":
             command, env = ("-m", "celery_idempotent.cli"), {"CELERY_IDEMPOTENT_STORE": redis_url, **env}
         else:
-            command = ("-m", "celery", "-A", "tests.celery.shop", "idempotency")
+            command = ("-m", "celery", "-A", "tests.support.celery.shop", "idempotency")
             env = {"STORE_URL": redis_url, "BROKER_URL": "memory://", "RESULT_URL": "cache+memory://", **env}
         opened.append(Terminal(*command, *arguments, **env))
         return opened[-1]

@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_asked_is_an_error_in_words() -> None:
 @pytest.mark.smoke
 def test_celery_knows_the_command(store: RedisStore, redis_url: str) -> None:
     take(store)
-    command = [sys.executable, "-m", "celery", "-A", "tests.celery.shop", "idempotency", "show", KEY]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery.shop", "idempotency", "show", KEY]
     env = {**os.environ, "STORE_URL": redis_url, "BROKER_URL": "memory://", "RESULT_URL": "cache+memory://"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     if "No such command" in done.stderr + done.stdout:

@@ -22,8 +22,8 @@ from celery_idempotent.cli.demo import report
 from celery_idempotent.cli.demo.report import Outcome, Progress
 from celery_idempotent.cli.demo.run import run as demo_run
 from celery_idempotent.cli.demo.scenario import ORDERS, Counts, Fault, count, draw_orders
-from tests.servers import redis_binary
-from tests.waiting import wait_until
+from tests.support.servers import redis_binary
+from tests.support.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "celery_idempotent.cli"]
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ import pytest
 from celery_idempotent.cli.demo import gateway as module
 from celery_idempotent.cli.demo.gateway import Gateway
 from celery_idempotent.cli.demo.scenario import Fault
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 #: Closes a connection with a reset, as the kernel does for a process that is killed with an answer unread.
 RESET = struct.pack("ii", 1, 0)
@@ -29,8 +29,8 @@ class Heard(Gateway):
         super().__init__(*args)
         self.told: list[str] = []
 
-    def tell(self, event: str, **facts: Any) -> None:
-        super().tell(event, **facts)
+    def report(self, event: str, **facts: Any) -> None:
+        super().report(event, **facts)
         self.told.append(event)
 
 

@@ -22,7 +22,7 @@ from celery_idempotent import cli
 from celery_idempotent.cli.demo.processes import HOW_TO_GET_REDIS, DemoError, Interrupted, Processes, fetch_redis
 from celery_idempotent.cli.demo.report import Bars, Lines, Progress, open_screen
 from celery_idempotent.cli.demo.scenario import ORDERS
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 SLEEP = ["sleep", "60"]
 ERASE_LINE = "\x1b[2K"
@@ -153,9 +153,9 @@ def progress(**charges: int) -> Progress:
 
 
 def test_each_run_has_a_bar_of_its_own(bars: Bars) -> None:
-    bars.begin("plain")
+    bars.run = "plain"
     bars.show(progress(a=1, b=3, c=2))
-    bars.begin("idempotent")
+    bars.run = "idempotent"
     bars.show(progress(a=1))
     plain, idempotent = draw(bars)
     assert plain.startswith("Plain Celery ")
@@ -166,9 +166,9 @@ def test_each_run_has_a_bar_of_its_own(bars: Bars) -> None:
 
 
 def test_a_customer_who_is_charged_twice_makes_the_figure_red(bars: Bars) -> None:
-    bars.begin("plain")
+    bars.run = "plain"
     bars.show(progress(a=1, b=2))
-    bars.begin("idempotent")
+    bars.run = "idempotent"
     bars.show(progress(a=1, b=1))
     plain, idempotent = draw(bars, styled=True)
     assert "\x1b[1;31m 1 twice" in plain
@@ -177,15 +177,15 @@ def test_a_customer_who_is_charged_twice_makes_the_figure_red(bars: Bars) -> Non
 
 def test_what_happened_last_is_below_the_bars_until_there_is_nothing_to_say(bars: Bars) -> None:
     assert len(draw(bars)) == 2
-    bars.say("ORD-007: kill -9")
-    bars.say("ORD-008: [published] 8 times")
+    bars.log("ORD-007: kill -9")
+    bars.log("ORD-008: [published] 8 times")
     assert draw(bars)[2:] == ["  ORD-008: [published] 8 times"]
-    bars.say("")
+    bars.log("")
     assert len(draw(bars)) == 2
 
 
 def test_what_happened_takes_one_line_however_long_it_is(bars: Bars) -> None:
-    bars.say("x" * 200)
+    bars.log("x" * 200)
     (said,) = draw(bars)[2:]
     assert said == f"  {'x' * 77}…"
 
@@ -209,9 +209,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_a_terminal_gets_bars_that_stay_and_the_words_below_them_do_not(terminal: Terminal) -> None:
     with redirect_stderr(terminal), open_screen() as screen:
         assert isinstance(screen, Bars)
-        screen.begin("plain")
+        screen.run = "plain"
         screen.show(progress(a=2))
-        screen.say("ORD-007: kill -9")
+        screen.log("ORD-007: kill -9")
         wait_until(lambda: "ORD-007: kill -9" in terminal.getvalue(), 5)
     written = terminal.getvalue()
     last = click.unstyle(written.rpartition(ERASE_LINE)[2])
@@ -226,9 +226,9 @@ def test_a_terminal_without_rich_gets_a_line_per_event(terminal: Terminal, monke
     assert importlib.util.find_spec("rich") is None
     with redirect_stderr(terminal), open_screen() as screen:
         assert isinstance(screen, Lines)
-        screen.begin("plain")
+        screen.run = "plain"
         screen.show(progress(a=2))
-        screen.say("ORD-007: kill -9")
+        screen.log("ORD-007: kill -9")
     assert click.unstyle(terminal.getvalue()) == "Plain Celery:   ORD-007: kill -9\n"
 
 

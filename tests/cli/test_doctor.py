@@ -17,8 +17,8 @@ from celery_idempotent.cli.common import Exit
 from celery_idempotent.cli.doctor import any_store
 from celery_idempotent.cli.doctor.findings import Finding, Section, error, info, ok, warning
 from tests.cli.conftest import Said, by_app
-from tests.doctor.apps import app_with as doctor_app
-from tests.servers import RedisServer
+from tests.support.doctor.apps import app_with as doctor_app
+from tests.support.servers import RedisServer
 
 Start = Callable[..., RedisServer]
 #: As the guide on production has it.
@@ -158,7 +158,7 @@ def test_without_a_store_there_is_a_usage_error() -> None:
 
 
 def test_celerys_own_command_line_has_it(server: RedisServer) -> None:
-    command = [sys.executable, "-m", "celery", "-A", "tests.celery.shop", "idempotency", "doctor", "--json"]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery.shop", "idempotency", "doctor", "--json"]
     env = {**os.environ, "STORE_URL": server.url(1), "BROKER_URL": server.url(0), "RESULT_URL": server.url(2)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == Exit.OK, done.stderr

@@ -23,7 +23,7 @@ from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.units import format_duration
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
-from tests.cli.shelf import Shelf, hold, release, settle
+from tests.support.cli.shelf import Shelf, hold, release, settle
 
 KEY = "idem:shop.charge::ORD-1"
 FIRST, SECOND = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
@@ -142,7 +142,7 @@ EVERY = [
     (events.KeyReused(KEY, original=SECOND, **LONG), "which has other arguments"),
     (events.CrashLooped(KEY, crashes=5, **LONG), "after 5 crashes in a row"),
     (events.LeaseLost(KEY, ending="ValueError: x", ran=9, **LONG), "taken over after 9 s: ValueError, unrecorded"),
-    (events.SettleFailed(KEY, error="down " * 50, ran=9, **LONG), "after 9 s, and the store could not be told: down"),
+    (events.SettleFailed(KEY, error="down " * 50, ran=9, **LONG), "after 9 s, and the store could not record it: down"),
     (events.RanUnprotected(KEY, error="down", **LONG), "without a lease, since the store could not serve: down"),
 ]
 
@@ -210,7 +210,7 @@ def test_a_duration_is_told_in_its_largest_unit(seconds: float, words: str) -> N
 
 def test_a_record_that_was_released_is_explained(on_shelf: Run, shelf: Shelf) -> None:
     release(shelf, KEY)
-    assert "Nobody is doing it. The next delivery runs." in on_shelf("explain", KEY).out
+    assert "No worker is doing it. The next delivery runs." in on_shelf("explain", KEY).out
 
 
 # -- what an operator did ----------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ import pytest
 
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.stores import Claim, Lease, Refusal
+from celery_idempotent.stores import Claim, Lease, Refusal, Release
 from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app
-from tests.cli.shelf import Shelf, hold, keys, release, settle
+from tests.support.cli.shelf import Shelf, hold, keys, release, settle
 
 ACME, BOLT = "idem:shop.invoice:acme:", "idem:shop.invoice:bolt:"
 
@@ -222,6 +222,25 @@ def test_a_store_that_goes_away_says_how_far_it_came() -> None:
     assert said.status == Exit.UNREACHABLE
     assert "2 records forgotten before it ended" in said.err
     assert len(keys(store)) == 2
+
+
+@pytest.mark.parametrize("verb", ["forget", "release"])
+def test_a_key_whose_store_goes_away_keeps_no_other_key_from_its_turn_and_all_are_reported(verb: str) -> None:
+    class Broken(Shelf):
+        def delete(self, key: str) -> bool:
+            raise StoreUnreachable("The store cannot serve.")
+
+        def release(self, lease: Lease, release: Release) -> bool:
+            raise StoreUnreachable("The store cannot serve.")
+
+    broken, other = Broken(), Shelf()
+    for store in (broken, other):
+        hold(store, f"{ACME}1")
+    said = by_app(app_with(broken, other), verb, f"{ACME}1", "--yes", "--json")
+    assert said.status == Exit.UNREACHABLE
+    assert "The store cannot serve." in said.err
+    assert json.loads(said.out) == {{"forget": "forgotten", "release": "released"}[verb]: 1, "left": 0, "missing": []}
+    assert len(keys(broken)) == 1
 
 
 def interrupted(process: subprocess.Popen[bytes]) -> None:

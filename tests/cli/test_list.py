@@ -14,8 +14,8 @@ from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, app_with, by_app
-from tests.cli.shelf import Shelf, hold, release, settle
-from tests.cli.terminal import COLUMNS, Terminal
+from tests.support.cli.shelf import Shelf, hold, release, settle
+from tests.support.cli.terminal import COLUMNS, Terminal
 
 HELD, DONE, FREED = "idem:shop.export::17", "idem:shop.charge::ORD-1", "idem:shop.mail::bob"
 
@@ -120,7 +120,7 @@ def test_what_has_no_age_is_left_out_by_age_and_counted(on_shelf: Run, shelf: Sh
     fill(shelf)
     said = on_shelf("list", "--younger", "1h")
     assert listed(said.out) == [HELD, DONE]
-    assert "1 more are of an age that the store does not tell" in said.err
+    assert "1 more are of an age that the store does not know" in said.err
 
 
 def test_it_says_that_there_are_more_than_it_shows(on_redis: Run, redis_store: RedisStore) -> None:

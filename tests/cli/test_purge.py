@@ -14,9 +14,9 @@ import pytest
 from celery_idempotent.cli.common import Exit, ProgressCounter
 from celery_idempotent.errors import StoreUnreachable
 from tests.cli.conftest import Run, app_with, by_app
-from tests.cli.shelf import Shelf, keys, settle
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support.cli.shelf import Shelf, keys, settle
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
 
 class Away(Shelf):
@@ -86,7 +86,7 @@ def test_an_app_none_of_whose_tasks_uses_its_inherited_store_is_not_asked_for_on
 def test_celerys_own_command_line_purges_every_store_and_keeps_the_status(redis_url: str) -> None:
     with open_client(redis_url) as client:
         client.sadd("expired", *range(1500))
-    command = [sys.executable, "-m", "celery", "-A", "tests.celery.purge_app", "idempotency", "purge"]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery.purge_app", "idempotency", "purge"]
     env = {**os.environ, "STORE_URL": redis_url, "BROKER_URL": "memory://", "RESULT_URL": "cache+memory://"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "Expiring: 1,500 expired records removed\n"

@@ -16,8 +16,8 @@ from celery_idempotent.errors import LeaseLost
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, State, Store, Verdict
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app, pay
-from tests.cli.shelf import Shelf, hold, keys, release, settle
-from tests.cli.terminal import Terminal
+from tests.support.cli.shelf import Shelf, hold, keys, release, settle
+from tests.support.cli.terminal import Terminal
 
 KEY = "idem:shop.export::17"
 NEXT = Claim(KEY, "the next owner", 60, 600, task_id="T2", holder="host:2")
@@ -44,7 +44,7 @@ def test_it_asks_and_shows_the_holder(on_redis: Run, redis_store: RedisStore) ->
     assert said.err.startswith(f"key        {KEY}\nholder     host:1, for ")
     assert "task id    T1\n" in said.err
     assert re.search(r"^lease      [3-5]\ds left$", said.err, re.MULTILINE)
-    assert "last beat  not told by the store\n" in said.err
+    assert "last beat  unknown to the store\n" in said.err
     assert "may be done twice" in said.err
     record = redis_store.get(KEY)
     assert record is not None
@@ -56,7 +56,7 @@ def test_where_nobody_answers_nothing_is_released(by_url: Callable[..., Said], s
     hold(shelf, KEY)  # not by click's own runner: before 8.2 it presses Enter
     said = Run(by_url, shelf)("release", KEY)
     assert said.status == Exit.NO
-    assert "--yes releases without asking" in said.err
+    assert "--yes releases without a question" in said.err
 
 
 def app_with_export(store: Store, **policy: object) -> Celery:
@@ -72,7 +72,7 @@ def test_an_app_knows_when_the_last_beat_was(shelf: Shelf) -> None:
     assert re.search(r"^last beat  4\ds ago, if its lease_ttl is 90 s$", said.err, re.MULTILINE)
     assert "host:1, for 4" in said.err
     said = by_app(app_with_export(shelf, lease_ttl=30), "release", KEY, answer="n\n")  # not what its holder was told
-    assert "not told by the store" in said.err
+    assert "unknown to the store" in said.err
 
 
 @pytest.mark.parametrize("before", [0, 2])
@@ -186,7 +186,7 @@ class Settling(Shelf):
 
 
 @pytest.mark.parametrize(
-    ("store", "words"), [(Overtaken(), "somebody else holds it"), (Settling(), "an open transaction settles it")]
+    ("store", "words"), [(Overtaken(), "another holder has it"), (Settling(), "an open transaction settles it")]
 )
 def test_what_changed_meanwhile_is_left_alone(store: Shelf, words: str) -> None:
     hold(store, KEY)

@@ -6,7 +6,7 @@ import json
 
 from celery_idempotent.cli.common import Exit
 from tests.cli.conftest import Run, app_with, by_app
-from tests.cli.shelf import Shelf
+from tests.support.cli.shelf import Shelf
 
 
 def test_what_is_pending_is_printed_and_told_by_the_status(on_shelf: Run, shelf: Shelf) -> None:

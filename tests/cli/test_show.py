@@ -16,8 +16,8 @@ from celery_idempotent.errors import ConfigurationError, IdempotencyError, Missi
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app
-from tests.cli.shelf import Shelf, hold, settle
-from tests.servers import RedisServer, open_client
+from tests.support.cli.shelf import Shelf, hold, settle
+from tests.support.servers import RedisServer, open_client
 
 KEY = "idem:shop.charge::ORD-1"
 NOWHERE = "redis://:secret@127.0.0.1:1/0"

@@ -10,8 +10,8 @@ import pytest
 from celery_idempotent import cli, open_store
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.stores import Store
-from tests.cli.shelf import hold, keys, settle
-from tests.stores.kinds import kind_of
+from tests.support.cli.shelf import hold, keys, settle
+from tests.support.stores.kinds import kind_of
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from celery_idempotent.errors import StoreRefused
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State, Store
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, app_with, by_app
-from tests.cli.shelf import Shelf, hold, release, settle
-from tests.cli.terminal import COLUMNS, Terminal
+from tests.support.cli.shelf import Shelf, hold, release, settle
+from tests.support.cli.terminal import COLUMNS, Terminal
 
 
 def crash(store: Store, key: str, times: int) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.cli.tables import NOTHING, Cell, Column, Table, cells, clean, dots_of, duration, shortened, size
+from celery_idempotent.cli.tables import NOTHING, Cell, Column, Table, cells, clean, dots_of, shortened
+from celery_idempotent.units import format_size, shorten_duration
 
 COLUMNS = (Column("KEY", least=8), Column("STATE"), Column("N", right=True, spare=1), Column("ID", least=4, spare=2))
 
@@ -21,17 +22,27 @@ def lines(found: Table) -> list[str]:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0s"), (0.9, "0s"), (89.9, "89s"), (90, "1m"), (5399, "89m"), (5400, "1h"), (129599, "35h"), (129600, "1d")],
+    [
+        (-1, "-1s"),
+        (0, "0s"),
+        (0.9, "0s"),
+        (89.9, "89s"),
+        (90, "1m"),
+        (5399, "89m"),
+        (5400, "1h"),
+        (129599, "35h"),
+        (129600, "1d"),
+    ],
 )
 def test_a_duration_is_in_the_unit_that_says_most(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert shorten_duration(seconds) == words
 
 
 @pytest.mark.parametrize(
     ("count", "words"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**30, "1.0 GiB"), (2**50, "1024.0 TiB")]
 )
 def test_a_size_is_in_the_unit_that_says_most(count: int, words: str) -> None:
-    assert size(count) == words
+    assert format_size(count) == words
 
 
 def test_a_key_is_shortened_in_its_middle() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cli.terminal import Terminal
+from tests.support.cli.terminal import Terminal
 
 #: Writes an ellipsis, of three bytes, in two parts.
 IN_PARTS = """

@@ -13,9 +13,9 @@ from celery_idempotent.cli.common import Exit
 from celery_idempotent.stores import Outcome, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run
-from tests.cli.shelf import Shelf, hold, settle
-from tests.cli.terminal import ALTERNATE, COLUMNS, CTRL_C, Terminal
-from tests.servers import RedisServer
+from tests.support.cli.shelf import Shelf, hold, settle
+from tests.support.cli.terminal import ALTERNATE, COLUMNS, CTRL_C, Terminal
+from tests.support.servers import RedisServer
 
 KEY = "idem:shop.export::17"
 #: For what is drawn: both programs have it drawn by the same code, and that one starts in half the time.

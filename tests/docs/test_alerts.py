@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from celery_idempotent.metrics.catalogue import CATALOGUE, Kind, Metric
-from tests import promtool
 from tests.conftest import missing
-from tests.docs.pages import ROOT
-from tests.servers import ServerMissing
+from tests.support import promtool
+from tests.support.docs.pages import ROOT
+from tests.support.servers import ServerMissing
 
 pytestmark = pytest.mark.thorough  # the files are the same on every Python
 

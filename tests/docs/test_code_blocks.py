@@ -22,8 +22,8 @@ from celery.app import defaults
 from rq import Queue
 
 from celery_idempotent import events
-from tests.docs.pages import PYTHON, SESSION, SHOWN, Block, blocks, pages
-from tests.docs.stage import stage
+from tests.support.docs.pages import PYTHON, SESSION, SHOWN, Block, blocks, pages
+from tests.support.docs.stage import stage
 
 LOCAL = re.compile(r"redis://localhost(?::6379)?(?:/(\d+))?(?=[\"'\s])")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -25,15 +25,15 @@ from click.testing import CliRunner
 from benchmarks.parts import chosen
 from celery_idempotent import open_store
 from celery_idempotent.stores import Store
-from tests import processes
-from tests.cli.shelf import hold, settle
-from tests.cli.terminal import CTRL_C, Terminal
-from tests.docs.command_lines import CommandLine, command_lines
-from tests.docs.pages import PYTHON, ROOT, blocks
-from tests.flower.watching import serves
-from tests.rq.nodes import asks_for_jobs
-from tests.servers import RedisServer, free_port, open_client, redis_binary
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.cli.shelf import hold, settle
+from tests.support.cli.terminal import CTRL_C, Terminal
+from tests.support.docs.command_lines import CommandLine, command_lines
+from tests.support.docs.pages import PYTHON, ROOT, blocks
+from tests.support.flower.watching import serves
+from tests.support.rq.nodes import asks_for_jobs
+from tests.support.servers import RedisServer, free_port, open_client, redis_binary
+from tests.support.waiting import wait_until
 
 SCRIPTS = Path(sys.executable).parent
 LINES = command_lines()
@@ -82,7 +82,7 @@ KILL = r"pkill .*"
 SHOP = """
 from celery import Celery
 from celery_idempotent import IdempotentTask
-from tests.celery.apps import from_env
+from tests.support.celery.apps import from_env
 
 app = from_env(Celery("shop", set_as_current=False))
 

@@ -14,17 +14,17 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.cli.doctor import any_store, dynamodb, postgres, redis, sqlite, stores
 from celery_idempotent.cli.doctor.app import CHECKS
-from celery_idempotent.cli.doctor.findings import OTHERS, code_of
+from celery_idempotent.cli.doctor.findings import OTHERS, Check
 from tests.cli.conftest import by_app
-from tests.docs.pages import PYTHON, ROOT, blocks
-from tests.doctor.apps import app_with, charge
-from tests.doctor.test_checkup import CASES
-from tests.servers import RedisServer
+from tests.doctor.test_app import CASES
+from tests.support.docs.pages import PYTHON, ROOT, blocks
+from tests.support.doctor.apps import app_with, charge
+from tests.support.servers import RedisServer
 
 PAGE = "docs/guides/doctor.md"
 ROW = re.compile(r"^\| `([\w-]+)` \| ([\w, ]+) \| .+ \| .+ \|$", re.MULTILINE)
 ANY = {*OTHERS, "claims-refused", "slow-store"}
-TABLES: dict[str, tuple[Callable[[Any], Any], ...]] = {
+TABLES: dict[str, list[Check]] = {
     "The app": CHECKS,
     "Redis": redis.SERVER_CHECKS + redis.CHECKS,
     "PostgreSQL": postgres.CHECKS,
@@ -46,7 +46,7 @@ def table(title: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("title", TABLES)
 def test_a_table_lists_what_doctor_can_say(title: str) -> None:
-    assert table(title).keys() == {code_of(check) for check in TABLES[title]} - ANY
+    assert table(title).keys() == {check.code for check in TABLES[title]} - ANY
 
 
 def test_the_table_of_any_store_lists_the_rest() -> None:

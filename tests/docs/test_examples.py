@@ -19,12 +19,12 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests import processes
-from tests.celery.fixtures import StartWorker
-from tests.celery.nodes import WorkerNode
-from tests.docs.pages import ROOT
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.nodes import WorkerNode
+from tests.support.docs.pages import ROOT
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.worker
 

@@ -15,8 +15,8 @@ from celery_idempotent.stores import State, Store, rules
 from celery_idempotent.testing import StoreContract
 from examples import folder_store
 from examples.folder_store import FolderStore
-from tests.stores.benches import DONE, KEY, claim, known, take
-from tests.stores.histories import CLIENTS, Place, Seat, check, record
+from tests.support.stores.benches import DONE, KEY, claim, known, take
+from tests.support.stores.histories import CLIENTS, Place, Seat, check, record
 
 pytestmark = pytest.mark.thorough  # in `full` alone, as the contract over other stores
 
@@ -73,7 +73,7 @@ def test_a_store_object_is_what_an_app_uses(store: FolderStore) -> None:
 def test_garbage_is_said_to_be_garbage_and_can_be_deleted(store: FolderStore) -> None:
     take(store, "another")
     store.path(KEY).write_text("[]")
-    with pytest.raises(RecordUnreadable, match="no record of ours"):
+    with pytest.raises(RecordUnreadable, match="no record of it"):
         store.acquire(claim())
     assert [found.key for found in store.scan()] == ["another"]
     assert store.purge() == 0

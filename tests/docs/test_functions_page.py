@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from celery_idempotent import Conflict, StoreUnreachable, functions, idempotent
-from tests.docs.pages import PYTHON, blocks
-from tests.docs.stage import stage
+from tests.support.docs.pages import PYTHON, blocks
+from tests.support.docs.stage import stage
 
 PAGE = "docs/guides/functions.md"
 

@@ -14,7 +14,7 @@ import pytest
 import celery_idempotent
 from celery_idempotent import Policy, errors, events
 from celery_idempotent.units import parse_duration, parse_size
-from tests.docs.pages import ROOT, pages
+from tests.support.docs.pages import ROOT, pages
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]+)(#[^)]*)?\)")
 ROW = re.compile(r"^\| `(?P<option>\w+)` \| (?P<default>.*?) \|", re.MULTILINE)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.docs.pages import ROOT
-from tests.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, FOR_REPLICAS, FOR_ROOM, FOR_SENTINELS, RIGHTS
+from tests.support.docs.pages import ROOT
+from tests.support.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, FOR_REPLICAS, FOR_ROOM, FOR_SENTINELS, RIGHTS
 
 
 @pytest.mark.parametrize(

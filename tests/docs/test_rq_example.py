@@ -14,9 +14,9 @@ from types import ModuleType
 import pytest
 from rq.job import Job
 
-from tests import processes
-from tests.docs.pages import ROOT
-from tests.waiting import wait_until
+from tests.support import processes
+from tests.support.docs.pages import ROOT
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.worker
 

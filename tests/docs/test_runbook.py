@@ -16,16 +16,16 @@ from celery import Celery
 
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.stores import Claim, Lease, Reason, Release, Store, open_store
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
 from tests.cli.conftest import by_app
-from tests.docs.pages import FENCE, ROOT
-from tests.servers import free_port
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.docs.pages import FENCE, ROOT
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 
-APP = "tests.docs.runbook_app"
+APP = "tests.support.docs.runbook_app"
 TASK = "idem:shop.charge::"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PAGE = (ROOT / "docs/guides/runbook.md").read_text(encoding="utf-8")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from celery_idempotent.cli.doctor import dynamodb as checks
-from celery_idempotent.cli.doctor.findings import Severity, code_of
+from celery_idempotent.cli.doctor.findings import Severity
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.stores.dynamodb import DynamoDBStore
-from tests.doctor.wards import found_of, severities
-from tests.dynamodb import REGION, DynamoServer
+from tests.support.doctor.wards import found_of, severities
+from tests.support.dynamodb import REGION, DynamoServer
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, 
 def test_a_table_that_schema_made_is_well(dynamodb_url: str) -> None:
     found = found_of(dynamodb_url)
     assert severities(found) == {}
-    assert found.keys() == {code_of(check) for check in checks.CHECKS}
+    assert found.keys() == {check.code for check in checks.CHECKS}
 
 
 def test_nothing_is_left_behind(dynamodb_store: DynamoDBStore) -> None:
@@ -38,14 +38,14 @@ def test_a_table_that_is_not_there_is_an_error(dynamodb_server: DynamoServer, dy
 def capacious(dynamodb_server: DynamoServer, dynamodb_keys: None) -> Iterator[DynamoDBStore]:
     """A store in a table of fixed capacity."""
     store = DynamoDBStore.from_url(dynamodb_server.url("capacious"))
-    store._table.ask(
+    store._table.call(
         "create_table",
         ProvisionedThroughput={"ReadCapacityUnits": 5, "WriteCapacityUnits": 5},
         KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
         AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
     )
     yield store
-    store._table.ask("delete_table")
+    store._table.call("delete_table")
     store.close()
 
 
@@ -61,7 +61,7 @@ def test_a_fixed_capacity_is_said_by_its_size(capacious: DynamoDBStore) -> None:
     assert severities(found) == {"capacity-fixed": "warning"}
     assert "--table-name capacious" in found["capacity-fixed"].remedy
     more = {"ReadCapacityUnits": 500, "WriteCapacityUnits": 500}
-    capacious._table.ask("update_table", ProvisionedThroughput=more)
+    capacious._table.call("update_table", ProvisionedThroughput=more)
     assert severities(found_of(capacious)) == {"capacity-fixed": "info"}
 
 
@@ -76,15 +76,15 @@ def test_what_only_aws_has_is_read_from_its_description(
     dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], code: str, word: str
 ) -> None:
     """No table of the tests' endpoint is ever going, and none is in two regions."""
-    ask = dynamodb_store._table.ask
+    call = dynamodb_store._table.call
 
     def described(operation: str, **request: Any) -> dict[str, Any]:
-        reply = ask(operation, **request)
+        reply = call(operation, **request)
         if operation == "describe_table":
             reply["Table"].update(said)
         return reply
 
-    monkeypatch.setattr(dynamodb_store._table, "ask", described)
+    monkeypatch.setattr(dynamodb_store._table, "call", described)
     found = found_of(dynamodb_store)
     assert severities(found) == {code: "error"}
     assert word in found[code].found
@@ -92,7 +92,7 @@ def test_what_only_aws_has_is_read_from_its_description(
 
 def describing_refused(store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Have the store refused what describes its table: the tests' endpoint knows no rights."""
-    ask = store._table.ask
+    call = store._table.call
 
     def refused(operation: str, **request: Any) -> dict[str, Any]:
         if operation.startswith("describe"):
@@ -100,9 +100,9 @@ def describing_refused(store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch, co
 
             said = {"Error": {"Code": code, "Message": "no"}}
             raise StoreRefused(f"{code}: no") from ClientError(said, operation)  # type: ignore[arg-type]
-        return ask(operation, **request)
+        return call(operation, **request)
 
-    monkeypatch.setattr(store._table, "ask", refused)
+    monkeypatch.setattr(store._table, "call", refused)
 
 
 def test_a_role_that_may_not_describe_is_a_note(dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +131,13 @@ def test_a_region_that_the_machine_decides_is_said(dynamodb_url: str, monkeypatc
 
 def test_a_table_of_somebody_else_is_an_error(dynamodb_server: DynamoServer, dynamodb_keys: None) -> None:
     store = DynamoDBStore.from_url(dynamodb_server.url("theirs"))
-    store._table.ask(
+    store._table.call(
         "create_table",
         BillingMode="PAY_PER_REQUEST",
         KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
         AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
     )
     found = found_of(store)
-    store._table.ask("delete_table")
+    store._table.call("delete_table")
     store.close()
     assert found["configuration"].severity is Severity.ERROR

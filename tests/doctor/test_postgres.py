@@ -9,15 +9,15 @@ import pytest
 
 from celery_idempotent.cli.doctor import any_store
 from celery_idempotent.cli.doctor import postgres as checks
-from celery_idempotent.cli.doctor.findings import Severity, code_of
+from celery_idempotent.cli.doctor.findings import Severity
 from celery_idempotent.stores.postgres import PostgresStore
 from tests.conftest import missing
-from tests.doctor.wards import found_of, severities
-from tests.pgbouncer import CONFIG, Bouncer
-from tests.postgres import PostgresServer
-from tests.servers import ServerMissing
-from tests.stores.benches import KEY, take
-from tests.stores.postgres import age_postgres, with_schema
+from tests.support.doctor.wards import found_of, severities
+from tests.support.pgbouncer import CONFIG, Bouncer
+from tests.support.postgres import PostgresServer
+from tests.support.servers import ServerMissing
+from tests.support.stores.benches import KEY, take
+from tests.support.stores.postgres import age_postgres, with_schema
 
 Start = Callable[..., PostgresServer]
 
@@ -59,7 +59,7 @@ def role(durable: PostgresServer) -> Iterator[str]:
 def test_a_server_as_it_comes_is_well(durable: PostgresServer) -> None:
     found = found_of(durable.url())
     assert severities(found) == {}
-    assert found.keys() == {code_of(check) for check in checks.CHECKS}
+    assert found.keys() == {check.code for check in checks.CHECKS}
 
 
 def test_a_user_with_the_least_rights_sees_all_of_it(role: str) -> None:
@@ -159,7 +159,9 @@ def test_a_standby_that_nobody_waits_for_is_a_warning(durable: PostgresServer) -
 def test_a_pooler_must_let_transactions_through(
     durable: PostgresServer, monkeypatch: pytest.MonkeyPatch, mode: str, wrong: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("tests.pgbouncer.CONFIG", CONFIG.replace("pool_mode = transaction", f"pool_mode = {mode}"))
+    monkeypatch.setattr(
+        "tests.support.pgbouncer.CONFIG", CONFIG.replace("pool_mode = transaction", f"pool_mode = {mode}")
+    )
     try:
         bouncer = Bouncer(durable.url())
     except ServerMissing as error:

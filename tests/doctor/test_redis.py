@@ -12,18 +12,18 @@ import redis
 
 from celery_idempotent.cli.doctor import any_store
 from celery_idempotent.cli.doctor import redis as checks
-from celery_idempotent.cli.doctor.findings import CheckSkipped, Severity, code_of
+from celery_idempotent.cli.doctor.findings import CheckSkipped, Severity
 from celery_idempotent.cli.doctor.redis import servers_of
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.redis import RedisStore
-from tests.cluster import Cluster
 from tests.conftest import missing
-from tests.doctor.wards import found_of, severities
-from tests.sentinel import NAME, Watch
-from tests.servers import RedisServer, ServerMissing
-from tests.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, RIGHTS
 from tests.stores.test_redis import BINARIES
-from tests.waiting import wait_until
+from tests.support.cluster import Cluster
+from tests.support.doctor.wards import found_of, severities
+from tests.support.sentinel import NAME, Watch
+from tests.support.servers import RedisServer, ServerMissing
+from tests.support.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, RIGHTS
+from tests.support.waiting import wait_until
 
 Start = Callable[..., RedisServer]
 #: As the guide on production has it.
@@ -270,7 +270,7 @@ def test_the_newer_protocol_is_understood(server: RedisServer) -> None:
 
 
 def test_every_check_of_a_server_has_its_say(server: RedisServer) -> None:
-    unsaid = {code_of(check) for check in checks.SERVER_CHECKS} - found_of(server.url()).keys()
+    unsaid = {check.code for check in checks.SERVER_CHECKS} - found_of(server.url()).keys()
     assert unsaid == {"cluster-broken", "replicas-too-few"}  # of clusters, and where replicas must confirm
 
 
@@ -278,12 +278,12 @@ def test_a_server_that_goes_away_between_two_questions_is_no_refusal(own_redis: 
     server = own_redis()
     store = RedisStore.from_url(server.url())
     [asked] = servers_of(store)
-    assert asked.ask("PING") == b"PONG"
-    with pytest.raises(CheckSkipped, match="does not tell its no-such-setting"):
+    assert asked.call("PING") == b"PONG"
+    with pytest.raises(CheckSkipped, match="does not show its no-such-setting"):
         asked.config("no-such-setting")
     server.kill()
     with pytest.raises(StoreUnreachable):
-        asked.ask("INFO", "server")
+        asked.call("INFO", "server")
     store.close()
 
 

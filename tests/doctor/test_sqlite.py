@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from celery_idempotent.cli.doctor import any_store, sqlite
-from celery_idempotent.cli.doctor.findings import CheckSkipped, code_of
+from celery_idempotent.cli.doctor.findings import CheckSkipped
 from celery_idempotent.cli.doctor.sqlite import REMOTE, file_system
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.doctor.wards import found_of, severities
-from tests.stores.benches import KEY, age, take
+from tests.support.doctor.wards import found_of, severities
+from tests.support.stores.benches import KEY, age, take
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -39,7 +39,7 @@ def mounted(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_file_on_a_disk_is_well_and_every_check_has_its_say(on_disk: Path) -> None:
     found = found_of(f"sqlite:///{on_disk}")
     assert severities(found) == {}
-    assert found.keys() == {code_of(check) for check in sqlite.CHECKS}
+    assert found.keys() == {check.code for check in sqlite.CHECKS}
 
 
 @pytest.mark.parametrize("kind", [*sorted(REMOTE), "fuse.sshfs"])

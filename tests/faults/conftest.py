@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.journal import Journal
-from tests.faults.failpoints import VARIABLE, FailPoints
-from tests.faults.sweep import MODULE, Sweep
-from tests.proxy import Proxy
+from tests.support.celery.journal import Journal
+from tests.support.faults.failpoints import VARIABLE, FailPoints
+from tests.support.faults.sweep import MODULE, Sweep
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture

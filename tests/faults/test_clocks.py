@@ -9,14 +9,14 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.celery.nodes import WorkerNode
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.celery.nodes import WorkerNode
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
-WRONG = "tests.faults.shifted_shop"
+SHOP = "tests.support.celery.shop"
+WRONG = "tests.support.faults.shifted_shop"
 DONE = {"order": "ORD-1", "cents": 999}
 KEY = f"idem:{SHOP}.charge::ORD-1"
 

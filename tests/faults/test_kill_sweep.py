@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 
 from celery_idempotent.stores import State
-from tests.celery.fixtures import StartWorker
-from tests.celery.nodes import WorkerNode
-from tests.faults.failpoints import BETWEEN_DISPATCH_AND_MARK, BETWEEN_EFFECT_AND_SETTLE, POINTS
-from tests.faults.sweep import MODULE, Operation, Row, Sweep, table
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.nodes import WorkerNode
+from tests.support.faults.failpoints import BETWEEN_DISPATCH_AND_MARK, BETWEEN_EFFECT_AND_SETTLE, POINTS
+from tests.support.faults.sweep import MODULE, Operation, Row, Sweep, table
+from tests.support.waiting import wait_until
 
 #: With a lease this long, recovery that waited for it would miss every deadline.
 LONG_LEASE = {"LEASE_TTL": "600"}

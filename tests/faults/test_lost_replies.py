@@ -9,14 +9,14 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.stores.redis.store import script
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.proxy import Proxy
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 VERBS = ("acquire", "renew", "settle", "release", "mark_dispatched")
 
 

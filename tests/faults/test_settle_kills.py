@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 from celery import Celery
 
-from tests.celery.business import Business
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
+from tests.support.celery.business import Business
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
 
-SETTLE = "tests.faults.settle_app"
+SETTLE = "tests.support.faults.settle_app"
 HEAD = "| settled | orders | runs | kills | charged twice | too many | lost | unequal results |"
 
 

@@ -15,16 +15,16 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.fixtures import StartWorker
-from tests.celery.journal import Journal
-from tests.faults.conservation import Account
-from tests.faults.ledger import LEASE_TTL, Ledger, order_of
-from tests.faults.storm import Storm
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.journal import Journal
+from tests.support.faults.ledger import LEASE_TTL, Ledger, order_of
+from tests.support.faults.run_account import Account
+from tests.support.faults.storm import Storm
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
-MODULE = "tests.faults.soak_app"
+MODULE = "tests.support.faults.soak_app"
 OPERATIONS = int(os.environ.get("SOAK_OPERATIONS", "2000"))
 SECONDS = float(os.environ.get("SOAK_SECONDS", "210"))
 SEED = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)

@@ -13,15 +13,15 @@ from celery.result import AsyncResult
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.proxy import Proxy
-from tests.servers import RedisServer, open_client
-from tests.waiting import wait_until
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer, open_client
+from tests.support.waiting import wait_until
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 FAULTS: dict[str, Callable[[Proxy], None]] = {
     "drop": lambda proxy: proxy.drop(),
     "reset": lambda proxy: (proxy.refuse(), proxy.reset())[0],

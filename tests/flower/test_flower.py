@@ -12,17 +12,17 @@ from celery import Celery
 from celery.result import AsyncResult
 from selenium.webdriver.common.by import By
 
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.nodes import WorkerNode
 from tests.conftest import missing
-from tests.docs.pages import PYTHON, blocks
-from tests.flower.browser import chromium, picture
-from tests.flower.watching import Flower
-from tests.servers import ServerMissing
-from tests.waiting import wait_until
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.nodes import WorkerNode
+from tests.support.docs.pages import PYTHON, blocks
+from tests.support.flower.browser import chromium, picture
+from tests.support.flower.watching import Flower
+from tests.support.servers import ServerMissing
+from tests.support.waiting import wait_until
 
-SHOP = "tests.flower.shop"
+SHOP = "tests.support.flower.shop"
 GUIDE = "docs/guides/flower.md"
 
 

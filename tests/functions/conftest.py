@@ -9,7 +9,7 @@ import pytest
 from celery_idempotent import functions
 from celery_idempotent.core.history import history
 from celery_idempotent.stores import Store, open_store
-from tests.unit.scripted import listening
+from tests.support.unit.scripted import listening
 
 heard = pytest.fixture(listening)
 

@@ -32,11 +32,11 @@ from celery_idempotent.errors import LeaseLost
 from celery_idempotent.events import Event
 from celery_idempotent.stores import State, Store
 from celery_idempotent.stores.memory import MemoryStore
-from tests.functions.calls import PROMPTLY, Held, counted, names, told_in_pairs
-from tests.servers import RedisServer
-from tests.stores.benches import age, known, take
-from tests.stores.sqlite_children import Child
-from tests.waiting import wait_until
+from tests.support.functions.calls import PROMPTLY, Held, counted, names, told_in_pairs
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import age, known, take
+from tests.support.stores.sqlite_children import Child
+from tests.support.waiting import wait_until
 
 KEY = "idem:shop.charge::ORD-1"
 

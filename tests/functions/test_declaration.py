@@ -16,7 +16,7 @@ from celery import Celery, Task, shared_task
 from celery_idempotent import ConfigurationError, KeyReused, Policy, current_lease, idempotent
 from celery_idempotent.rq import idempotent as rq_idempotent
 from celery_idempotent.stores.memory import MemoryStore
-from tests.celery.apps import private_shared_tasks
+from tests.support.celery.apps import private_shared_tasks
 
 BOTH: dict[str, Any] = {"store": "memory://", "key": "order"}
 
@@ -96,7 +96,7 @@ class Shop:
         (Shop, "write def"),
         (property(plain), "write def"),
         (None, "write def"),
-        (max, "whose arguments can be told"),
+        (max, "with a signature"),
     ],
     ids=lambda thing: thing if isinstance(thing, str) else type(thing).__name__,
 )

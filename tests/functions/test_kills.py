@@ -12,12 +12,12 @@ import pytest
 from celery_idempotent import Conflict
 from celery_idempotent.events import Event, TakenOver
 from celery_idempotent.stores import Store
-from tests import processes
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.docs.pages import ROOT
-from tests.functions.calls import counted, names
-from tests.stores.benches import age
+from tests.support import processes
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.docs.pages import ROOT
+from tests.support.functions.calls import counted, names
+from tests.support.stores.benches import age
 
 KEY = "idem:shop.charge::ORD-1"
 
@@ -30,7 +30,7 @@ def test_a_killed_run_is_taken_over_once_its_lease_has_run_out(
     gate = gates.close("charged")
     monkeypatch.setenv("JOURNAL", str(journal.path))
     monkeypatch.setenv("GATES", str(gates.directory))
-    command = [sys.executable, "-m", "tests.functions.killed", store_url, how]
+    command = [sys.executable, "-m", "tests.support.functions.killed", store_url, how]
     process = processes.spawn(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         gate.reached(timeout=60)
@@ -67,7 +67,7 @@ def test_a_killed_run_of_seconds_is_taken_over_by_who_waits_for_it(
 SHORT = """
 import os
 from celery_idempotent import idempotent
-from tests.celery.gates import Gates
+from tests.support.celery.gates import Gates
 
 @idempotent(store="{url}", key="order", name="shop.charge", lease_ttl=2)
 def charge(order, cents=999):

@@ -17,8 +17,8 @@ from celery_idempotent.core.history import history
 from celery_idempotent.errors import LeaseLost
 from celery_idempotent.events import Event
 from celery_idempotent.stores import State, Store, open_store
-from tests.functions.calls import names
-from tests.stores.benches import age, known
+from tests.support.functions.calls import names
+from tests.support.stores.benches import age, known
 
 KEY = "idem:shop.charge::ORD-1"
 Connect = Callable[[], AbstractContextManager[Any]]

@@ -10,8 +10,8 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.apps import close_app
-from tests.gauntlet.consumer import Consumer
+from tests.support.celery.apps import close_app
+from tests.support.gauntlet.consumer import Consumer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gauntlet.breaks import BREAKS, FAULTS, PACKAGE, ROOT, Break, shown_by
+from tests.support.gauntlet.breaks import BREAKS, FAULTS, PACKAGE, ROOT, Break, shown_by
 
 PAGE = ROOT / "docs" / "gauntlet.md"
 #: Seconds that the tests may take in a copy of the tree.

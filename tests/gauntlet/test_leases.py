@@ -13,10 +13,10 @@ from celery_idempotent.errors import LeaseLost
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.stores.redis import RedisStore
 from tests.gauntlet.conftest import key_of
-from tests.gauntlet.consumer import Consumer
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.gauntlet.consumer import Consumer
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 #: Seconds after which a lease of the default length has run out.
 LAPSED = 61.0

@@ -12,16 +12,16 @@ from celery.exceptions import Retry
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.apps import messages
-from tests.celery.fixtures import StartWorker
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
 from tests.gauntlet.conftest import key_of
-from tests.gauntlet.consumer import Consumer
-from tests.servers import RedisServer
-from tests.stores.benches import age, known, take
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.gauntlet.consumer import Consumer
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import age, known, take
 
-SHOP = "tests.celery.shop"
+SHOP = "tests.support.celery.shop"
 LAPSED = 61.0
 #: Seconds that a test waits for another thread.
 PROMPTLY = 20.0

@@ -19,10 +19,10 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.gauntlet.conftest import key_of
-from tests.proxy import Proxy
-from tests.servers import RedisServer, open_client
-from tests.stores.benches import known, take
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer, open_client
+from tests.support.stores.benches import known, take
+from tests.support.waiting import wait_until
 
 #: Seconds after which a child that hangs is killed.
 CHILD_SECONDS = 40

@@ -13,10 +13,10 @@ from celery import Celery, chord
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.celery.values import VALUES
 from tests.gauntlet.conftest import key_of
-from tests.gauntlet.consumer import Consumer
-from tests.stores.benches import known
+from tests.support.celery.values import VALUES
+from tests.support.gauntlet.consumer import Consumer
+from tests.support.stores.benches import known
 
 RETURNED: dict[str, Any] = {
     **VALUES,

@@ -10,20 +10,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from celery_idempotent.rq import idempotent
-from tests.celery.gates import Gates
-from tests.celery.journal import Journal
-from tests.proxy import Proxy
-from tests.rq import shop
-from tests.rq.desk import Desk
-from tests.rq.nodes import RqNode
-from tests.servers import open_client
+from tests.support.celery.journal import Journal
+from tests.support.proxy import Proxy
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk
+from tests.support.rq.nodes import RqNode
 
 NODES = pytest.StashKey[list[RqNode]]()
 LOG_LINES = 100
 
 
 class StartRq(Protocol):
-    """Starts a worker of this test; the arguments are `RqNode`'s."""
+    """Starts a worker of this test: `Desk.start`."""
 
     def __call__(self, *, ready: bool = True, **options: Any) -> RqNode: ...
 
@@ -40,42 +38,28 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture
-def shop_env(journal: Journal, gates: Gates, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the jobs read from their environment, here and in workers."""
-    env = {"JOURNAL": str(journal.path), "GATES": str(gates.directory)}
-    for name, value in env.items():
+def desk(
+    request: pytest.FixtureRequest, redis_url: str, tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    """A queue in an empty database; the jobs find its journal and gates in their environment, here and in workers."""
+    desk = Desk(redis_url, tmp_path)
+    assert desk.journal.path == journal.path, "which is what the report of a failure shows"
+    request.node.stash[NODES] = desk.nodes
+    for name, value in desk.env.items():
         monkeypatch.setenv(name, value)
-    return env
+    yield desk
+    desk.close()
 
 
 @pytest.fixture
-def desk(redis_url: str, shop_env: dict[str, str], journal: Journal, gates: Gates) -> Iterator[Desk]:
-    """A queue in an empty database."""
-    with open_client(redis_url) as client:
-        desk = Desk(redis_url, client, journal, gates)
-        yield desk
-        desk.close()
-
-
-@pytest.fixture
-def start_rq(request: pytest.FixtureRequest, tmp_path: Path, desk: Desk) -> Iterator[StartRq]:
-    """A function that starts an `rq worker`, and waits until it is ready; at the end of the test it is killed."""
-    nodes: list[RqNode] = request.node.stash.setdefault(NODES, [])
-
-    def start(*, ready: bool = True, **options: Any) -> RqNode:
-        options.setdefault("name", f"worker{len(nodes) + 1}")
-        nodes.append(RqNode(desk.url, directory=tmp_path, **options).start())
-        return nodes[-1].ready() if ready else nodes[-1]
-
-    yield start
-    desk.gates.open_all()
-    for node in nodes:
-        node.teardown()
+def start_rq(desk: Desk) -> StartRq:
+    """A function that starts an `rq worker`, and waits until it is ready; at the end of the test it is ended."""
+    return desk.start
 
 
 @pytest.fixture
 def through(desk: Desk, proxied: Callable[[int], Proxy], monkeypatch: pytest.MonkeyPatch) -> Proxy:
-    """What lies between the store and the jobs of `tests.rq.shop.charge_through`."""
+    """What lies between the store and the jobs of `tests.support.rq.shop.charge_through`."""
     where = urlsplit(desk.url)
     assert where.port is not None
     proxy = proxied(where.port)

@@ -19,14 +19,14 @@ from celery_idempotent.rq import job as jobs
 from celery_idempotent.rq.decorator import JobBinding
 from celery_idempotent.rq.delivery import RqDelivery
 from celery_idempotent.stores.memory import MemoryStore
-from tests.proxy import Proxy
-from tests.rq import shop
 from tests.rq.conftest import StartRq
-from tests.rq.desk import Desk, hearing
-from tests.rq.nodes import burst
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk, hearing
+from tests.support.rq.nodes import burst
+from tests.support.waiting import wait_until
 
-CHARGE = "idem:tests.rq.shop.charge::ORD-1"
+CHARGE = "idem:tests.support.rq.shop.charge::ORD-1"
 
 
 def when_it_conflicts(desk: Desk, do: Callable[[], object]) -> Job:
@@ -128,7 +128,7 @@ def test_it_is_put_off_in_the_queue_that_it_came_from(desk: Desk) -> None:
 
 
 def test_an_async_job_is_put_off_too(desk: Desk) -> None:
-    release = desk.hold("idem:tests.rq.shop.charge_slowly::ORD-1")
+    release = desk.hold("idem:tests.support.rq.shop.charge_slowly::ORD-1")
     with desk.scheduler() as scheduler:
         job = desk.run(shop.charge_slowly, "ORD-1")
         assert desk.scheduled(job)
@@ -261,7 +261,7 @@ def test_its_time_began_before_its_module_was_imported(desk: Desk) -> None:
 
 @pytest.mark.smoke
 def test_where_it_is_enqueued_it_fails_and_says_how_to_wait(desk: Desk) -> None:
-    desk.hold("idem:tests.rq.shop.charge_or_wait::ORD-1")
+    desk.hold("idem:tests.support.rq.shop.charge_or_wait::ORD-1")
     queue = Queue(is_async=False, connection=desk.connection)
     with desk.scheduler():
         job = queue.enqueue(shop.charge_or_wait, "ORD-1")
@@ -293,17 +293,17 @@ def test_a_worker_that_is_called_as_rq_calls_none_is_one_all_the_same(desk: Desk
 
 
 def test_who_wants_an_error_gets_one(desk: Desk) -> None:
-    desk.hold("idem:tests.rq.shop.charge_or_raise::ORD-1")
+    desk.hold("idem:tests.support.rq.shop.charge_or_raise::ORD-1")
     with desk.scheduler():
         job = desk.run(shop.charge_or_raise, "ORD-1")
     assert job.get_status() == "failed"
     assert "Conflict" in desk.error(job)
-    key = "idem:tests.rq.shop.charge_or_raise::ORD-1"
+    key = "idem:tests.support.rq.shop.charge_or_raise::ORD-1"
     assert desk.meta(job) == {"outcome": "refused", "error": "Conflict", "key": key}
 
 
 def test_who_waits_a_while_is_put_off_after_it(desk: Desk) -> None:
-    desk.hold("idem:tests.rq.shop.charge_or_wait::ORD-1")
+    desk.hold("idem:tests.support.rq.shop.charge_or_wait::ORD-1")
     with desk.scheduler():
         job = desk.run(shop.charge_or_wait, "ORD-1")
         assert desk.scheduled(job)
@@ -321,7 +321,7 @@ def away(proxy: Proxy) -> None:
 def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
     with desk.scheduler() as scheduler:
-        job = desk.run("tests.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
+        job = desk.run("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
         assert desk.scheduled(job)
         assert (job.retries_left, desk.effects("ORD-1")) == (1, 0)
         through.heal()
@@ -332,7 +332,7 @@ def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(des
 
 def test_without_one_it_goes_behind_the_others_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
-    job = desk.queue.enqueue("tests.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
+    job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
     desk.burst(jobs=1)
     assert (desk.status(job), desk.again(job).retries_left, desk.effects("ORD-1")) == ("queued", 1, 0)
     through.heal()
@@ -343,6 +343,6 @@ def test_without_one_it_goes_behind_the_others_within_its_time(desk: Desk, throu
 def test_where_it_is_enqueued_nobody_waits_long_for_a_store(desk: Desk, through: Proxy) -> None:
     away(through)
     queue = Queue(is_async=False, connection=desk.connection)
-    job = queue.enqueue("tests.rq.shop.charge_through", "ORD-1")  # may take three minutes
+    job = queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1")  # may take three minutes
     assert desk.error(job).startswith("celery_idempotent.errors.StoreUnreachable")
     assert desk.effects("ORD-1") == 0

@@ -7,10 +7,10 @@ from rq import Callback, Retry
 from rq.command import send_stop_job_command
 
 from celery_idempotent.stores import State
-from tests.rq import shop
 from tests.rq.conftest import StartRq
-from tests.rq.desk import Desk
-from tests.waiting import wait_until
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk
+from tests.support.waiting import wait_until
 
 # -- a horse is killed -------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ def test_a_warm_shutdown_lets_the_job_end(desk: Desk, start_rq: StartRq) -> None
 
 def test_a_job_that_is_told_of_an_imminent_shutdown_gives_its_lease_back(desk: Desk, start_rq: StartRq) -> None:
     after = desk.gates.close("after ORD-1")
-    node = start_rq(worker="tests.rq.shop.HastyWorker")
+    node = start_rq(worker="tests.support.rq.shop.HastyWorker")
     job = desk.queue.enqueue(shop.charge, "ORD-1")
     after.reached()
     node.stop()

@@ -17,10 +17,10 @@ from celery_idempotent.core.guard import Guard
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.rq.job import occurrence
 from celery_idempotent.stores import State
-from tests.proxy import Proxy
-from tests.rq import shop
-from tests.rq.desk import Desk, hearing
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk, hearing
+from tests.support.waiting import wait_until
 
 # -- it returns --------------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def test_a_final_failure_is_raised_for_every_job_of_its_key_and_no_retry_is_spen
         assert (job.get_status(), job.retries_left) == ("failed", 3)
         assert "Declined: no ORD-1" in desk.error(job)
     assert desk.meta(first)["outcome"] == "ran"
-    key = "idem:tests.rq.shop.charge::ORD-1"
+    key = "idem:tests.support.rq.shop.charge::ORD-1"
     assert desk.meta(second) == {"outcome": "replayed", "error": "Declined", "key": key}
     assert desk.record().state is State.FAILED
     assert desk.effects("ORD-1") == 1
@@ -135,7 +135,7 @@ def test_a_failure_s_retries_are_there_once_it_is_requeued(desk: Desk) -> None:
 
 def test_an_operation_whose_runs_keep_dying_fails_its_job_for_good(desk: Desk) -> None:
     job = desk.queue.enqueue(shop.charge_once, "ORD-1", retry=Retry(max=3))
-    desk.hold("idem:tests.rq.shop.charge_once::ORD-1", task_id=occurrence(job))
+    desk.hold("idem:tests.support.rq.shop.charge_once::ORD-1", task_id=occurrence(job))
     desk.lapse()
     with hearing(events.CrashLooped) as heard:
         desk.burst()
@@ -211,7 +211,7 @@ def settling(desk: Desk, interfere: Callable[[], object]) -> Job:
         interfere()
         gate.open()
 
-    job = desk.queue.enqueue("tests.rq.shop.charge_through", "ORD-1", job_timeout=1, retry=Retry(max=2))
+    job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=1, retry=Retry(max=2))
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(at_the_gate)
         desk.burst()
@@ -255,7 +255,7 @@ def test_a_job_whose_time_is_up_while_the_store_cannot_be_reached_is_settled_onc
 
 def test_a_job_whose_time_is_up_while_it_claims_leaves_no_lease_behind(desk: Desk, through: Proxy) -> None:
     through.swallow_reply(matching=b"charge_through", hang=True)
-    job = desk.queue.enqueue("tests.rq.shop.charge_through", "ORD-1", job_timeout=1)
+    job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=1)
     desk.burst()
     assert desk.error(job).startswith("rq.timeouts.JobTimeoutException")
     assert desk.record().state is State.RELEASED

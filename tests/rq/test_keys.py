@@ -11,9 +11,9 @@ from rq import Callback, Repeat, Retry
 
 from celery_idempotent import ConfigurationError
 from celery_idempotent.rq import idempotent
-from tests.rq import shop
-from tests.rq.desk import Desk
-from tests.unit import compared
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk
+from tests.support.unit import compared
 
 # -- without a key -----------------------------------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ def test_each_enqueuing_is_an_operation_of_its_own_without_a_key(desk: Desk) -> 
     for _ in range(2):
         desk.run(shop.report, "monday")
     assert desk.effects("monday") == 2
-    assert all(record.key.startswith("idem:tests.rq.shop.report:") for record in desk.records())
+    assert all(record.key.startswith("idem:tests.support.rq.shop.report:") for record in desk.records())
 
 
 def test_each_occurrence_of_a_repeat_is_an_operation_of_its_own(desk: Desk) -> None:
@@ -115,7 +115,9 @@ def test_the_producer_gives_a_key_in_the_job_s_meta(desk: Desk) -> None:
 
 def test_the_producer_s_key_is_stronger_than_the_function_s(desk: Desk) -> None:
     jobs = [desk.run(shop.keyed_elsewhere, "ORD-1", meta={"idempotency_key": key}) for key in ("a", "b")]
-    assert [job.return_value() for job in jobs] == [f"idem:tests.rq.shop.keyed_elsewhere::{key}" for key in ("a", "b")]
+    assert [job.return_value() for job in jobs] == [
+        f"idem:tests.support.rq.shop.keyed_elsewhere::{key}" for key in ("a", "b")
+    ]
 
 
 def test_names_of_arguments_that_a_decorator_hides_are_refused_when_the_job_is_declared() -> None:
@@ -178,7 +180,11 @@ def test_a_key_that_is_used_again_for_other_arguments_fails_the_job_at_once_and_
     assert other.get_status() == "failed"
     assert "KeyReused" in desk.error(other)
     assert other.retries_left == 3
-    assert desk.meta(other) == {"outcome": "refused", "error": "KeyReused", "key": "idem:tests.rq.shop.answer::ORD-1"}
+    assert desk.meta(other) == {
+        "outcome": "refused",
+        "error": "KeyReused",
+        "key": "idem:tests.support.rq.shop.answer::ORD-1",
+    }
     assert desk.effects("ORD-1") == 1
 
 

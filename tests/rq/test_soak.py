@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from rq import Retry
-from rq.job import Job
 
-from tests.rq import horses
-from tests.rq.twice import MODES, Mode, Stage
-from tests.rq.workers import kill_horse
-from tests.waiting import wait_until
+from tests.support.rq import shop
+from tests.support.rq.twice import AFTER, MODES, Mode, Stage
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.worker, pytest.mark.soak, pytest.mark.timeout(400)]
 #: Seconds: a minute until RQ takes a job for abandoned, and as long again on a machine that is busy.
@@ -24,18 +23,18 @@ LONG = 240.0
 def test_a_job_that_rq_takes_for_abandoned_after_a_minute_is_charged_once_with_the_decorator(
     mode: Mode, alive: bool, fresh_redis: Callable[[], str], tmp_path: Path
 ) -> None:
-    with Stage(mode, fresh_redis(), tmp_path) as stage:
-        job, worker, horse = stage.enqueue_and_hold("charged", retry=Retry(max=3))
+    with closing(Stage(mode, fresh_redis(), tmp_path)) as stage:
+        job, worker, horse = stage.enqueue_and_hold(AFTER, retry=Retry(max=3))
         worker.kill()
         if not alive:
-            kill_horse(horse)
+            worker.kill_horse(horse)
         stage.fault()
         # It looks after its registries whenever it has waited for a job for a second.
-        stage.start(mode.worker, "--worker-ttl", "16", "--maintenance-interval", "2")
-        wait_until(lambda: Job.fetch(job.id, stage.client).retries_left == 2, LONG, stage.logs)
+        stage.open(mode.worker, "--worker-ttl", "16", "--maintenance-interval", "2")
+        wait_until(lambda: stage.again(job).retries_left == 2, LONG, stage.logs)
         stage.gates.open_all()
         count = stage.counted(job)
-    bare = mode.function is horses.plain
+    bare = mode.function is shop.plain
     assert count.effects == (2 if bare else 1)
     assert count.runs == (2 if bare or not alive else 1)
     print(f"\n{mode.name}, {'horse alive' if alive else 'both killed'}: {count}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rq.twice import MODES, WAYS, Mode, Way, held_up, killed_after_the_body, play, written
+from tests.support.rq.twice import MODES, WAYS, Mode, Way, held_up, killed_after_the_body, play, written
 
 pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 
@@ -36,8 +36,8 @@ def cells(*, soak: bool) -> list[Any]:
 
 @pytest.mark.parametrize(("way", "mode"), cells(soak=False) + cells(soak=True))
 def test_what_the_page_says_of_it_happens(way: Way, mode: Mode, fresh_redis: Callable[[], str], tmp_path: Path) -> None:
-    """The other cells: the worker sees the same deaths in `test_horses` and `test_deaths`, and `test_keys` has each job
-    that is done once more; what RQ does alone is RQ's.
+    """The other cells: the worker sees the same deaths in `test_idempotent_worker` and `test_deaths`, and `test_keys`
+    has each job that is done once more; what RQ does alone is RQ's.
     """
     counts = str(play(way, mode, fresh_redis(), tmp_path))
     # Seconds are those of one run, on one machine.

@@ -21,12 +21,12 @@ from celery_idempotent.rq import idempotent
 from celery_idempotent.rq.job import id_of
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.rq import shop
 from tests.rq.conftest import StartRq
-from tests.rq.desk import Desk, hearing
-from tests.rq.nodes import burst
-from tests.servers import open_client
-from tests.waiting import wait_until
+from tests.support.rq import shop
+from tests.support.rq.desk import Desk, hearing
+from tests.support.rq.nodes import burst
+from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
 #: That of RQ 2.6 writes the connection's options into a script, and those of newer redis-py cannot be written.
 SPAWNS = hasattr(connections, "get_connection_kwargs") or int(redis.__version__.split(".")[0]) < 6
@@ -137,8 +137,8 @@ def test_stores_on_connections_of_the_past_are_not_kept(desk: Desk) -> None:
         pytest.param(shop.Till("front").charge_slowly, "front: ORD-1 charged 1", id="an async method"),
         pytest.param(shop.Till("front").charge_timed, "front: ORD-1 charged 1", id="a decorated method"),
         pytest.param(shop.Till.charge_any, "Till: ORD-1 charged 1", id="a classmethod"),
-        pytest.param("tests.rq.shop.Till.charge_none", "ORD-1 charged 1", id="a staticmethod"),
-        pytest.param("tests.rq.shop.charge", "ORD-1 charged 1", id="what is named"),
+        pytest.param("tests.support.rq.shop.Till.charge_none", "ORD-1 charged 1", id="a staticmethod"),
+        pytest.param("tests.support.rq.shop.charge", "ORD-1 charged 1", id="what is named"),
         pytest.param(shop.charge_slowly, "ORD-1 charged 1", id="an async function"),
         pytest.param(shop.charge_timed, "ORD-1 charged 1", id="a decorated function"),
         pytest.param(shop.charge_timed_within, "ORD-1 charged 1", id="what was decorated before"),
@@ -272,7 +272,7 @@ import sys
 import redis
 import celery_idempotent.rq
 from rq import Queue, SimpleWorker
-from tests.rq import shop
+from tests.support.rq import shop
 connection = redis.Redis.from_url({desk.url!r})
 queue = Queue(connection=connection)
 job = queue.enqueue(shop.charge, "ORD-1")

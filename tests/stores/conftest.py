@@ -9,7 +9,7 @@ import pytest
 
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
-from tests.stores.kinds import BEHIND_CACHE, KINDS, Kind
+from tests.support.stores.kinds import BEHIND_CACHE, KINDS, Kind
 
 
 @pytest.fixture
@@ -59,9 +59,7 @@ def cached_url(request: pytest.FixtureRequest, fresh_redis: Callable[[], str]) -
     return f"cached+{durable}{'&' if '?' in durable else '?'}cache={fresh_redis()}"
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[] if kind.everywhere else pytest.mark.thorough) for name, kind in KINDS.items()]
-)
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Every kind of store in turn."""
     return KINDS[request.param]

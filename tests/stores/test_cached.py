@@ -18,9 +18,9 @@ from celery_idempotent.stores.cached import TIMEOUT, CachedStore, CachedUrl, fie
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.records import by_name
-from tests.servers import RedisServer, free_port
-from tests.stores.benches import DONE, KEY, claim, known
-from tests.waiting import wait_until
+from tests.support.servers import RedisServer, free_port
+from tests.support.stores.benches import DONE, KEY, claim, known
+from tests.support.waiting import wait_until
 
 ENTRY = f"cached:{KEY}"
 BROKEN = Outcome(State.FAILED, b"json:broken")

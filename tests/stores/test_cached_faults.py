@@ -16,11 +16,11 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Refusal, cached, open_store
 from celery_idempotent.stores.cached import PREFIX, CachedStore
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores import benches
-from tests.stores.kinds import KINDS, lead, port_of
 from tests.stores.test_model import AGES, KEYS, TASKS, Twins
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores import benches
+from tests.support.stores.kinds import KINDS, lead, port_of
 
 EXAMPLES, STEPS = 60, 50
 FIELDS = st.sampled_from(

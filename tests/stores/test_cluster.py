@@ -14,11 +14,11 @@ from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused,
 from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.redis.connections import Connections
-from tests.cluster import Cluster
 from tests.conftest import missing
-from tests.forks import served_after_fork
-from tests.servers import RedisServer, ServerMissing, free_port
-from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.cluster import Cluster
+from tests.support.forks import served_after_fork
+from tests.support.servers import RedisServer, ServerMissing, free_port
+from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
 
 SECRET = "hunter2"
 Start = Callable[..., RedisServer]
@@ -235,7 +235,7 @@ class TestSlotsThatMove:
     def test_a_node_that_sends_us_round_in_circles_is_given_up(
         self, moving: ClusterStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(moving._connections, "ask", lambda *_: [ResponseError("MOVED 1 127.0.0.1:1")])
+        monkeypatch.setattr(moving._connections, "send", lambda *_: [ResponseError("MOVED 1 127.0.0.1:1")])
         with pytest.raises(StoreUnreachable, match="none of the 5 nodes"):
             take(moving)
 
@@ -263,7 +263,7 @@ class TestClustersThatRefuse:
 
     def test_too_few_replicas_are_unreachable(self, cluster_url: str, opened_cluster: OpenCluster) -> None:
         store = opened_cluster(f"{cluster_url}?wait_replicas=1")
-        with pytest.raises(StoreUnreachable, match="wait_replicas=1 asks for 1, and 0 confirmed"):
+        with pytest.raises(StoreUnreachable, match="wait_replicas=1 needs 1, and 0 confirmed"):
             take(store)
         assert known(store).state is State.RELEASED
         with pytest.raises(StoreUnreachable, match="wait_replicas=1"):
@@ -282,7 +282,7 @@ def test_one_seed_that_is_up_will_do(shared_cluster: Cluster, cluster_url: str, 
 def test_a_cluster_of_which_no_node_is_up_is_unreachable(opened_cluster: OpenCluster) -> None:
     store = opened_cluster(f"redis+cluster://:{SECRET}@127.0.0.1:{free_port()},127.0.0.1:{free_port()}")
     for name in VERBS:
-        with pytest.raises(StoreUnreachable, match="no node tells where the slots are") as caught:
+        with pytest.raises(StoreUnreachable, match="no node lists the slots") as caught:
             verb(store, name)()
         assert SECRET not in str(caught.value)
 

@@ -14,13 +14,13 @@ from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.redis import ClusterStore
-from tests.cluster import Cluster, ClusterNode
 from tests.conftest import missing
-from tests.proxy import Proxy
-from tests.servers import ServerMissing
-from tests.stores.benches import DONE, claim, known, take
-from tests.stores.kinds import empty_cluster
-from tests.waiting import WaitTimeout, wait_until
+from tests.support.cluster import Cluster, ClusterNode
+from tests.support.proxy import Proxy
+from tests.support.servers import ServerMissing
+from tests.support.stores.benches import DONE, claim, known, take
+from tests.support.stores.kinds import empty_cluster
+from tests.support.waiting import WaitTimeout, wait_until
 
 OpenCluster = Callable[..., ClusterStore]
 SECRET = "hunter2"

@@ -7,8 +7,8 @@ import pytest
 from celery_idempotent.stores import Claim, Lease, Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
-from tests.stores import benches
-from tests.stores.kinds import Kind
+from tests.support.stores import benches
+from tests.support.stores.kinds import Kind
 
 
 class TestEveryStore(StoreContract):

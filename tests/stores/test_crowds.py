@@ -15,7 +15,7 @@ from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import MOST_DISPATCHED, MOST_MARKS, MOST_WAITING
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.stores.benches import DONE, KEY, claim, known, take
+from tests.support.stores.benches import DONE, KEY, claim, known, take
 
 thorough = pytest.mark.thorough
 #: As long as Celery's task ids are.

@@ -17,8 +17,8 @@ from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
 from celery_idempotent.stores.dynamodb.connections import translate_error
 from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
 from celery_idempotent.stores.rules import SECOND
-from tests.dynamodb import DynamoServer
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.dynamodb import DynamoServer
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 
@@ -143,7 +143,7 @@ class TestWhatAnItemHolds:
         """It kept a set, which has no order."""
         dynamodb_store.settle(take(dynamodb_store), DONE, ttl=60)
         item = dynamodb_store._table.read(KEY) or {}
-        dynamodb_store._table.ask("put_item", Item={**item, "announced": {"SS": ["t:b", "t:a"]}})
+        dynamodb_store._table.call("put_item", Item={**item, "announced": {"SS": ["t:b", "t:a"]}})
         assert dynamodb_store.mark_dispatched(KEY, "c")
         assert known(dynamodb_store).dispatched == {"a", "b", "c"}
         answer = dynamodb_store.acquire(claim(task_id="b"))
@@ -205,7 +205,7 @@ class TestWhatAnItemHolds:
         lease = take(dynamodb_store)
         item = {**(dynamodb_store._table.read(KEY) or {}), **damage}
         item = {name: value for name, value in item.items() if value is not None}
-        dynamodb_store._table.ask("put_item", Item=item)
+        dynamodb_store._table.call("put_item", Item=item)
         stranger = Lease(claim(), 1)
         for ask in (
             lambda: dynamodb_store.acquire(claim()),
@@ -226,7 +226,7 @@ class TestWhatAnItemHolds:
         take(dynamodb_store)
         item = dynamodb_store._table.read(KEY) or {}
         ahead = int(item["fence"]["N"]) + 10**9
-        dynamodb_store._table.ask("put_item", Item={**item, "fence": {"N": str(ahead)}})
+        dynamodb_store._table.call("put_item", Item={**item, "fence": {"N": str(ahead)}})
         age(dynamodb_store, KEY, 4000)
         assert dynamodb_store.get(KEY) is None
         lease = take(dynamodb_store)
@@ -376,20 +376,20 @@ class TestTheTable:
         store.apply_schema()
         store.apply_schema()
         assert store.pending_schema() == ""
-        table = store._table.ask("describe_table")["Table"]
+        table = store._table.call("describe_table")["Table"]
         assert table["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
         take(store)
 
     def test_one_that_does_not_forget_is_taught_to(self, store: DynamoDBStore) -> None:
         store.apply_schema()
         off = {"Enabled": False, "AttributeName": "expires"}
-        store._table.ask("update_time_to_live", TimeToLiveSpecification=off)
+        store._table.call("update_time_to_live", TimeToLiveSpecification=off)
         assert store.pending_schema().startswith("let DynamoDB delete")
         store.apply_schema()
         assert store.pending_schema() == ""
 
     def test_one_of_somebody_else_is_left_alone(self, store: DynamoDBStore) -> None:
-        store._table.ask(
+        store._table.call(
             "create_table",
             BillingMode="PAY_PER_REQUEST",
             KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
@@ -423,15 +423,15 @@ class TestTheTable:
     def test_what_may_not_be_done_is_said(
         self, store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch, operation: str
     ) -> None:
-        ask = store._table.ask
+        call = store._table.call
         denied = ClientError({"Error": {"Code": "AccessDeniedException", "Message": "no"}}, operation)
 
         def deny(asked: str, **request: Any) -> dict[str, Any]:
             if asked == operation:
                 raise translate_error(denied, store._table.place) from denied
-            return ask(asked, **request)
+            return call(asked, **request)
 
-        monkeypatch.setattr(store._table, "ask", deny)
+        monkeypatch.setattr(store._table, "call", deny)
         with pytest.raises(StoreRefused, match="AccessDenied"):
             store.apply_schema()
 

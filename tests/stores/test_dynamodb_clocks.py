@@ -12,7 +12,7 @@ from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Ver
 from celery_idempotent.stores.dynamodb import DynamoDBStore, records
 from celery_idempotent.stores.dynamodb.records import Clock
 from celery_idempotent.stores.rules import SECOND
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 
@@ -139,7 +139,7 @@ class TestMachinesThatShareNoClock:
         other = machine("b")
         item = holder._table.read(KEY)
         assert item is not None
-        holder._table.ask("put_item", Item={**item, "expires": {"N": "1"}})
+        holder._table.call("put_item", Item={**item, "expires": {"N": "1"}})
         assert not isinstance(other.acquire(claim(task_id="b")), Lease)
         assert list(holder.renew([lease])) == []
         assert known(other).retention > 20
@@ -205,25 +205,25 @@ class TestTheClock:
         for late in (0.0, 0.3, 0.9):
             real = 1_700_000_000 + late
             clock._ahead = None
-            clock.hear(dated(real), time.monotonic())
+            clock.receive(dated(real), time.monotonic())
             assert -1.1 < clock.now() / SECOND - real < 0.2
 
     def test_it_gets_better_and_does_not_jump(self, clock: Clock) -> None:
         began, real = time.monotonic(), 1_700_000_000.0
         told = []
         for late in (0.1, 0.95, 0.5, 0.2):  # of each second, the date shows none of this
-            clock.hear(dated(real + late), began + late)
+            clock.receive(dated(real + late), began + late)
             told.append(clock._ahead)
         assert told == sorted(told)  # type: ignore[type-var]
 
     def test_it_follows_a_server_whose_clock_was_put_right(self, clock: Clock) -> None:
         for real in (1_700_000_000.0, 1_700_000_500.0, 1_699_999_000.0):
-            clock.hear(dated(real), time.monotonic())
+            clock.receive(dated(real), time.monotonic())
             assert clock.now() / SECOND == pytest.approx(real, abs=1.5)
 
     @pytest.mark.parametrize("date", [None, "", "yesterday"])
     def test_where_a_reply_has_no_date_this_machines_clock_is_believed(self, clock: Clock, date: str | None) -> None:
-        clock.hear(date, time.monotonic())
+        clock.receive(date, time.monotonic())
         assert clock.now() / SECOND == pytest.approx(time.time(), abs=2)
 
     def test_two_processes_of_one_boot_have_one_clock(self, clock: Clock) -> None:

@@ -14,7 +14,7 @@ from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import Outcome, Reason, Release, State
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
-from tests.stores.benches import DONE, KEY, age, known, take
+from tests.support.stores.benches import DONE, KEY, age, known, take
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 

@@ -8,8 +8,8 @@ from celery_idempotent.errors import ConfigurationError, StoreRefused
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.dynamodb.connections import TIMEOUT, Address
-from tests.dynamodb import SECRET_KEY
-from tests.stores.benches import take
+from tests.support.dynamodb import SECRET_KEY
+from tests.support.stores.benches import take
 
 SECRET = "hunter2"
 

@@ -16,9 +16,9 @@ from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.records import HISTORY_LIMIT
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.stores.benches import KEY
-from tests.stores.postgres import run
-from tests.unit.scripted import Clock
+from tests.support.stores.benches import KEY
+from tests.support.stores.postgres import run
+from tests.support.unit.scripted import Clock
 
 LIST = f"{KEY}:history"
 
@@ -54,7 +54,7 @@ def test_what_is_no_history_in_redis_is_unreadable_and_keeps_no_other_key_from_i
         redis_store.history(KEY)
     redis_store._client.delete(LIST)
     redis_store._client.set(LIST, "somebody else's")
-    with pytest.raises(RecordUnreadable, match="no record of ours"):
+    with pytest.raises(RecordUnreadable, match="no record of celery_idempotent"):
         redis_store.append_history([*notes(1), HistoryEntry(f"{KEY}-2", "one", 0, 60)])
     assert [noted.text for noted in redis_store.history(f"{KEY}-2")] == ["one"]
     redis_store.delete(KEY)
@@ -113,7 +113,7 @@ def test_an_item_of_dynamodb_has_few_more_than_the_newest(dynamodb_store: Dynamo
 
 @pytest.mark.thorough
 def test_what_is_no_history_in_dynamodb_is_unreadable(dynamodb_store: DynamoDBStore) -> None:
-    dynamodb_store._table.ask("put_item", Item={"key": {"S": history_key(KEY)}, "expires": {"N": "99999999999"}})
+    dynamodb_store._table.call("put_item", Item={"key": {"S": history_key(KEY)}, "expires": {"N": "99999999999"}})
     with pytest.raises(RecordUnreadable, match="not the history"):
         dynamodb_store.history(KEY)
     dynamodb_store.delete(KEY)

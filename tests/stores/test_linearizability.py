@@ -20,11 +20,11 @@ import pytest
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict, rules
 from celery_idempotent.stores.memory import MemoryStore
-from tests.stores import benches, linearizability
-from tests.stores.benches import DONE, KEY
-from tests.stores.histories import CLIENTS, Place, Seat, check, placed, record
-from tests.stores.kinds import Kind
-from tests.stores.linearizability import LOST, UNKNOWN, Operation, Undecided, linearization
+from tests.support.stores import benches, linearizability
+from tests.support.stores.benches import DONE, KEY
+from tests.support.stores.histories import CLIENTS, Place, Seat, check, placed, record
+from tests.support.stores.kinds import Kind
+from tests.support.stores.linearizability import LOST, UNKNOWN, Operation, Undecided, linearization
 
 IN_SOAK = int(os.environ.get("SOAK_HISTORIES", "1000"))
 #: A store that is broken is found in so many histories at the latest.

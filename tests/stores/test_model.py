@@ -22,8 +22,8 @@ from celery_idempotent.errors import LeaseLost
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Store, open_store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
-from tests.stores import benches
-from tests.stores.kinds import KINDS, Kind
+from tests.support.stores import benches
+from tests.support.stores.kinds import KINDS, Kind
 
 LEASE, KEEP, RESULT, RETRY_IN = 65.0, 1010.0, 500.0, 35.0
 STEPS = 50

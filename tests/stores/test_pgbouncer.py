@@ -11,13 +11,13 @@ import pytest
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import State
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.testing import StoreContract
 from tests.conftest import missing
-from tests.pgbouncer import Bouncer
-from tests.postgres import ExternalPostgres, PostgresServer, fresh_schema
-from tests.servers import ServerMissing
-from tests.stores.benches import DONE, known, take
-from tests.stores.postgres import age_postgres, with_schema
+from tests.support.pgbouncer import Bouncer
+from tests.support.postgres import ExternalPostgres, PostgresServer, fresh_schema
+from tests.support.servers import ServerMissing
+from tests.support.stores.benches import DONE, known, take
+from tests.support.stores.postgres import age_postgres, with_schema
+from tests.support.stores.server_contract import ServerContract
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind
 
@@ -42,7 +42,7 @@ def bounced(bouncer: Bouncer) -> Iterator[PostgresStore]:
         store.close()
 
 
-class TestThroughPgBouncer(StoreContract):
+class TestThroughPgBouncer(ServerContract):
     @pytest.fixture
     def store(self, bounced: PostgresStore) -> PostgresStore:
         return bounced

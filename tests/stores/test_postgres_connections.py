@@ -18,11 +18,11 @@ from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefuse
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, open_store
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.postgres.connections import _INHERITED
-from tests.postgres import PostgresServer
-from tests.proxy import Proxy
-from tests.servers import free_port
-from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
-from tests.stores.postgres import run, with_schema
+from tests.support.postgres import PostgresServer
+from tests.support.proxy import Proxy
+from tests.support.servers import free_port
+from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.stores.postgres import run, with_schema
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 

@@ -22,8 +22,8 @@ from celery_idempotent.stores.postgres.records import (
     stored,
     unstored,
 )
-from tests.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
-from tests.stores.postgres import run
+from tests.support.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
+from tests.support.stores.postgres import run
 
 Opens = Callable[..., PostgresStore]
 

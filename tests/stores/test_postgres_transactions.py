@@ -19,10 +19,10 @@ from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused
 from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Verdict
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.postgres.records import stored
-from tests.postgres import PostgresServer
-from tests.stores.benches import DONE, KEY, age, claim, known, take
-from tests.stores.postgres import run, with_schema
-from tests.waiting import wait_until
+from tests.support.postgres import PostgresServer
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.stores.postgres import run, with_schema
+from tests.support.waiting import wait_until
 
 TTL = 600.0
 

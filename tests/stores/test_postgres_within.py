@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from celery_idempotent.stores import Store
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.testing import TransactionContract
-from tests.stores import benches
+from tests.support.stores import benches
 
 pytestmark = pytest.mark.thorough  # in `full` alone, as the contract over PostgreSQL
 

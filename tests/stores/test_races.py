@@ -14,9 +14,9 @@ import pytest
 
 from celery_idempotent.errors import LeaseLost, StoreUnreachable
 from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Store, Verdict
-from tests import processes
-from tests.stores.benches import age, claim, known, take
-from tests.stores.kinds import Kind
+from tests.support import processes
+from tests.support.stores.benches import age, claim, known, take
+from tests.support.stores.kinds import Kind
 
 T = TypeVar("T")
 Race = Callable[[str], list[str]]
@@ -191,7 +191,7 @@ def race(kind: Kind, kind_url: str) -> Iterator[Race]:
     """A function that lets every process ask for a key at the same moment, and returns what they were told."""
     if not kind.shared:
         pytest.skip("what other processes see is not this store")
-    command = [sys.executable, "-m", "tests.stores.racer", kind_url, str(PROCESSES)]
+    command = [sys.executable, "-m", "tests.support.stores.racer", kind_url, str(PROCESSES)]
     racers = processes.spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert racers.stdin is not None
     assert racers.stdout is not None

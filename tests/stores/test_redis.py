@@ -15,10 +15,10 @@ import pytest
 from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
-from tests import servers
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores.benches import DONE, KEY, claim, known, take
+from tests.support import servers
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import DONE, KEY, claim, known, take
 
 Start = Callable[..., RedisServer]
 Open = Callable[..., RedisStore]

@@ -10,13 +10,13 @@ import pytest
 from celery_idempotent.errors import StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State, Store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore, SentinelStore
-from tests.cluster import Cluster
-from tests.sentinel import NAME, Watch
-from tests.servers import RedisServer
-from tests.stores.benches import DONE, KEY, claim, known, take
-from tests.stores.kinds import AGE
-from tests.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, FOR_REPLICAS, FOR_SENTINELS, RIGHTS
 from tests.stores.test_redis import BINARIES
+from tests.support.cluster import Cluster
+from tests.support.sentinel import NAME, Watch
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import DONE, KEY, claim, known, take
+from tests.support.stores.kinds import AGE
+from tests.support.stores.rights import FOR_A_CLUSTER, FOR_A_DATABASE, FOR_REPLICAS, FOR_SENTINELS, RIGHTS
 
 SECRET = "hunter2"
 Open = Callable[..., RedisStore]
@@ -151,7 +151,7 @@ def test_a_cluster_needs_two_rights_more(shared_cluster: Cluster, few: str, open
 
     everything(store, age)
     owner = shared_cluster.owner(KEY)
-    assert store._connections.ask(owner.address, [("ASKING",)]) == [b"OK"]  # said while a slot moves
+    assert store._connections.send(owner.address, [("ASKING",)]) == [b"OK"]  # said while a slot moves
     for node in shared_cluster.primaries:
         node.says("ACL", "SETUSER", "few", "-hmget")
     with pytest.raises(StoreRefused, match="rights"):

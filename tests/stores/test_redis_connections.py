@@ -16,11 +16,11 @@ import redis
 
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.connections import _after_fork
-from tests.forks import served_after_fork
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores.interruptions import HalfMade, Interrupted, Interruption
-from tests.waiting import wait_until
+from tests.support.forks import served_after_fork
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores.interruptions import HalfMade, Interrupted, Interruption
+from tests.support.waiting import wait_until
 
 NAME = "connections-under-test"
 

@@ -15,11 +15,11 @@ from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import store as redis_module
-from tests import servers
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.stores.benches import DONE, KEY, NOBODYS, VERBS, age, claim, known, take, verb
-from tests.waiting import wait_until
+from tests.support import servers
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.stores.benches import DONE, KEY, NOBODYS, VERBS, age, claim, known, take, verb
+from tests.support.waiting import wait_until
 
 SECRET = "hunter2"
 Start = Callable[..., RedisServer]

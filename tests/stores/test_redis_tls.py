@@ -21,12 +21,12 @@ from cryptography.x509.oid import NameOID
 
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Store, open_store
-from tests.cluster import SLOTS, free_pair
 from tests.conftest import missing
-from tests.sentinel import NAME, Watch
-from tests.servers import RedisServer, ServerMissing, free_port
-from tests.stores.benches import DONE, known, take
-from tests.waiting import wait_until
+from tests.support.cluster import SLOTS, free_pair
+from tests.support.sentinel import NAME, Watch
+from tests.support.servers import RedisServer, ServerMissing, free_port
+from tests.support.stores.benches import DONE, known, take
+from tests.support.waiting import wait_until
 
 OpenTls = Callable[[str], Store]
 

@@ -12,8 +12,8 @@ from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import SCHEMES, open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import TIMEOUT
-from tests.servers import RedisServer, open_client
-from tests.stores.benches import DONE, KEY, known, take
+from tests.support.servers import RedisServer, open_client
+from tests.support.stores.benches import DONE, KEY, known, take
 
 SECRET = "hunter2"
 

@@ -14,9 +14,9 @@ from celery_idempotent.stores import Claim, Lease, Outcome, Refusal, State, Verd
 from celery_idempotent.stores.records import new_owner
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import Replicas
-from tests.proxy import Proxy
-from tests.servers import RedisServer
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import wait_until
 
 KEY = "idem:shop.charge:ORD-1"
 
@@ -88,7 +88,7 @@ def test_a_claim_that_the_replica_has_is_a_lease(store: RedisStore, pair: Pair) 
 def test_a_claim_that_no_replica_has_is_refused_and_given_back(store: RedisStore, pair: Pair) -> None:
     granted(store, claim("warm"))
     pair.cut()
-    with pytest.raises(StoreUnreachable, match=r"wait_replicas=1 asks for 1, and 0 confirmed within 0.5 s"):
+    with pytest.raises(StoreUnreachable, match=r"wait_replicas=1 needs 1, and 0 confirmed within 0.5 s"):
         store.acquire(claim())
     record = store.get(KEY)
     assert record is not None
@@ -119,7 +119,7 @@ def test_a_replay_needs_no_replica(store: RedisStore, pair: Pair) -> None:
 
 def test_more_replicas_than_there_are_confirm_nothing(pair: Pair) -> None:
     store = RedisStore.from_url(pair.main.url(), wait_replicas=2)
-    with pytest.raises(StoreUnreachable, match=r"asks for 2, and 1 confirmed"):
+    with pytest.raises(StoreUnreachable, match=r"needs 2, and 1 confirmed"):
         store.acquire(claim())
     store.close()
 

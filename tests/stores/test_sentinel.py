@@ -15,15 +15,15 @@ from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State, Store
 from celery_idempotent.stores.redis import SentinelStore
 from celery_idempotent.stores.redis.store import store_like
-from celery_idempotent.testing import StoreContract
 from tests.conftest import missing
-from tests.proxy import Proxy
-from tests.sentinel import NAME, Failover, Watch
-from tests.servers import RedisServer, ServerMissing, free_port, open_client
-from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
-from tests.stores.interruptions import HalfMade, Interrupted, Interruption
-from tests.stores.kinds import age_redis
-from tests.waiting import wait_until
+from tests.support.proxy import Proxy
+from tests.support.sentinel import NAME, Failover, Watch
+from tests.support.servers import RedisServer, ServerMissing, free_port, open_client
+from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.stores.interruptions import HalfMade, Interrupted, Interruption
+from tests.support.stores.kinds import age_redis
+from tests.support.stores.server_contract import ServerContract
+from tests.support.waiting import wait_until
 
 Start = Callable[..., RedisServer]
 OpenSentinel = Callable[..., SentinelStore]
@@ -254,7 +254,7 @@ def test_a_store_follows_a_failover(failover: Failover, opened_sentinel: OpenSen
     assert slowest < FEW
     wait_until(lambda: renewed(after, held), 60, "the new primary to be asked")
     assert known(after, "done").payload == DONE.payload
-    with pytest.raises(StoreUnreachable, match="wait_replicas=2 asks for 2, and 1 confirmed"):
+    with pytest.raises(StoreUnreachable, match="wait_replicas=2 needs 2, and 1 confirmed"):
         both.renew([held])
     after.settle(held, DONE, ttl=600)
     assert known(store, "held").state is State.COMPLETED
@@ -299,7 +299,7 @@ def ordered(port: int) -> bool:
 
 
 @pytest.mark.thorough
-class TestTheContract(StoreContract):
+class TestTheContract(ServerContract):
     @pytest.fixture
     def store(self, watched: Watched, opened_sentinel: OpenSentinel) -> Store:
         return opened_sentinel(watched.url())

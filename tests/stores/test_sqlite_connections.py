@@ -21,9 +21,9 @@ from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Lease, Refusal, Verdict
 from celery_idempotent.stores.sqlite import SqliteStore, connections
 from celery_idempotent.stores.sqlite.connections import KEPT
-from tests.stores.benches import DONE, KEY, claim, known, take, verb
-from tests.stores.sqlite_children import Child
-from tests.waiting import wait_until
+from tests.support.stores.benches import DONE, KEY, claim, known, take, verb
+from tests.support.stores.sqlite_children import Child
+from tests.support.waiting import wait_until
 
 OpenSqlite = Callable[..., SqliteStore]
 Fork = Callable[..., Child]

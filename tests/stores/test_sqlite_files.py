@@ -17,8 +17,8 @@ from celery_idempotent.stores.sqlite import SqliteStore, schema
 from celery_idempotent.stores.sqlite.connections import Address
 from celery_idempotent.stores.sqlite.schema import Schema
 from celery_idempotent.stores.sqlite.store import PAGE
-from tests.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
-from tests.stores.sqlite_children import Child
+from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.stores.sqlite_children import Child
 
 OpenSqlite = Callable[..., SqliteStore]
 Fork = Callable[..., Child]

@@ -17,7 +17,7 @@ from celery_idempotent.stores.rules import Row
 from celery_idempotent.stores.sqlite import SqliteStore
 from celery_idempotent.stores.sqlite import store as sqlite
 from celery_idempotent.stores.sqlite.store import PURGED
-from tests.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 OpenSqlite = Callable[..., SqliteStore]
 

@@ -13,7 +13,7 @@ from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import open_store
 from celery_idempotent.stores.sqlite import SqliteStore
 from celery_idempotent.stores.sqlite.connections import TABLE, Address
-from tests.stores.benches import DONE, known, take
+from tests.support.stores.benches import DONE, known, take
 
 
 def test_three_slashes_name_a_file_below_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreUnreach
 from celery_idempotent.stores import Lease, State, Store
 from celery_idempotent.stores.sqlite import SqliteStore
 from celery_idempotent.testing import TransactionContract
-from tests.stores import benches
-from tests.stores.benches import DONE, claim, known, take
-from tests.stores.django_databases import django_database
+from tests.support.stores import benches
+from tests.support.stores.benches import DONE, claim, known, take
+from tests.support.stores.django_databases import django_database
 
 OpenSqlite = Callable[..., SqliteStore]
 ALIAS = "shop"

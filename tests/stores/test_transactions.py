@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores.transactions import driver_connection
-from tests.stores.django_databases import django_database
+from tests.support.stores.django_databases import django_database
 
 
 @pytest.fixture

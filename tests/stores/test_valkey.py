@@ -8,12 +8,12 @@ import pytest
 
 from celery_idempotent.stores import Store, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
-from celery_idempotent.testing import StoreContract
-from tests.cluster import Cluster
 from tests.conftest import missing
-from tests.servers import RedisServer, ServerMissing, fetch_valkey
-from tests.stores.benches import DONE, known, take
-from tests.stores.kinds import age_redis
+from tests.support.cluster import Cluster
+from tests.support.servers import RedisServer, ServerMissing, fetch_valkey
+from tests.support.stores.benches import DONE, known, take
+from tests.support.stores.kinds import age_redis
+from tests.support.stores.server_contract import ServerContract
 
 pytestmark = pytest.mark.thorough
 
@@ -32,7 +32,7 @@ def valkey(binary: str) -> Iterator[RedisServer]:
         yield server
 
 
-class TestTheContract(StoreContract):
+class TestTheContract(ServerContract):
     @pytest.fixture
     def store(self, valkey: RedisServer) -> Iterator[Store]:
         with valkey.client() as client:

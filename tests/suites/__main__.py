@@ -27,10 +27,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from xml.etree import ElementTree
 
-from tests import processes
-from tests.rabbitmq import RabbitServer
-from tests.servers import RedisServer
 from tests.suites.expected import EXPECTED, KINDS, Expected
+from tests.support import processes
+from tests.support.rabbitmq import RabbitServer
+from tests.support.servers import RedisServer
 
 PLUGINS = Path(__file__).parent / "plugins"
 MODES = ("stock", "guarded")

@@ -10,7 +10,7 @@ import pytest
 from celery_idempotent import events as library_hooks
 from celery_idempotent.stores import open_store
 from tests.conftest import missing
-from tests.servers import RedisServer, ServerMissing, redis_binary
+from tests.support.servers import RedisServer, ServerMissing, redis_binary
 
 pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree only")
 

@@ -11,7 +11,7 @@ import pytest
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.events import Event, StoreFailed, StoreRecovered
-from tests.unit.scripted import Clock, ScriptedStore, listening
+from tests.support.unit.scripted import Clock, ScriptedStore, listening
 
 heard = pytest.fixture(listening)
 
@@ -55,7 +55,7 @@ def test_a_store_that_fails_is_not_asked_again_for_a_second(
     clock.advance(0.999)
     with pytest.raises(StoreUnreachable) as spared:
         breaker.call(store, store.ping)
-    assert str(spared.value) == f"{error} (not asked again yet)"
+    assert str(spared.value) == f"{error} (not tried again yet)"
     assert store.count("ping") == 1
 
 
@@ -74,7 +74,7 @@ def test_while_one_caller_probes_the_others_fail_at_once(breaker: Breaker, store
     others: list[str] = []
     store.before("ping", lambda: others.append(fails(breaker, store)))
     breaker.call(store, store.ping)
-    assert others == ["no ping (not asked again yet)"]
+    assert others == ["no ping (not tried again yet)"]
 
 
 def test_a_probe_that_fails_starts_another_second(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
@@ -85,7 +85,7 @@ def test_a_probe_that_fails_starts_another_second(breaker: Breaker, store: Scrip
     store.down("ping", error=StoreUnreachable("second"))
     assert fails(breaker, store) == "second"
     clock.advance(0.9)
-    assert fails(breaker, store) == "second (not asked again yet)"
+    assert fails(breaker, store) == "second (not tried again yet)"
     assert store.count("ping") == 2
 
 
@@ -97,7 +97,7 @@ def test_a_second_is_counted_from_when_the_store_failed(breaker: Breaker, store:
     store.before("ping", slowly)
     fails(breaker, store)
     clock.advance(0.9)
-    assert fails(breaker, store) == "timed out (not asked again yet)"
+    assert fails(breaker, store) == "timed out (not tried again yet)"
     clock.advance(0.1)
     breaker.call(store, store.ping)
 
@@ -131,7 +131,7 @@ def test_stores_are_spared_one_by_one(breaker: Breaker, store: ScriptedStore) ->
     other = ScriptedStore()
     breaker.call(other, other.ping)
     assert other.count("ping") == 1
-    assert fails(breaker, store) == "the store is down (not asked again yet)"
+    assert fails(breaker, store) == "the store is down (not tried again yet)"
 
 
 def test_a_record_that_cannot_be_read_is_no_fault_of_the_store(

@@ -132,5 +132,5 @@ def test_zstd_that_does_not_tell_its_size_is_refused() -> None:
     zstandard = import_module("zstandard")
     writer = zstandard.ZstdCompressor().compressobj()
     body = writer.compress(NOISE) + writer.flush()
-    with pytest.raises(ValueError, match="it does not say how much it inflates to"):
+    with pytest.raises(ValueError, match="it does not state how much it inflates to"):
         compression._unzstandard(zstandard, body, LIMIT)

@@ -35,7 +35,7 @@ from celery_idempotent.events import (
     log,
     remove_hook,
 )
-from tests.unit.scripted import listening
+from tests.support.unit.scripted import listening
 
 LEVELS = {
     Acquired: logging.DEBUG,

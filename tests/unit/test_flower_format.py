@@ -9,8 +9,7 @@ import pytest
 from celery.events.state import State, Task
 
 from celery_idempotent.celery.flower import format_task
-from celery_idempotent.celery.monitoring import KINDS
-from celery_idempotent.events import NAMES
+from celery_idempotent.celery.monitoring import MONITORED
 
 KEY = "idem:shop.charge::ORD-1"
 
@@ -54,7 +53,7 @@ def test_a_replayed_failure_remains_a_failure() -> None:
     assert "original task: id-1" in task.result
 
 
-@pytest.mark.parametrize("kind", [*sorted(NAMES[kind] for kind in KINDS), "resumed"])
+@pytest.mark.parametrize("kind", [*sorted(kind.name for kind in MONITORED), "resumed"])
 def test_everything_that_monitors_are_told_has_its_words(kind: str) -> None:
     task = format_task(told(kind.replace("_", "-")))
     assert kind.replace("_", " ").split()[-1][:4] in task.result.lower()

@@ -35,7 +35,7 @@ from celery_idempotent.errors import (
 from celery_idempotent.events import Event
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from celery_idempotent.stores.base import Store
-from tests.unit.scripted import Clock, ScriptedStore, listening
+from tests.support.unit.scripted import Clock, ScriptedStore, listening
 
 KEY = "idem:shop.charge:ORD-1"
 
@@ -366,7 +366,7 @@ def test_on_duplicate_raise_refuses_another_task_id(bench: Bench, other: str) ->
     bench.done_elsewhere(task_id=other)
     bench.clock.advance(3.0)
     error = sure(Conflict, bench.deliver)
-    assert str(error) == f"'{KEY}' was done 3 s ago, and the task says on_duplicate=\"raise\"."
+    assert str(error) == f"'{KEY}' was done 3 s ago, and the task has on_duplicate=\"raise\"."
     assert bench.told == []
 
 

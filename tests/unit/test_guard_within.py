@@ -15,7 +15,7 @@ from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import ConfigurationError, LeaseLost, SettleNotCommitted, StoreUnreachable
 from celery_idempotent.stores import Lease, Outcome, Reason, Release, State
 from celery_idempotent.stores.memory import MemoryStore
-from tests.unit.scripted import ScriptedStore
+from tests.support.unit.scripted import ScriptedStore
 from tests.unit.test_guard import KEY, Bench, LostInTask, bench, clock, heard
 
 __all__ = ["bench", "clock", "heard"]

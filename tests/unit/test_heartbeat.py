@@ -20,7 +20,7 @@ from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import LeaseLost, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
-from tests.unit.scripted import PROMPTLY, Clock, ScriptedStore
+from tests.support.unit.scripted import PROMPTLY, Clock, ScriptedStore
 
 RUN = module._Server.run
 TTL = 60.0
@@ -752,7 +752,7 @@ from time import monotonic
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.stores import Claim
-from tests.unit.scripted import PROMPTLY, ScriptedStore
+from tests.support.unit.scripted import PROMPTLY, ScriptedStore
 
 store, heart = ScriptedStore(), Heartbeat()
 

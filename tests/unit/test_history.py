@@ -36,9 +36,9 @@ from celery_idempotent.stores import Claim, HistoryEntry
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import HISTORY_LIMIT
-from tests.stores.sqlite_children import fork
-from tests.unit.scripted import PROMPTLY, listening
-from tests.waiting import wait_until
+from tests.support.stores.sqlite_children import fork
+from tests.support.unit.scripted import PROMPTLY, listening
+from tests.support.waiting import wait_until
 
 KEEP = 3600.0
 heard = pytest.fixture(listening)

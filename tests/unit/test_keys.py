@@ -44,7 +44,7 @@ from celery_idempotent.core.keys import (
     resolve,
 )
 from celery_idempotent.errors import MissingKey
-from tests.unit import compared
+from tests.support.unit import compared
 
 DATA = Path(__file__).parent / "data"
 
@@ -263,7 +263,7 @@ def test_no_two_values_are_equal_that_are_not() -> None:
 def test_a_value_is_compared_alike_in_every_process_and_after_the_trip_through_pickle(seed: str) -> None:
     found = f"{Path(keys.__file__).parents[1]}:{Path(__file__).parents[2]}"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": found}
-    command = [sys.executable, "-c", "from tests.unit import compared; compared.write()"]
+    command = [sys.executable, "-c", "from tests.support.unit import compared; compared.write()"]
     written = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert written.splitlines() == compared.fingerprints()
 
@@ -377,7 +377,9 @@ def test_what_has_no_value_to_compare_is_an_error_and_equal_to_nothing(make: Any
 
 
 def test_an_error_of_comparison_names_what_has_no_value() -> None:
-    with pytest.raises(MissingKey, match=r"got tests\.unit\.compared\.Order\. What is in _thread\.lock cannot be told"):
+    with pytest.raises(
+        MissingKey, match=r"got tests\.support\.unit\.compared\.Order\. What is in _thread\.lock cannot be read"
+    ):
         fingerprint({"order": compared.Order("A", threading.Lock())})
 
 

@@ -20,7 +20,7 @@ from kombu import serialization
 from kombu.utils import json as kombu_json
 
 from celery_idempotent.core.keys import canonical, compose, compose_default, fingerprint
-from tests.unit import compared
+from tests.support.unit import compared
 
 # The same examples in every run: a test that fails once in a thousand runs tells nobody what broke it.
 checked = settings(

@@ -18,8 +18,8 @@ from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.metrics import prometheus
 from celery_idempotent.metrics.catalogue import CATALOGUE, Kind
 from celery_idempotent.metrics.prometheus import Endpoint, PrometheusMetrics
-from tests.exposition import samples, scrape
-from tests.servers import free_port
+from tests.support.exposition import samples, scrape
+from tests.support.servers import free_port
 
 prometheus_client = pytest.importorskip("prometheus_client")
 

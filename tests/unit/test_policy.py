@@ -427,7 +427,7 @@ def test_a_callable_is_refused_whose_decorator_hides_that_it_does_not_take_all(o
     def of_all(session: str, order_id: str, **others: Any) -> str:
         return order_id
 
-    with pytest.raises(ConfigurationError, match=f"{option}: expected a callable that says which .* lambda order_id"):
+    with pytest.raises(ConfigurationError, match=f"{option}: expected a callable that declares .* lambda order_id"):
         Policy(**{option: of_one}).check_signature(signature, "shop.charge")
     Policy(**{option: of_all}).check_signature(signature, "shop.charge")
     Policy(**{option: of_one}).check_signature(inspect.signature(lambda order_id: None), "shop.charge")

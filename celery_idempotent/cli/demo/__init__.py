@@ -20,7 +20,7 @@ def command(ctx: click.Context, as_json: bool, seed: int, fetch_redis: bool) -> 
     Starts a redis-server, Celery workers and a payment gateway of its own on loopback, charges the same orders on
     plain Celery and with IdempotentTask, and leaves nothing behind. Takes about half a minute.
 
-    Exits with 0 if with IdempotentTask nobody was charged twice and no order was lost, else with 1.
+    Exits with 0 if with IdempotentTask no customer was charged twice and no order was lost, else with 1.
     """
     from .run import run
 

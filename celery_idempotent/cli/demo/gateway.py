@@ -3,7 +3,7 @@
 It honours idempotency keys as real ones do: the same key gets the same answer, and the card is charged once. Each
 charge is a line of the ledger. What the demo wants to know is a line of JSON on standard output, the port first.
 
-Where an order is to meet a kill, the gateway tells the pid of its caller and keeps it waiting until it is gone.
+Where an order is to meet a kill, the gateway reports the pid of its caller and keeps it waiting until it is gone.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Gateway(ThreadingHTTPServer):
         self._answers: dict[str, str] = {}
         self._met: set[tuple[str, Fault]] = set()
 
-    def tell(self, event: str, **facts: Any) -> None:
+    def report(self, event: str, **facts: Any) -> None:
         """Write one line for the demo."""
         # The monotonic clock is the machine's, so that the demo can compare. One write: lines of threads must not mix.
         os.write(1, (json.dumps({"event": event, "at": time.monotonic(), **facts}) + "\n").encode())
 
     def meets(self, order: str, fault: Fault) -> bool:
-        """Tell whether this is the first time that the fault can strike the order it is meant for."""
+        """Return whether this is the first time that the fault can strike the order it is meant for."""
         with self._lock:
             if self._orders[order][1] != fault or (order, fault) in self._met:
                 return False
@@ -64,17 +64,17 @@ class Gateway(ThreadingHTTPServer):
         """Charge a card, once per key, and return the receipt."""
         with self._lock:
             if key is not None and key in self._answers:
-                self.tell("known_key", order=order)
+                self.report("known_key", order=order)
                 return self._answers[key]
             receipt = os.urandom(6).hex()
             os.write(self._ledger, f"{order} {amount} {receipt}\n".encode())
             if key is not None:
                 self._answers[key] = receipt
-        self.tell("charged", order=order)
+        self.report("charged", order=order)
         return receipt
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: callers are killed here on purpose."""
+        """Print nothing: callers are killed here on purpose."""
 
 
 class Conversation(BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ class Conversation(BaseHTTPRequestHandler):
 
     def _charge(self, order: str, amount: int, pid: int, key: str | None) -> None:
         gateway = self.server
-        gateway.tell("called", order=order, pid=pid)
+        gateway.report("called", order=order, pid=pid)
         if gateway.meets(order, Fault.FLAKY):
             return self._answer(503, {"error": "busy, try again"})
         if gateway.meets(order, Fault.KILL_BEFORE) and self._lose_caller(order, pid, Fault.KILL_BEFORE):
@@ -101,19 +101,19 @@ class Conversation(BaseHTTPRequestHandler):
         receipt = gateway.charge(order, amount, key)
         if gateway.meets(order, Fault.KILL_AFTER) and self._lose_caller(order, pid, Fault.KILL_AFTER):
             return None
-        gateway.tell("receipt", order=order)
+        gateway.report("receipt", order=order)
         return self._answer(200, {"receipt": receipt})
 
     def _note(self, body: dict[str, Any]) -> None:
         """Take a note that a process of the shop gives the demo; a real gateway has nothing like it."""
-        self.server.tell(**body)
+        self.server.report(**body)
         if body.get("state") == "SUCCESS" and self.server.meets(body["order"], Fault.KILL_UNACKED):
             self._lose_caller(body["order"], body["pid"], Fault.KILL_UNACKED)
         self._answer(200, {})
 
     def _lose_caller(self, order: str, pid: int, fault: Fault) -> bool:
-        """Ask for the caller's death, and wait for it; tell whether it came."""
-        self.server.tell("held", order=order, pid=pid, fault=fault)
+        """Report the caller to be killed, and wait for its end; return whether it came."""
+        self.server.report("held", order=order, pid=pid, fault=fault)
         self.connection.settimeout(PATIENCE)
         try:
             return not self.connection.recv(1)  # nothing more is to come from it but its end
@@ -138,7 +138,7 @@ def main() -> None:
     ledger, orders = sys.argv[1:]
     with open(orders, encoding="utf-8") as file:
         gateway = Gateway(ledger, json.load(file))
-    gateway.tell("listening", port=gateway.server_address[1])
+    gateway.report("listening", port=gateway.server_address[1])
     gateway.serve_forever()
 
 

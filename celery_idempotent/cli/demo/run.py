@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -19,7 +20,7 @@ import click
 
 from . import report
 from .processes import DemoError, Interrupted, Processes, Redis, Signals, start_redis
-from .report import NAMES, Outcome, Progress, Screen, open_screen
+from .report import NAMES, Lines, Outcome, Progress, open_screen
 from .scenario import BURST, ORDERS, Fault, Order, count, draw_orders
 from .shop import TASK, VISIBILITY_TIMEOUT, DemoAddress, make_app
 
@@ -57,7 +58,8 @@ def run(*, seed: int, as_json: bool, fetch_redis: bool) -> int:
 
 
 def _run_both(signals: Signals, seed: int, fetch_redis: bool) -> dict[str, Outcome]:
-    _forget_celery_settings()
+    for name in [name for name in os.environ if name.startswith("CELERY_")]:
+        del os.environ[name]  # CELERY_BROKER_URL would win over the demo's broker
     orders = draw_orders(seed)
     deadline = monotonic()
     outcomes = {}
@@ -66,19 +68,10 @@ def _run_both(signals: Signals, seed: int, fetch_redis: bool) -> dict[str, Outco
         click.echo(_introduction(redis.version, seed), err=True)
         with open_screen() as screen:
             for name in NAMES:
-                screen.begin(name)
+                screen.run = name
                 deadline += RUN_SECONDS
-                trial = DemoRun(
-                    name,
-                    orders,
-                    idempotent=name == "idempotent",
-                    redis=redis,
-                    deadline=deadline,
-                    processes=processes,
-                    check=signals.check,
-                    screen=screen,
-                )
-                outcomes[name] = trial.run()
+                run = DemoRun(name, orders, name == "idempotent", redis, deadline, processes, signals.check, screen)
+                outcomes[name] = run.run()
     return outcomes
 
 
@@ -93,12 +86,6 @@ def _introduction(redis_version: str, seed: int) -> str:
         f"during a charge; {BURST} publishes at once; a failure and its retry."
     )
     return f"\n{textwrap.fill(text, report.WIDTH)}\n{head}\n"
-
-
-def _forget_celery_settings() -> None:
-    """Forget what the environment tells Celery: CELERY_BROKER_URL would win over our own broker."""
-    for name in [name for name in os.environ if name.startswith("CELERY_")]:
-        del os.environ[name]
 
 
 WORKERS = 2
@@ -124,6 +111,7 @@ _WORKER = (
 _QUICK = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=WARNING")
 
 
+@dataclass
 class DemoRun:
     """One run.
 
@@ -134,45 +122,36 @@ class DemoRun:
         redis: Its broker and its store.
         deadline: Monotonic time at which it ends, whatever is not done.
         processes: Starts and ends what it needs.
-        check: Raises if the demo shall end.
+        check: Raises if the demo is to end.
         screen: Shows how far it is, and each fault.
     """
 
-    def __init__(
-        self,
-        name: str,
-        orders: list[Order],
-        *,
-        idempotent: bool,
-        redis: Redis,
-        deadline: float,
-        processes: Processes,
-        check: Callable[[], None],
-        screen: Screen,
-    ) -> None:
-        self._name = name
-        self._orders = orders
-        self._idempotent = idempotent
-        self._redis = redis
-        self._deadline = deadline
-        self._processes = processes
-        self._check = check
-        self._screen = screen
-        self._directory = processes.directory / name
-        self._progress = Progress()
-        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._started: dict[str, subprocess.Popen[str]] = {}
-        self._next_sweep = 0.0
+    name: str
+    orders: list[Order]
+    idempotent: bool
+    redis: Redis
+    deadline: float
+    processes: Processes
+    check: Callable[[], None]
+    screen: Lines
+    _progress: Progress = field(default_factory=Progress)
+    _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    _started: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _next_sweep: float = 0.0
+
+    @property
+    def _directory(self) -> Path:
+        return self.processes.directory / self.name
 
     def run(self) -> Outcome:
         """Run it.
 
         Raises:
             DemoError: something does not start, or ends too early.
-            Interrupted: the demo shall end.
+            Interrupted: the demo is to end.
         """
         self._directory.mkdir()
-        self._screen.say("starting the payment gateway and the workers")
+        self.screen.log("starting the payment gateway and the workers")
         try:
             self._start_gateway()
             place = self._place()
@@ -183,11 +162,11 @@ class DemoRun:
             finally:
                 broker.close()
         finally:
-            self._processes.end(*self._started.values())
+            self.processes.end(*self._started.values())
 
     def _start_gateway(self) -> None:
         orders, ledger = self._directory / "orders.json", self._directory / "ledger"
-        orders.write_text(json.dumps({order.id: (order.latency, order.fault) for order in self._orders}))
+        orders.write_text(json.dumps({order.id: (order.latency, order.fault) for order in self.orders}))
         ledger.touch()
         command = [sys.executable, "-m", "celery_idempotent.cli.demo.gateway", str(ledger), str(orders)]
         gateway = self._start("gateway", command, stdout=subprocess.PIPE)
@@ -197,12 +176,12 @@ class DemoRun:
     def _place(self) -> DemoAddress:
         books = self._directory / "books"
         books.touch()
-        first = 2 if self._idempotent else 0
+        first = 2 if self.idempotent else 0
         gateway = f"http://127.0.0.1:{self._progress.port}"
-        return DemoAddress(self._idempotent, self._redis.url(first), self._redis.url(first + 1), gateway, str(books))
+        return DemoAddress(self.idempotent, self.redis.url(first), self.redis.url(first + 1), gateway, str(books))
 
     def _start_workers(self, place: DemoAddress) -> None:
-        # The warnings would say that somebody tries this as root.
+        # They would warn of root.
         env = {**place.environment(), "PYTHONWARNINGS": "ignore"}
         for number in range(1, WORKERS + 1):
             node = f"--hostname=worker{number}@localhost"
@@ -210,27 +189,27 @@ class DemoRun:
         self._wait_until(lambda: self._progress.ready == WORKERS, "the workers are ready")
 
     def _start(self, name: str, command: list[str], **options: Any) -> subprocess.Popen[str]:
-        name = f"{self._name}-{name}"
-        self._started[name] = self._processes.start(name, command, **options)
+        name = f"{self.name}-{name}"
+        self._started[name] = self.processes.start(name, command, **options)
         return self._started[name]
 
     def _work(self, broker: Broker, place: DemoAddress) -> Outcome:
         began = monotonic()
-        for order in self._orders:
+        for order in self.orders:
             broker.publish(order)
             self._progress.published += order.copies
             self._attend(broker)
         ended = self._watch(broker)
-        # Counted from the files, when nobody can write to them any more.
-        self._processes.end(*self._started.values(), grace=GRACE_SECONDS if ended else 0.0)
+        # Counted from the files, when no process can write to them any more.
+        self.processes.end(*self._started.values(), grace=GRACE_SECONDS if ended else 0.0)
         charged, paid = (_first_words(path) for path in (self._directory / "ledger", Path(place.books)))
         seconds = (ended or monotonic()) - began
-        return Outcome(count(self._orders, charged, paid), self._progress, finished=bool(ended), seconds=seconds)
+        return Outcome(count(self.orders, charged, paid), self._progress, finished=bool(ended), seconds=seconds)
 
     def _watch(self, broker: Broker) -> float | None:
         """Attend to the run until its end, and return when that was, or None at the deadline."""
         quiet_since: float | None = None
-        while (now := monotonic()) < self._deadline:
+        while (now := monotonic()) < self.deadline:
             self._attend(broker)
             if not self._is_over(broker):
                 quiet_since = None
@@ -242,7 +221,7 @@ class DemoRun:
         return None
 
     def _is_over(self, broker: Broker) -> bool:
-        kills = sum(order.fault.kills for order in self._orders)
+        kills = sum(order.fault.kills for order in self.orders)
         return len(self._progress.killed) == kills and not self._progress.charging and not broker.on_its_way()
 
     def _attend(self, broker: Broker) -> None:
@@ -252,25 +231,25 @@ class DemoRun:
             self._next_sweep = monotonic() + SWEEP_SECONDS
             if late := broker.sweep():
                 self._progress.redelivered += late
-                self._screen.say(f"visibility timeout passed: the broker hands out {late} again")
-        self._screen.show(self._progress)
+                self.screen.log(f"visibility timeout passed: the broker hands out {late} again")
+        self.screen.show(self._progress)
 
     def _take_events(self) -> None:
-        self._check()
+        self.check()
         while not self._events.empty():
             event = self._events.get()
             self._progress.take(event)
-            if event["event"] == "held" and self._processes.kill_child(event["pid"]):
+            if event["event"] == "held" and self.processes.kill_child(event["pid"]):
                 self._progress.kill(event["order"], event["pid"], monotonic())
-                self._screen.say(f"{event['order']}: {Fault(event['fault']).text}")
+                self.screen.log(f"{event['order']}: {Fault(event['fault']).text}")
         for name, process in self._started.items():
             if process.poll() is not None:
-                log = self._processes.log(name).read_text(errors="replace").splitlines()[-LOG_LINES:]
+                log = self.processes.log(name).read_text(errors="replace").splitlines()[-LOG_LINES:]
                 raise DemoError(f"{name} ended with status {process.returncode}. Its last words:\n\n" + "\n".join(log))
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
-            if monotonic() > self._deadline:
+            if monotonic() > self.deadline:
                 raise DemoError(
                     f"Waited until {what}, in vain: this machine is too busy for the demo. Try again later."
                 )

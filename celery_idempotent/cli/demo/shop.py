@@ -23,7 +23,7 @@ _VARIABLE = "CELERY_IDEMPOTENT_DEMO"
 
 
 class GatewayBusy(Exception):
-    """The gateway asks to be called again later."""
+    """The gateway is to be called again later."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DemoAddress:
     books: str
 
     def environment(self) -> dict[str, str]:
-        """Return what tells a process its place."""
+        """Return the environment variable that gives a process its address."""
         return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
@@ -54,7 +54,7 @@ class DemoAddress:
 
 
 def make_app(place: DemoAddress) -> Any:
-    """Return the Celery app of those who publish orders; they need not know the task."""
+    """Return the Celery app of producers of orders; they need not know the task."""
     from celery import Celery
 
     app = Celery("shop", broker=place.broker, set_as_current=False)
@@ -69,7 +69,7 @@ def make_app(place: DemoAddress) -> Any:
 
 
 def make_worker_app(place: DemoAddress) -> Any:
-    """Return the Celery app of those who charge orders."""
+    """Return the Celery app of the workers that charge orders."""
     app = make_app(place)
     if place.idempotent:
         _add_idempotent_task(app, place)
@@ -144,7 +144,7 @@ def _app_of_process() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    # Made when `celery -A` asks for it: to import a module of the library imports no framework.
+    # Made when `celery -A` reads it: to import a module of the library imports no framework.
     if name == "app":
         return _app_of_process()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``doctor``: look at the app and its stores, and write what to change, the worst first."""
+"""``doctor``: what to change in the app and its stores, the worst first."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 from ..common import CHECKUP, Exit, StoreCommand, from_url, status_of
-from .findings import Finding, Section, Severity
-
-if TYPE_CHECKING:
-    from ...stores.maintenance import NamedStore
+from .findings import Finding, Section, Severity, Target
 
 
 @click.command("doctor", cls=StoreCommand)
@@ -26,49 +23,44 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all that was checked.")
 @click.pass_context
 def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_json: bool) -> None:
-    """Check the configuration and the stores, and say what to change.
+    """Check the configuration and the stores, and print what to change.
 
-    Asks servers and changes nothing, but for a throwaway key that is claimed and forgotten.
+    Reads from servers and changes nothing, but for a throwaway key that is claimed and forgotten.
 
     Exits with 0 if nothing is in error, with 1 if something is, with 2, 3 or 4 if an option is wrong, a store cannot
-    be reached, or refuses us.
+    be reached, or refuses the user.
     """
-    diagnosis = DoctorReport(colour=not as_json, quiet=quiet, verbose=verbose)
+    report = DoctorReport(colour=not as_json, quiet=quiet, verbose=verbose)
     found: list[Section] = []
     for section in _sections(ctx):
         found.append(section)
         if not as_json:
-            diagnosis.show(section)
+            report.show(section)
     status = _status(found, strict=strict)
     if as_json:
-        click.echo(json.dumps(_report(found, status)))
+        click.echo(json.dumps(_facts(found, status)))
     else:
-        diagnosis.sum_up(found)
+        report.sum_up(found)
     ctx.exit(status)
 
 
 def _sections(ctx: click.Context) -> Iterator[Section]:
     """Yield what is found of the app, if there is one, and then of one store after the other."""
-    from .findings import Target
     from .stores import sections
 
-    stores: Iterable[NamedStore]
-    purged: bool | None = None
     if CHECKUP in ctx.meta:
-        checkup = ctx.meta[CHECKUP]()
-        stores, purged = checkup.stores, checkup.purged
-        yield checkup.section
+        section, targets = ctx.meta[CHECKUP]()
+        yield section
     else:
-        stores = [from_url(ctx)]
-    for used in stores:
-        ctx.call_on_close(used.store.close)
-        yield from sections(Target(used.store, used.name, used.namespaces[0], purged))
+        used = from_url(ctx)
+        targets = [Target(used.store, used.name, used.namespaces[0])]
+    for target in targets:
+        ctx.call_on_close(target.store.close)
+        yield from sections(target)
 
 
 def _status(found: list[Section], *, strict: bool) -> Exit:
     """Return the status of the first error that a store or a declaration raised, or else that of the worst finding."""
-    from .findings import Severity
-
     findings = [finding for section in found for finding in section.findings]
     for finding in findings:
         if finding.error is not None:
@@ -77,34 +69,25 @@ def _status(found: list[Section], *, strict: bool) -> Exit:
     return Exit.NO if any(finding.severity >= limit for finding in findings) else Exit.OK
 
 
-def _report(found: list[Section], status: Exit) -> dict[str, Any]:
-    from .findings import Severity
-
-    findings = [finding for section in found for finding in section.findings]
-    return {
-        "status": int(status),
-        "counts": {str(each): sum(finding.severity is each for finding in findings) for each in Severity},
-        "sections": [
-            {
-                "name": section.name,
-                "findings": [
-                    {
-                        "severity": str(finding.severity),
-                        "code": finding.code,
-                        "found": finding.found,
-                        "remedy": finding.remedy,
-                    }
-                    for finding in section.findings
-                ],
-            }
-            for section in found
-        ],
-    }
+def _facts(found: list[Section], status: Exit) -> dict[str, Any]:
+    severities = [finding.severity for section in found for finding in section.findings]
+    sections = [
+        {
+            "name": section.name,
+            "findings": [
+                {"severity": str(each.severity), "code": each.code, "found": each.found, "remedy": each.remedy}
+                for each in section.findings
+            ],
+        }
+        for section in found
+    ]
+    counts = {str(severity): severities.count(severity) for severity in Severity}
+    return {"status": int(status), "counts": counts, "sections": sections}
 
 
 _COLOURS = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 _NOTES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-#: Columns that a page takes at most, however wide the terminal is, and those before a text.
+#: The most columns of a page, however wide the terminal is, and the columns before a text.
 WIDEST, INDENT = 100, 9
 
 
@@ -124,7 +107,7 @@ class DoctorReport:
         self._width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
 
     def show(self, section: Section) -> None:
-        """Print one section; nothing of it where quiet has nothing to say."""
+        """Print one section, or nothing if quiet leaves out all of it."""
         ranked = sorted(section.findings, key=lambda finding: -finding.severity)
         lines = [line for each in ranked if each.severity >= self._least for line in self._lines(each)]
         well = sum(each.severity is Severity.OK for each in section.findings)
@@ -134,16 +117,16 @@ class DoctorReport:
             click.echo("\n".join([click.style(section.name, bold=True) if self._colour else section.name, *lines, ""]))
 
     def sum_up(self, sections: Sequence[Section]) -> None:
-        """Print how many there are of each kind, and once more which are errors: they may have scrolled away."""
+        """Print the number of findings of each kind, and the errors by name, which may have scrolled away."""
         findings = [finding for section in sections for finding in section.findings]
         found = [finding.severity for finding in findings]
         counts = [(found.count(severity), word) for severity, word in _NOTES.items()]
-        said = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
+        words = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count]
         errors = dict.fromkeys(finding.code for finding in findings if finding.severity is Severity.ERROR)
         if errors:
-            said[0] += f" ({', '.join(errors)})"
+            words[0] += f" ({', '.join(errors)})"
         summary = (
-            f"{', '.join(said) or 'Nothing to change'}; {found.count(Severity.OK)} of {len(found)} checks are well."
+            f"{', '.join(words) or 'Nothing to change'}; {found.count(Severity.OK)} of {len(found)} checks are well."
         )
         if not self._quiet or any(severity >= self._least for severity in found):
             click.echo("\n".join(textwrap.wrap(summary, self._width, break_on_hyphens=False)))

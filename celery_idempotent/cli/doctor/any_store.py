@@ -1,4 +1,5 @@
-"""Checks for every store: round trip, claims, schema, expired rows and clocks."""
+# ruff: noqa: D103 - a check is documented by its name, its words where all is well, and its findings
+"""Checks for every store: schema, round trip and claims; expired rows and clocks for those that have them."""
 
 from __future__ import annotations
 
@@ -10,108 +11,110 @@ from time import perf_counter
 from ...core.keys import compose_default
 from ...errors import StoreRefused
 from ...stores.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
-from .findings import Finding, Target, error, info, ok, warning
+from .findings import Checks, Finding, Findings, Target, error, info, ok, warning
 
-#: How often the store is asked, and the seconds above which the median is too long: a first run asks twice.
+#: The checks of a store of which nothing else is known.
+CHECKS = Checks()
+
+
+@CHECKS.add("the schema is that of this version")
+def schema_pending(target: Target) -> Findings:
+    if pending := target.store.pending_schema():
+        lines = pending.strip().splitlines()
+        about = lines[0].rstrip(",;") if len(lines) <= 2 else f"{len(lines)} lines of statements are due"
+        yield error(
+            f"The store lacks what this version needs on its server ({about}): claims are refused.",
+            "celery -A proj idempotency schema --apply (or celery-idempotent --store URL schema --apply)",
+            ends=True,
+        )
+
+
+#: Number of pings, and the median in seconds above which a store is slow: a first run makes two round trips.
 PINGS, SLOW = 20, 0.05
-#: Seconds after which a store that is very slow is asked no more.
+#: Seconds after which no further ping is sent.
 PATIENCE = 2.0
 
 
-def slow_store(patient: Target) -> Finding:
-    """Compare the median time of an answer with what a task can bear."""
+@CHECKS.add()
+def slow_store(target: Target) -> Findings:
     end = perf_counter() + PATIENCE
-    took = [_ping(patient)]
+    took = [_ping(target)]
     while len(took) < PINGS and perf_counter() < end:
-        took.append(_ping(patient))
+        took.append(_ping(target))
     median = statistics.median(took)
     measured = f"a round trip takes {median * 1000:.2f} ms (median of {len(took)}, longest {max(took) * 1000:.2f} ms)"
     if median > SLOW:
-        return warning(
+        yield warning(
             f"{measured.capitalize()}: every first run waits for two, and a replay for one.",
             "Put the store into the region and the network of the workers, and look at its load.",
         )
-    return ok(measured)
+    yield ok(measured)
 
 
-def _ping(patient: Target) -> float:
+def _ping(target: Target) -> float:
     began = perf_counter()
-    patient.store.ping()
+    target.store.ping()
     return perf_counter() - began
 
 
-#: The task that the throwaway keys are of, and the seconds after which they go by themselves.
+#: The task in the throwaway keys, and the seconds after which they expire.
 TASK, SECONDS = "celery_idempotent.doctor", 5.0
 #: Keys that are made to find one on each node of a cluster.
 KEYS = 64
 
 
-def claims_refused(patient: Target) -> Finding:
-    """Claim, renew, release, settle and forget a throwaway key, on each part of the store."""
-    keys = [compose_default(patient.namespace, TASK, new_owner()) for _ in range(KEYS)]
-    chosen = {patient.store.shard(key): key for key in keys}.values()
+@CHECKS.add()
+def claims_refused(target: Target) -> Findings:
+    keys = [compose_default(target.namespace, TASK, new_owner()) for _ in range(KEYS)]
+    chosen = {target.store.shard(key): key for key in keys}.values()
     try:
         for key in chosen:
-            _live(patient, key)
+            _live(target, key)
     except StoreRefused as refusal:
-        return error(
-            f"A throwaway key under {patient.namespace}: was refused. {' '.join(str(refusal).split())}",
+        yield error(
+            f"A throwaway key under {target.namespace}: was refused. {' '.join(str(refusal).split())}",
             "Give the user the rights that the guide on this kind of store lists; if the app has an "
             "idempotency_namespace, run celery -A proj idempotency doctor, which knows it.",
         )
     nodes = f" on each of {len(chosen)} nodes" if len(chosen) > 1 else ""
-    return ok(f"a throwaway key was claimed, renewed, settled and forgotten{nodes}")
+    yield ok(f"a throwaway key was claimed, renewed, settled and forgotten{nodes}")
 
 
-def _live(patient: Target, key: str) -> None:
-    store = patient.store
+def _live(target: Target, key: str) -> None:
+    store = target.store
     try:
         for reason in (Reason.FAILED, Reason.CRASHED):
-            lease = _claim(patient, key)
+            lease = _claim(target, key)
             store.renew([lease])
             store.release(lease, Release(reason))
-        store.settle(_claim(patient, key), Outcome(State.COMPLETED, b""), ttl=SECONDS)
+        store.settle(_claim(target, key), Outcome(State.COMPLETED, b""), ttl=SECONDS)
         store.mark_dispatched(key, TASK)
         store.get(key)
     finally:
         store.delete(key)
 
 
-def _claim(patient: Target, key: str) -> Lease:
-    lease = patient.store.acquire(Claim(key, new_owner(), SECONDS, SECONDS, holder=TASK))
-    assert isinstance(lease, Lease), f"nobody else can have {key}"
+def _claim(target: Target, key: str) -> Lease:
+    lease = target.store.acquire(Claim(key, new_owner(), SECONDS, SECONDS, holder=TASK))
+    assert isinstance(lease, Lease), f"no other can have {key}"
     return lease
 
 
-#: Expired rows from which on it is said, and the most that are counted.
+#: Number of expired rows that is a warning, and the most that are counted.
 MANY, MOST = 10_000, 100_000
 SCHEDULE = "celery_idempotent.celery.schedule_purge(app)  # beat then purges once an hour"
 
 
-def schema_pending(patient: Target) -> Finding:
-    """See whether the store has on its server what it needs."""
-    pending = patient.store.pending_schema()
-    if pending:
-        what = pending.strip().splitlines()
-        about = f"{what[0].rstrip(',;')}" if len(what) <= 2 else f"{len(what)} lines of statements are due"
-        return error(
-            f"The store lacks what this version needs on its server ({about}): claims are refused.",
-            "celery -A proj idempotency schema --apply (or celery-idempotent --store URL schema --apply)",
-            ends=True,
-        )
-    return ok("the schema is that of this version")
-
-
-def expired(patient: Target, rows: int) -> Finding:
-    """Say what becomes of rows that have expired, given how many there are."""
+def expired(target: Target, rows: int) -> Finding:
+    """Return the finding for a number of expired rows."""
     count = f"{rows:,}{' or more' if rows >= MOST else ''} expired rows wait to be removed"
     if rows >= MANY:
-        if patient.purged:
+        if target.purged:
             return warning(
                 f"{count}, though beat purges the store.", "See that beat and a worker run, and purge more often."
             )
         return warning(f"{count}.", f"celery -A proj idempotency purge, and from then on {SCHEDULE}")
-    if patient.purged is False:
+    if target.purged is False:
         return info(f"{count}, and nothing but new claims removes them.", SCHEDULE)
     return ok(count)
 

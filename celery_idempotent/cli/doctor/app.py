@@ -1,13 +1,9 @@
-"""Checks of the configuration of an app and its tasks.
-
-Nothing is asked of a server here: the checks read what the app says. A check is a small function that looks at one
-thing; its name is the code of what it finds.
-"""
+# ruff: noqa: D103 - a check is documented by its name, its words where all is well, and its findings
+"""Checks of the configuration of an app and its tasks, without a request to any server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -24,112 +20,102 @@ from ...stores import hide_password
 from ...stores.maintenance import NamedStore
 from . import broker
 from .app_config import AppConfig, DeclaredTask, listed, shortest_interval
-from .findings import Check, Finding, Section, error, failed, info, ok, run_checks, warning
+from .findings import Checks, Findings, Section, Target, error, failed, info, ok, run_checks, warning
 
 #: Options of Celery's that keep a message beyond the failure of its task; the latter two since 5.7.
 ACKS = ("acks_on_failure_or_timeout", "acks_on_failure", "acks_on_timeout")
 
+CHECKS = Checks()
 
-def nothing_idempotent(facts: AppConfig) -> Finding:
-    """See whether the app has an idempotent task at all."""
-    if not facts.tasks:
-        return warning(
+
+@CHECKS.add()
+def nothing_idempotent(config: AppConfig) -> Findings:
+    if not config.tasks:
+        yield warning(
             "No task of the app is idempotent: nothing is protected, and nothing refreshed.",
             "@app.task(base=IdempotentTask), and let the app's imports or include name the modules of its tasks",
         )
-    return ok(f"{len(facts.tasks)} idempotent task{'' if len(facts.tasks) == 1 else 's'}")
+    yield ok(f"{len(config.tasks)} idempotent task{'' if len(config.tasks) == 1 else 's'}")
 
 
-def base_missing(facts: AppConfig) -> Finding:
-    """Look for tasks that have options and not the class that reads them."""
-    found = dict(unprotected(facts.app))
-    if found:
-        return error(
+@CHECKS.add("every task with idempotency options has the base class")
+def base_missing(config: AppConfig) -> Findings:
+    if found := dict(unprotected(config.app)):
+        yield error(
             f"{listed(found)} ({listed(f'{name}=' for name in found.values())}) has idempotency options and not the "
             "base class: it is not protected at all.",
             "@app.task(base=IdempotentTask, idempotency={...})",
         )
-    return ok("every task with idempotency options has the base class")
 
 
-def setting_unknown(facts: AppConfig) -> Finding:
-    """Look for settings that are meant for the library, and that nothing reads."""
-    wrong = mistaken_settings(facts.app)
-    if wrong:
+@CHECKS.add("every setting of idempotency is one")
+def setting_unknown(config: AppConfig) -> Findings:
+    if wrong := mistaken_settings(config.app):
         meant = [f"{name}: did you mean {near}?" if near else f"{name}: leave it out." for name, near in wrong.items()]
-        return error(f"Nothing reads {listed(wrong)}: what it says does not hold.", " ".join(meant))
-    return ok("every setting of idempotency is one")
+        yield error(f"Nothing reads {listed(wrong)}: it has no effect.", " ".join(meant))
 
 
-def plain_tasks(facts: AppConfig) -> Finding | None:
-    """Look for tasks beside idempotent ones that are not."""
-    if facts.plain and facts.tasks:
-        return info(
-            f"Not idempotent: {listed(facts.plain)}. Such a task runs as often as it is delivered.",
+@CHECKS.add("every task is idempotent")
+def plain_tasks(config: AppConfig) -> Findings:
+    if config.plain and config.tasks:
+        yield info(
+            f"Not idempotent: {listed(config.plain)}. Such a task runs as often as it is delivered.",
             "@app.task(base=IdempotentTask), where its effect must happen once",
         )
-    return ok("every task is idempotent")
 
 
-def early_ack(facts: AppConfig) -> Finding:
-    """Look for tasks whose messages are gone before they run."""
-    early = [each.name for each in facts.tasks if not each.task.acks_late]
-    if early:
-        return warning(
+@CHECKS.add("messages are acked after their task")
+def early_ack(config: AppConfig) -> Findings:
+    if early := [each.name for each in config.tasks if not each.task.acks_late]:
+        yield warning(
             f"acks_late is off for {listed(early)}: the message is gone before the task runs, and a killed worker "
             "loses it.",
             "Leave out acks_late=False and allow_early_ack.",
         )
-    return ok("messages are acked after their task")
 
 
-def lost_child_fails(facts: AppConfig) -> Finding:
-    """Look for tasks that are not tried again when their process is killed."""
+@CHECKS.add("a task whose process is killed runs again")
+def lost_child_fails(config: AppConfig) -> Findings:
     final = [
         each.name
-        for each in facts.tasks
+        for each in config.tasks
         if each.task.acks_late
         and not each.task.reject_on_worker_lost
         and not getattr(each.task, "retry_on_worker_lost", False)
     ]
     if final:
-        return warning(
-            f"reject_on_worker_lost is off for {listed(final)}: a process that is killed, by the kernel for its memory "
-            "say, is taken for a failure, and the task does not run again.",
+        yield warning(
+            f"reject_on_worker_lost is off for {listed(final)}: a process that is killed, as by the kernel for its "
+            "memory, is taken for a failure, and the task does not run again.",
             "Leave out reject_on_worker_lost=False; max_crashes ends a task that kills its processes.",
         )
-    return ok("a task whose process is killed runs again")
 
 
-def failure_not_acked(facts: AppConfig) -> Finding:
-    """Look for tasks whose messages outlive their failure."""
-    off = {each.name: name for each in facts.tasks for name in ACKS if getattr(each.task, name, None) is False}
-    if off:
-        return info(
+@CHECKS.add("the message of a failed task is acked")
+def failure_not_acked(config: AppConfig) -> Findings:
+    if off := {each.name: name for each in config.tasks for name in ACKS if getattr(each.task, name, None) is False}:
+        yield info(
             f"{listed(off.values())} is off for {listed(off)}: the message of a task that fails is rejected, and one "
             "that hits its time limit runs again, up to max_crashes times.",
             f"Leave out {listed(off.values())}=False, unless a dead letter queue takes what is rejected.",
         )
-    return ok("the message of a failed task is acked")
 
 
-def beat_without_key(facts: AppConfig) -> Finding:
-    """Look for tasks that beat publishes, and that nothing but the message tells apart."""
-    scheduled = {str(entry["task"]) for entry in facts.scheduled.values()}
-    unkeyed = [each.name for each in facts.tasks if each.policy.key is None and each.name in scheduled]
-    if unkeyed:
-        return info(
+@CHECKS.add("what beat publishes has a key of its own")
+def beat_without_key(config: AppConfig) -> Findings:
+    scheduled = {str(entry["task"]) for entry in config.scheduled.values()}
+    if unkeyed := [each.name for each in config.tasks if each.policy.key is None and each.name in scheduled]:
+        yield info(
             f"The key of {listed(unkeyed)} is the task id, and beat publishes it: two beats, or a publish that is "
             "tried again, make two operations of it.",
             "Where that must not be, give it a key and a result_ttl shorter than its interval: "
             f'idempotency={{"key": lambda: "{unkeyed[0]}", "result_ttl": ...}}',
         )
-    return ok("what beat publishes has a key of its own")
 
 
-def beat_key_fixed(facts: AppConfig) -> Finding:
-    """Look for entries of beat whose messages are all the same operation, for longer than until the next one."""
-    for name, each, key, seconds in _fixed(facts):
+@CHECKS.add("no entry of beat has one key for several runs")
+def beat_key_fixed(config: AppConfig) -> Findings:
+    for name, each, key, seconds in _fixed(config):
         computed = callable(each.policy.key) and key != f"{KEY_HEADER}="
         what = (
             f"The beat entry {name!r} publishes {each.name} every {seconds:g} s with the same key ({key}), which is "
@@ -141,18 +127,17 @@ def beat_key_fixed(facts: AppConfig) -> Finding:
             "out, so that each message is an operation of its own"
         )
         if computed:
-            return warning(f"{what} Unless its key function looks at more than its arguments.", remedy)
-        return error(what, remedy)
-    return ok("no entry of beat has one key for several runs")
+            yield warning(f"{what} Unless its key function looks at more than its arguments.", remedy)
+        yield error(what, remedy)
 
 
-def _fixed(facts: AppConfig) -> Iterator[tuple[str, DeclaredTask, str, float]]:
+def _fixed(config: AppConfig) -> Iterator[tuple[str, DeclaredTask, str, float]]:
     """Yield entries whose key is remembered for longer than their interval: name, task, key, interval in seconds."""
-    tasks = {each.name: each for each in facts.tasks}
-    for name, entry in facts.scheduled.items():
+    tasks = {each.name: each for each in config.tasks}
+    for name, entry in config.scheduled.items():
         each = tasks.get(str(entry["task"]))
         key = _fixed_key(each, entry) if each else ""
-        seconds = shortest_interval(entry.get("schedule"), facts.app) if key else None
+        seconds = shortest_interval(entry.get("schedule"), config.app) if key else None
         # A record that was made by one tick of the clock is still there at the tick that comes as long after it.
         if each and seconds is not None and seconds <= each.policy.result_ttl:
             yield name, each, key, seconds
@@ -177,206 +162,163 @@ def _written(key: object) -> str:
     return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
-def beat_option_unknown(facts: AppConfig) -> Finding:
-    """Look for options of beat's entries that are meant for the library, and that nothing reads."""
-    for name, entry in facts.scheduled.items():
+@CHECKS.add("the options of beat's entries are Celery's or idempotency_key")
+def beat_option_unknown(config: AppConfig) -> Findings:
+    for name, entry in config.scheduled.items():
         wrong = mistaken_key(entry.get("options") or {})
         if wrong:
-            return error(
+            yield error(
                 f"The beat entry {name!r} has an option that nothing reads: {wrong}", f"{KEY_HEADER}=, or no key"
             )
-    return ok("the options of beat's entries are Celery's or idempotency_key")
 
 
-def runs_unprotected(facts: AppConfig) -> Finding:
-    """Look for tasks that run without a lease while the store is down."""
-    bold = [each.name for each in facts.tasks if each.policy.on_store_error == "run"]
-    if bold:
-        return info(
+@CHECKS.add("no task runs without its lease")
+def runs_unprotected(config: AppConfig) -> Findings:
+    if bold := [each.name for each in config.tasks if each.policy.on_store_error == "run"]:
+        yield info(
             f"on_store_error is run for {listed(bold)}: while the store is down a duplicate runs again.",
             'idempotency={"on_store_error": "wait"}, where that must not be',
         )
-    return ok("no task runs without its lease")
 
-
-DECLARATION_CHECKS = (
-    nothing_idempotent,
-    base_missing,
-    setting_unknown,
-    plain_tasks,
-    early_ack,
-    lost_child_fails,
-    failure_not_acked,
-    beat_without_key,
-    beat_key_fixed,
-    beat_option_unknown,
-    runs_unprotected,
-)
 
 #: Seconds below which a lease is short, and above which it is long.
 SHORT, LONG = 5.0, 600.0
 GOOD = '"lease_ttl": "30s"'
 
 
-def lease_short(facts: AppConfig) -> Finding:
-    """Look for leases that a process loses as soon as it stalls."""
-    short = [each for each in facts.tasks if each.policy.lease_ttl < SHORT]
-    if short:
+@CHECKS.add("no lease is shorter than 5 s")
+def lease_short(config: AppConfig) -> Findings:
+    if short := [each for each in config.tasks if each.policy.lease_ttl < SHORT]:
         least = min(each.policy.lease_ttl for each in short)
-        return warning(
+        yield warning(
             f"lease_ttl is {least:g} s ({listed(each.name for each in short)}): a process that pauses for longer loses "
             "its lease though it is well, and a duplicate runs beside it.",
             f"idempotency={{{GOOD}}}",
         )
-    return ok("no lease is shorter than 5 s")
 
 
-def lease_long(facts: AppConfig) -> Finding:
-    """Look for leases that outlive a dead worker for long."""
-    long = [each for each in facts.tasks if each.policy.lease_ttl > LONG]
-    if long:
+@CHECKS.add("no lease is longer than 10 min")
+def lease_long(config: AppConfig) -> Findings:
+    if long := [each for each in config.tasks if each.policy.lease_ttl > LONG]:
         most = max(each.policy.lease_ttl for each in long)
-        return warning(
+        yield warning(
             f"lease_ttl is {most:g} s ({listed(each.name for each in long)}): for so long the task of a dead worker "
             "waits. It need not be as long as the task runs, since leases are renewed.",
             f"idempotency={{{GOOD}}}",
         )
-    return ok("no lease is longer than 10 min")
 
 
-def lease_unbounded(facts: AppConfig) -> Finding:
-    """Look for tasks that keep their key for as long as they hang."""
-    free = [each.name for each in facts.tasks if each.policy.max_lease is None and facts.limit(each.task) is None]
+@CHECKS.add("every task has a time limit or a max_lease")
+def lease_unbounded(config: AppConfig) -> Findings:
+    free = [each.name for each in config.tasks if each.policy.max_lease is None and config.limit(each.task) is None]
     if free:
-        return info(
+        yield info(
             f"Nothing ends a process that hangs in {listed(free)}: it renews its lease and keeps its key for ever.",
             "app.conf.task_time_limit = 600 (or longer than your longest task), or a max_lease in the policy",
         )
-    return ok("every task has a time limit or a max_lease")
 
 
-def limits_not_enforced(facts: AppConfig) -> Finding | None:
-    """Look for time limits that the pool does not keep."""
-    pool = str(facts.conf.worker_pool)
+@CHECKS.add()
+def limits_not_enforced(config: AppConfig) -> Findings:
+    pool = str(config.conf.worker_pool)
     if pool == "prefork":
-        return ok("the pool ends what runs into its time limit")
-    limited = [each.name for each in facts.tasks if each.policy.max_lease is None and facts.limit(each.task)]
-    if not limited:
-        return None
-    return info(
-        f"A pool of {pool} ends no body at its time limit ({listed(limited)}): one that hangs keeps its key for ever.",
-        'idempotency={"max_lease": 900} (or longer than your longest task)',
-    )
+        yield ok("the pool ends what runs into its time limit")
+    if limited := [each.name for each in config.tasks if each.policy.max_lease is None and config.limit(each.task)]:
+        yield info(
+            f"A pool of {pool} ends no body at its time limit ({listed(limited)}): one that hangs keeps its key for "
+            "ever.",
+            'idempotency={"max_lease": 900} (or longer than your longest task)',
+        )
 
 
-def lease_ends_before_limit(facts: AppConfig) -> Finding:
-    """Look for leases that end while their task may still run."""
+@CHECKS.add("no lease ends before its task's time limit")
+def lease_ends_before_limit(config: AppConfig) -> Findings:
     early = [
         (each, limit)
-        for each in facts.tasks
-        if each.policy.max_lease and (limit := facts.limit(each.task)) and each.policy.max_lease < limit
+        for each in config.tasks
+        if each.policy.max_lease and (limit := config.limit(each.task)) and each.policy.max_lease < limit
     ]
     if early:
         most = max(limit for _, limit in early)
-        return warning(
+        yield warning(
             f"max_lease is shorter than the time limit ({listed(each.name for each, _ in early)}): a task that runs "
             "longer than its lease is overtaken by a duplicate.",
             f'idempotency={{"max_lease": {most + 60:g}}}, or leave it out: it is the time limit + 60 s then',
         )
-    return ok("no lease ends before its task's time limit")
 
 
-def result_ttl_short(facts: AppConfig) -> Finding:
-    """Look for results that are forgotten before their duplicates can come."""
-    what, wait = facts.longest_wait
-    visibility = facts.visibility or 0.0
-    latest = max(wait, visibility)
-    source = what if wait > visibility else "the visibility_timeout of the broker"
-    short = [each for each in facts.tasks if each.policy.result_ttl < latest]
-    if short:
+@CHECKS.add("results are remembered for longer than duplicates are known to be late")
+def result_ttl_short(config: AppConfig) -> Findings:
+    what, wait = config.longest_wait
+    latest = max(wait, config.visibility)
+    source = what if wait > config.visibility else "the visibility_timeout of the broker"
+    if short := [each for each in config.tasks if each.policy.result_ttl < latest]:
         least = min(each.policy.result_ttl for each in short)
-        return error(
+        yield error(
             f"result_ttl is {least:g} s ({listed(each.name for each in short)}), and a duplicate may come {latest:g} s "
             f"late ({source}): it is not recognised, and runs again.",
             'idempotency={"result_ttl": "24h"}',
         )
-    return ok("results are remembered for longer than duplicates are known to be late")
 
 
-def failure_ttl_short(facts: AppConfig) -> Finding:
-    """Look for crash counts that are forgotten before the message comes again."""
-    visibility = facts.visibility or 0.0
-    short = [each for each in facts.tasks if each.policy.failure_ttl < visibility]
-    if short:
+@CHECKS.add("crashes are remembered until the message comes again")
+def failure_ttl_short(config: AppConfig) -> Findings:
+    if short := [each for each in config.tasks if each.policy.failure_ttl < config.visibility]:
         least = min(each.policy.failure_ttl for each in short)
-        return warning(
+        yield warning(
             f"failure_ttl is {least:g} s ({listed(each.name for each in short)}), and a dead worker's message comes "
-            f"again after {visibility:g} s: its crash is forgotten by then, and max_crashes never reached.",
+            f"again after {config.visibility:g} s: its crash is forgotten by then, and max_crashes never reached.",
             'idempotency={"failure_ttl": "24h"}',
         )
-    return ok("crashes are remembered until the message comes again")
 
 
-DURATION_CHECKS = (
-    lease_short,
-    lease_long,
-    lease_unbounded,
-    limits_not_enforced,
-    lease_ends_before_limit,
-    result_ttl_short,
-    failure_ttl_short,
-)
+CHECKS += broker.CHECKS
 
 
-def _read(facts: AppConfig) -> list[DeclaredTask]:
-    return [each for each in facts.tasks if not each.task.ignore_result]
+def _read(config: AppConfig) -> list[DeclaredTask]:
+    return [each for each in config.tasks if not each.task.ignore_result]
 
 
-def result_backend_missing(facts: AppConfig) -> Finding:
-    """See whether results go anywhere."""
-    read = [each.name for each in _read(facts)]
-    if read and isinstance(facts.app.backend, DisabledBackend):
-        return info(
+@CHECKS.add("results go to a backend, or are ignored")
+def result_backend_missing(config: AppConfig) -> Findings:
+    read = [each.name for each in _read(config)]
+    if read and isinstance(config.app.backend, DisabledBackend):
+        yield info(
             f"There is no result backend, and {listed(read)} returns results: no caller can have them.",
             'app.conf.result_backend = "redis://host:6379/0", or app.conf.task_ignore_result = True',
         )
-    return ok("results go to a backend, or are ignored")
 
 
-def results_not_kept(facts: AppConfig) -> Finding:
-    """Look for tasks whose duplicates have readers and get nothing to read."""
-    bare = [each.name for each in _read(facts) if not each.policy.store_result]
-    if bare and not isinstance(facts.app.backend, DisabledBackend):
-        return info(
+@CHECKS.add("duplicates find the results that are read")
+def results_not_kept(config: AppConfig) -> Findings:
+    bare = [each.name for each in _read(config) if not each.policy.store_result]
+    if bare and not isinstance(config.app.backend, DisabledBackend):
+        yield info(
             f"store_result is off for {listed(bare)}: a duplicate that has a reader (a caller, a chain, a chord) fails "
             "with ResultUnavailable.",
-            "ignore_result=True for the task if nobody reads it, else store_result=True",
+            "ignore_result=True for the task if no caller reads it, else store_result=True",
         )
-    return ok("duplicates find the results that are read")
 
 
-def large_results_expire(facts: AppConfig) -> Finding:
-    """Look for large results that the backend forgets before their records are."""
-    large = [each for each in facts.tasks if each.policy.large_results == BACKEND]
+@CHECKS.add("large results are kept as long as their records")
+def large_results_expire(config: AppConfig) -> Findings:
+    large = [each for each in config.tasks if each.policy.large_results == BACKEND]
     if any(isinstance(each.task.backend, (DisabledBackend, RPCBackend)) for each in large):
-        return error(
+        yield error(
             f'large_results is "backend" for {listed(each.name for each in large)}, and no result backend keeps them: '
             "duplicates fail with ResultUnavailable.",
             'app.conf.result_backend = "redis://host:6379/0"',
         )
-    expires = facts.result_expires
+    expires = config.result_expires
     early = [each for each in large if expires is not None and each.policy.result_ttl > expires]
     if early and expires is not None:
         most = max(each.policy.result_ttl for each in early)
-        return warning(
+        yield warning(
             f"result_expires is {expires:g} s, and the records of {listed(each.name for each in early)} are kept for "
             f"{most:g} s: a duplicate in between fails with ResultUnavailable if the result is large.",
             f"app.conf.result_expires = {most:g}",
         )
-    return ok("large results are kept as long as their records")
 
-
-RESULT_CHECKS = (result_backend_missing, results_not_kept, large_results_expire)
 
 Address = tuple[str, str, int]
 LOCAL = {"localhost", "::1", "0.0.0.0"}  # noqa: S104 - nothing is bound to it
@@ -387,95 +329,65 @@ def address(store: Any) -> Address | None:
     pool = getattr(getattr(store, "_client", None), "connection_pool", None)
     if pool is None:
         return None
-    said = pool.connection_kwargs
+    options = pool.connection_kwargs
     named = getattr(pool, "service_name", "")
-    host = str(named or said.get("path") or said.get("host") or "localhost")
-    port = "" if named or said.get("path") else str(said.get("port") or 6379)
-    return "127.0.0.1" if host in LOCAL else host, port, int(said.get("db") or 0)
+    host = str(named or options.get("path") or options.get("host") or "localhost")
+    port = "" if named or options.get("path") else str(options.get("port") or 6379)
+    return "127.0.0.1" if host in LOCAL else host, port, int(options.get("db") or 0)
 
 
-def store_shared(facts: AppConfig) -> Finding | None:
-    """See whether a flush of something else forgets operations.
-
-    Raises:
-        ConfigurationError: there is no store, or its URL is wrong.
-    """
-    places = {address(used.store) for used in used_stores(facts.app)} - {None}
-    if not places:
-        return None
-    brokers = store_of_broker(facts.app) if facts.broker == "redis" else None
-    others = {"the broker": brokers, "the result backend": store_of_backend(facts.app)}
-    shared = {name: where for name, other in others.items() if (where := address(other)) in places and where}
-    if shared:
-        host, port, number = next(iter(shared.values()))
-        return warning(
-            f"A store is in the same Redis database as {' and '.join(shared)}: who flushes that, or lets it evict, "
-            "forgets operations.",
-            f'app.conf.idempotency_store = "redis://{host}:{port or 6379}/{number + 1}", or a server of its own',
-        )
-    return ok("no store shares a database with the broker or the result backend")
-
-
-def store_unsaid(facts: AppConfig) -> Finding:
-    """See whether the app says where its store is."""
-    if not facts.conf.get("idempotency_store") and any(each.policy.store is None for each in facts.tasks):
-        return info(
+@CHECKS.add("the app names its store")
+def store_unsaid(config: AppConfig) -> Findings:
+    if not config.conf.get("idempotency_store") and any(each.policy.store is None for each in config.tasks):
+        yield info(
             "idempotency_store is not set: the store is the Redis of the result backend, or else of the broker, and "
             "moves with it.",
             'app.conf.idempotency_store = "redis://host:6379/1"',
         )
-    return ok("the app says where its store is")
 
 
-PLACE_CHECKS = (store_unsaid, store_shared)
-
-CHECKS: tuple[Check, ...] = (
-    *DECLARATION_CHECKS,
-    *DURATION_CHECKS,
-    *broker.VISIBILITY_CHECKS,
-    *broker.BROKER_CHECKS,
-    *RESULT_CHECKS,
-    *PLACE_CHECKS,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Checkup:
-    """What was found of an app, and what else is to be examined.
-
-    Arguments:
-        section: What was found.
-        stores: The stores that the app uses, as far as they can be told.
-        purged: Whether beat purges them.
-    """
-
-    section: Section
-    stores: list[NamedStore]
-    purged: bool
+@CHECKS.add()
+def store_shared(config: AppConfig) -> Findings:
+    places = {address(used.store) for used in used_stores(config.app)} - {None}
+    if not places:
+        return
+    brokers = store_of_broker(config.app) if config.broker == "redis" else None
+    others = {"the broker": brokers, "the result backend": store_of_backend(config.app)}
+    if shared := {name: where for name, other in others.items() if (where := address(other)) in places and where}:
+        host, port, number = next(iter(shared.values()))
+        yield warning(
+            f"A store is in the same Redis database as {' and '.join(shared)}: to flush it, or let it evict, "
+            "forgets operations.",
+            f'app.conf.idempotency_store = "redis://{host}:{port or 6379}/{number + 1}", or a server of its own',
+        )
+    yield ok("no store shares a database with the broker or the result backend")
 
 
-def checkup(app: Any, load: Callable[[], object] = lambda: None) -> Checkup:
-    """Look at an app.
+def checkup(app: Any, load: Callable[[], object] = lambda: None) -> tuple[Section, list[Target]]:
+    """Check an app.
 
     Arguments:
         app: A Celery app.
         load: Imports the modules of its tasks.
+
+    Returns:
+        What was found, and the stores that the app uses as far as its configuration shows them.
     """
     section = Section(f"app {app.main or '(without a name)'}")
     try:
         load()
-        facts = AppConfig(app)
-        section.findings += run_checks(CHECKS, facts)
-        stores = used_stores(app)
+        config = AppConfig(app)
+        section.findings += run_checks(CHECKS, config)
+        stores, purged = used_stores(app), any(entry["task"] == PURGE for entry in config.scheduled.values())
     except ConfigurationError as error:
         if not any(found.error for found in section.findings):
             section.findings.append(failed(error))
-        return Checkup(section, _own_store(app), False)
-    return Checkup(section, stores, any(entry["task"] == PURGE for entry in facts.scheduled.values()))
+        stores, purged = _own_store(app), False
+    return section, [Target(used.store, used.name, used.namespaces[0], purged) for used in stores]
 
 
 def _own_store(app: Any) -> list[NamedStore]:
-    """Return the store that the app names, where its tasks do not let us see which they use."""
+    """Return the store that the app names, where its tasks do not show which they use."""
     wanted = app.conf.get("idempotency_store")
     if not wanted:
         return []

@@ -1,4 +1,4 @@
-"""What an app says of itself, in the words that the checks ask in."""
+"""The configuration of an app, as the checks read it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AppConfig:
     @cached_property
     def broker(self) -> str:
         """What the broker is: redis, rabbitmq, sqs, memory, filesystem, or kombu's name for another."""
-        # Its class is not asked, whose driver may be missing on the machine that asks.
+        # Not by its class, whose driver may be missing on this machine.
         named = str(self._connection.transport_cls).lower().partition("+")[0]
         return _BROKERS.get(named, named)
 
@@ -77,15 +77,15 @@ class AppConfig:
         return dict(self._connection.transport_options or {})
 
     @property
-    def visibility(self) -> float | None:
-        """Seconds after which the broker hands out again what is not acked; None where it has no such timeout."""
+    def visibility(self) -> float:
+        """Seconds after which the broker hands out again what is not acked; 0 where it has no such timeout."""
         if self.broker not in ASSUMED:
-            return None
+            return 0.0
         return float(self.broker_options.get("visibility_timeout", ASSUMED[self.broker]))
 
     @property
     def refreshed(self) -> bool:
-        """Whether our workers keep the broker from handing out what they hold."""
+        """Whether workers with idempotent tasks keep the broker from handing out what they hold."""
         return self.broker == "redis" and self.conf.get("idempotency_visibility_refresh") is not False
 
     def limit(self, task: Any) -> float | None:
@@ -141,7 +141,7 @@ def shortest_interval(when: Any, app: Any) -> float | None:
         if isinstance(when, crontab):
             return min(_gaps(when))
         return float(when.run_every.total_seconds())
-    except Exception:  # noqa: BLE001 - a schedule of somebody's own, or one that never comes
+    except Exception:  # noqa: BLE001 - a schedule of the app's own, or one that never comes
         return None
 
 

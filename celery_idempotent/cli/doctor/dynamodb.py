@@ -1,4 +1,5 @@
-"""What a table of DynamoDB must be, so that it takes every claim and forgets in time."""
+# ruff: noqa: D103 - a check is documented by its name, its words where all is well, and its findings
+"""Checks of a DynamoDB table, which must take every claim and forget in time."""
 
 from __future__ import annotations
 
@@ -9,102 +10,87 @@ from typing import Any
 from ...errors import StoreRefused
 from ...stores.dynamodb.connections import code
 from ...stores.dynamodb.store import DynamoDBStore
-from .any_store import claims_refused, slow_store
-from .any_store import schema_pending as pending
-from .findings import Check, CheckSkipped, Finding, Section, Target, error, info, ok, run_checks, warning
+from . import any_store
+from .findings import Checks, CheckSkipped, Findings, Target, error, info, ok, warning
 
-ASK = "Give the role that runs doctor dynamodb:DescribeTable and dynamodb:DescribeTimeToLive on the table."
-#: Writes a second below which a table of fixed capacity is said to be small; a first run takes two.
+CHECKS = Checks()
+RIGHTS = "Give the role that runs doctor dynamodb:DescribeTable and dynamodb:DescribeTimeToLive on the table."
+#: Writes a second below which a fixed capacity is a warning; a first run takes two.
 SMALL = 50
 
 
-def _store(patient: Target) -> DynamoDBStore:
-    store = patient.store
+def _store(target: Target) -> DynamoDBStore:
+    store = target.store
     assert isinstance(store, DynamoDBStore)
     return store
 
 
 @contextmanager
 def _describing() -> Iterator[None]:
-    """Let a missing right to describe the table be no error of the store's: workers do not need it."""
+    """Skip the check where the right to describe the table is missing: workers do not need it."""
     try:
         yield
     except StoreRefused as refusal:
         if code(refusal) not in ("AccessDenied", "AccessDeniedException"):
             raise
-        raise CheckSkipped("The role may not describe the table.", ASK) from refusal
+        raise CheckSkipped("The role may not describe the table.", RIGHTS) from refusal
 
 
-def _described(patient: Target) -> dict[str, Any]:
+def _described(target: Target) -> dict[str, Any]:
     with _describing():
-        found: dict[str, Any] = _store(patient)._table.ask("describe_table")["Table"]
+        found: dict[str, Any] = _store(target)._table.call("describe_table")["Table"]
     return found
 
 
-def schema_pending(patient: Target) -> Finding:
-    """See whether there is a table of the right kind that forgets."""
+@CHECKS.add(any_store.schema_pending.well)
+def schema_pending(target: Target) -> Findings:
     with _describing():
-        return pending(patient)
+        yield from any_store.schema_pending.look(target)
 
 
-def table_not_active(patient: Target) -> Finding:
-    """See whether the table can be used."""
-    status = _described(patient)["TableStatus"]
+@CHECKS.add()
+def table_not_active(target: Target) -> Findings:
+    status = _described(target)["TableStatus"]
     if status not in ("ACTIVE", "UPDATING"):
-        return error(f"The table is {status}: no task can claim its key.", "Wait, or look at the table in the console.")
-    return ok(f"the table is {status}")
+        yield error(f"The table is {status}: no task can claim its key.", "Wait, or look at the table in the console.")
+    yield ok(f"the table is {status}")
 
 
-def table_in_regions(patient: Target) -> Finding:
-    """See whether two regions could both grant a claim."""
-    regions = [replica["RegionName"] for replica in _described(patient).get("Replicas", ())]
-    if regions:
-        return error(
+@CHECKS.add("the table is in one region")
+def table_in_regions(target: Target) -> Findings:
+    if regions := [replica["RegionName"] for replica in _described(target).get("Replicas", ())]:
+        yield error(
             f"The table is a global one (also in {', '.join(sorted(regions))}): two regions may both grant a claim, "
             "since each decides on its own copy.",
             "Let all workers name one region in the store's URL (?region=...), or give each region its own table.",
         )
-    return ok("the table is in one region")
 
 
-def capacity_fixed(patient: Target) -> Finding:
-    """See whether the table refuses what comes too fast."""
-    table = _described(patient)
+@CHECKS.add()
+def capacity_fixed(target: Target) -> Findings:
+    table = _described(target)
     throughput = table.get("ProvisionedThroughput", {})
     writes = int(throughput.get("WriteCapacityUnits", 0))
     if table.get("BillingModeSummary", {}).get("BillingMode") == "PAY_PER_REQUEST" or not writes:
-        return ok("the table is billed by request")
+        yield ok("the table is billed by request")
     make = warning if writes < SMALL else info
-    return make(
+    yield make(
         f"The table has a fixed capacity of {writes} writes a second, and a first run takes two: what is throttled "
         "waits, as if the store were down.",
-        f"aws dynamodb update-table --table-name {_store(patient)._table.place.table} --billing-mode PAY_PER_REQUEST",
+        f"aws dynamodb update-table --table-name {_store(target)._table.place.table} --billing-mode PAY_PER_REQUEST",
     )
 
 
-def region_unsaid(patient: Target) -> Finding:
-    """See whether two machines could mean two tables."""
-    store = _store(patient)
+@CHECKS.add()
+def region_unsaid(target: Target) -> Findings:
+    store = _store(target)
     region = store._table.client().meta.region_name
     if not store._table.place.region:
-        return info(
+        yield info(
             f"The URL names no region; on this machine it is {region}, on another it may be another.",
             f"Add region={region} to the query of the store's URL.",
         )
-    return ok(f"the region is {region}")
+    yield ok(f"the region is {region}")
 
 
-CHECKS: tuple[Check, ...] = (
-    schema_pending,
-    table_not_active,
-    table_in_regions,
-    capacity_fixed,
-    region_unsaid,
-    slow_store,
-    claims_refused,
-)
-
-
-def sections(patient: Target) -> Iterator[Section]:
-    """Yield what is found of a DynamoDB store."""
-    yield Section(patient.name, list(run_checks(CHECKS, patient)))
+CHECKS += [any_store.slow_store, any_store.claims_refused]

@@ -1,8 +1,8 @@
-"""Findings: a check's result, its severity and its remedy; the store examined; and running checks one after another."""
+"""Findings: the results of checks, with a severity and a remedy; and running checks one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -13,7 +13,7 @@ from ...stores.maintenance import NAMESPACE
 
 
 class Severity(IntEnum):
-    """How bad it is; what is worse is greater."""
+    """The weight of a finding; a worse one is greater."""
 
     #: As it should be.
     OK = 0
@@ -30,14 +30,14 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check says.
+    """The result of one check.
 
     Arguments:
-        severity: How bad it is.
-        found: One sentence of what was found.
+        severity: Its weight.
+        found: One sentence on what was found.
         remedy: What to do, with the setting and its value; "" where nothing is to be done.
-        code: A short word for it that does not change from one release to the next; the check's name.
-        ends: Whether the checks that would follow have no sense any more.
+        code: The check's name: a short word that does not change from one release to the next.
+        ends: Whether the checks that would follow make no sense any more.
         error: What the store raised, if that is what was found.
     """
 
@@ -51,10 +51,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Section:
-    """What was found of one thing: the app, or one of its stores.
+    """The findings about one thing: the app, or one of its stores.
 
     Arguments:
-        name: What to call it; no password in it.
+        name: Its name, without a password.
         findings: What was found, in the order of the checks.
     """
 
@@ -62,12 +62,29 @@ class Section:
     findings: list[Finding] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A store to examine.
+
+    Arguments:
+        store: The store.
+        name: Its name, without a password.
+        namespace: The beginning of its keys, without the colon.
+        purged: Whether beat purges it; None where there is no app that would know.
+    """
+
+    store: Store
+    name: str
+    namespace: str = NAMESPACE
+    purged: bool | None = None
+
+
 class CheckSkipped(Exception):
-    """Raised by a check that may not ask what it would have to know.
+    """Raised by a check that has no right to see what it needs.
 
     Arguments:
         reason: Why not, in words.
-        remedy: What would let it ask.
+        remedy: What would give it the right.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
@@ -95,8 +112,46 @@ def error(found: str, remedy: str, *, ends: bool = False) -> Finding:
     return Finding(Severity.ERROR, found, remedy, ends=ends)
 
 
-#: Looks at one thing: returns what it finds, or None where it has nothing to say of such a thing. Its name is the code.
-Check = Callable[[Any], Finding | None]
+#: What the function of a check yields; the first one counts.
+Findings = Iterator[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A look at one thing.
+
+    Arguments:
+        code: Its name, the code of what it finds.
+        look: Yields a finding, or nothing where all is well.
+        well: The words for that; "" if then there is nothing to report.
+        when: Returns whether the check applies (default: always).
+    """
+
+    code: str
+    look: Callable[[Any], Findings]
+    well: str = ""
+    when: Callable[[Any], bool] = lambda target: True
+
+    def __call__(self, target: Any) -> Finding | None:
+        """Return what is found, or None where there is nothing to report."""
+        if not self.when(target):
+            return None
+        found = next(self.look(target), ok(self.well) if self.well else None)
+        return found and replace(found, code=self.code)
+
+
+class Checks(list[Check]):
+    """The checks of one kind of thing, in their order."""
+
+    def add(self, well: str = "", *, when: Callable[[Any], bool] = lambda target: True) -> Callable[..., Check]:
+        """Make a function the next check, under the function's name; see `Check`."""
+
+        def decorate(look: Callable[[Any], Findings]) -> Check:
+            self.append(Check(look.__name__.replace("_", "-"), look, well, when))
+            return self[-1]
+
+        return decorate
+
 
 NOT_CHECKED = "not-checked"
 UNREACHABLE, REFUSED, WRONG = "store-unreachable", "store-refused", "configuration"
@@ -104,68 +159,45 @@ UNREACHABLE, REFUSED, WRONG = "store-unreachable", "store-refused", "configurati
 OTHERS = (NOT_CHECKED, UNREACHABLE, REFUSED, WRONG)
 
 _REMEDIES = {
-    UNREACHABLE: "Start the server, or correct the store's URL. Until then tasks do as their on_store_error says.",
-    REFUSED: "Correct user, password, rights or database as the message says, then run doctor again.",
-    WRONG: "Correct it as the message says; a worker refuses to start, or a task to run, until then.",
+    UNREACHABLE: "Start the server, or correct the store's URL. Until then tasks follow their on_store_error.",
+    REFUSED: "Correct user, password, rights or database, then run doctor again.",
+    WRONG: "Correct it; a worker refuses to start, or a task to run, until then.",
 }
 
 
-def code_of(check: Check) -> str:
-    """Return the code of what a check finds."""
-    return str(getattr(check, "__name__", "")).replace("_", "-")
+def run_checks(checks: Iterable[Check], target: Any) -> Iterator[Finding]:
+    """Yield what the checks find, until a finding ends the examination.
 
-
-def run_checks(checks: Sequence[Check], patient: Any) -> Iterator[Finding]:
-    """Yield what the checks find, until one of them makes an end of it.
-
-    What several may not ask is one finding for each remedy.
+    The checks that were skipped are one finding for each remedy.
     """
-    unasked: dict[str, dict[str, list[str]]] = {}  # by remedy, then by reason
+    skipped: dict[str, dict[str, list[str]]] = {}  # by remedy, then by reason
     for check in checks:
-        code = code_of(check)
         try:
-            found = check(patient)
+            found = check(target)
         except CheckSkipped as reason:
-            unasked.setdefault(reason.remedy, {}).setdefault(reason.reason, []).append(code)
+            skipped.setdefault(reason.remedy, {}).setdefault(reason.reason, []).append(check.code)
             continue
         except IdempotencyError as failure:
             yield failed(failure)
             break
-        except Exception as surprise:  # noqa: BLE001 - a server that answers oddly must not hide what the others say
+        except Exception as surprise:  # noqa: BLE001 - an odd reply to one check must not hide what the others find
             odd = " ".join(f"{type(surprise).__name__}: {surprise}".split())
-            unasked.setdefault("", {}).setdefault(f"The answer was not understood ({odd}).", []).append(code)
+            skipped.setdefault("", {}).setdefault(f"The answer was not understood ({odd}).", []).append(check.code)
             continue
         if found is not None:
-            yield replace(found, code=found.code or code)
+            yield found
             if found.ends:
                 break
-    for remedy, reasons in unasked.items():
-        said = [f"{why} Not checked: {', '.join(codes)}." for why, codes in reasons.items()]
-        yield Finding(Severity.INFO, " ".join(said), remedy, NOT_CHECKED)
+    for remedy, reasons in skipped.items():
+        words = [f"{why} Not checked: {', '.join(codes)}." for why, codes in reasons.items()]
+        yield Finding(Severity.INFO, " ".join(words), remedy, NOT_CHECKED)
 
 
 def failed(failure: IdempotencyError) -> Finding:
-    """Return that a store, or what is said of it, is in error."""
+    """Return that a store, or its configuration, is in error."""
     if isinstance(failure, StoreUnreachable):
         code = UNREACHABLE
     else:
         code = REFUSED if isinstance(failure, StoreRefused) else WRONG
     text = " ".join(str(failure).split())
     return Finding(Severity.ERROR, text, _REMEDIES[code], code, ends=True, error=failure)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A store that is examined.
-
-    Arguments:
-        store: The store.
-        name: What to call it; no password in it.
-        namespace: How keys begin there, without the colon.
-        purged: Whether beat purges it; None where there is no app that would know.
-    """
-
-    store: Store
-    name: str
-    namespace: str = NAMESPACE
-    purged: bool | None = None

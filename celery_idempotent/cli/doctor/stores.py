@@ -1,7 +1,6 @@
 """Checks by kind of store; those of a store in memory and of a cached one.
 
-Each kind of store has a module with a table of checks, which is imported when such a store is examined, and not before.
-A check is a small function that looks at one thing; its name is the code of what it finds.
+Each kind of store has a module of checks, which is imported when such a store is examined, and not before.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 
-from .any_store import claims_refused, schema_pending, slow_store
-from .findings import Check, Finding, Section, Target, run_checks, warning
+from . import any_store
+from .findings import Check, Checks, Findings, Section, Target, run_checks, warning
 
-#: By the class of a store, the module here that knows its kind.
+#: The kind of each class of stores, which names the module here that has its checks.
 KINDS = {
     "MemoryStore": "memory",
     "RedisStore": "redis",
@@ -22,50 +21,47 @@ KINDS = {
     "DynamoDBStore": "dynamodb",
     "CachedStore": "cached",
 }
-#: What is seen of a store of which nothing else is known: one that somebody else wrote.
-CHECKS: tuple[Check, ...] = (schema_pending, slow_store, claims_refused)
+MEMORY_CHECKS = Checks()
 
 
-def sections(patient: Target) -> Iterator[Section]:
-    """Yield what is found of a store; a section for each part of it."""
-    known = (KINDS[cls.__name__] for cls in type(patient.store).__mro__ if cls.__name__ in KINDS)
-    module = next(known, "")
-    if module in ("memory", "cached"):
-        yield from (memory_sections if module == "memory" else cached_sections)(patient)
-    elif module:
-        yield from import_module(f".{module}", __package__).sections(patient)
-    else:
-        yield Section(patient.name, list(run_checks(CHECKS, patient)))
-
-
-def store_of_one_process(patient: Target) -> Finding:
-    """Say that the store protects nothing between processes."""
-    return warning(
+@MEMORY_CHECKS.add()
+def store_of_one_process(target: Target) -> Findings:
+    """Warn that the store protects nothing between processes."""
+    yield warning(
         "The store is the memory of one process: no other process sees it, and it ends with it. A prefork worker "
         "refuses to start.",
         'app.conf.idempotency_store = "redis://host:6379/1"',
     )
 
 
-MEMORY_CHECKS: tuple[Check, ...] = (store_of_one_process,)
+def sections(target: Target) -> Iterator[Section]:
+    """Yield what is found of a store, with a section for each part of it."""
+    kind = next((KINDS[cls.__name__] for cls in type(target.store).__mro__ if cls.__name__ in KINDS), "")
+    if kind == "cached":
+        yield from _cached_sections(target)
+    elif kind == "redis":
+        from . import redis
+
+        yield Section(redis.title(target), list(redis.findings(target, redis.SERVER_CHECKS, redis.CHECKS)))
+    else:
+        yield Section(target.name, list(run_checks(_checks(kind), target)))
 
 
-def memory_sections(patient: Target) -> Iterator[Section]:
-    """Yield what is found of a store in memory."""
-    yield Section(patient.name, list(run_checks(MEMORY_CHECKS, patient)))
+def _checks(kind: str) -> list[Check]:
+    if kind == "memory":
+        return MEMORY_CHECKS
+    module = import_module(f".{kind}", __package__) if kind else any_store  # a store of another package has no kind
+    checks: list[Check] = module.CHECKS
+    return checks
 
 
-#: What is seen of the cache as a whole.
-CACHED_CHECKS: tuple[Check, ...] = (slow_store,)
-
-
-def cached_sections(patient: Target) -> Iterator[Section]:
+def _cached_sections(target: Target) -> Iterator[Section]:
     """Yield what is found of the durable store, and what is found of its cache."""
     from ...stores.cached import CachedStore
     from . import redis
 
-    store = patient.store
+    store = target.store
     assert isinstance(store, CachedStore)
-    yield from sections(replace(patient, store=store.durable, name=f"{patient.name} (durable)"))
-    cache = replace(patient, store=store._outcomes._redis, name=f"{patient.name} (cache)")
-    yield Section(cache.name, list(redis.findings(cache, redis.CACHE_CHECKS, CACHED_CHECKS)))
+    yield from sections(replace(target, store=store.durable, name=f"{target.name} (durable)"))
+    cache = replace(target, store=store._outcomes._redis, name=f"{target.name} (cache)")
+    yield Section(cache.name, list(redis.findings(cache, redis.CACHE_CHECKS, [any_store.slow_store])))

@@ -47,7 +47,7 @@ class ConditionFailed(Exception):
     """Raised when an item is not as a write wanted it; carries it as it is, or None if there is none."""
 
     def __init__(self, item: Item | None) -> None:
-        super().__init__("the item is not as the condition says")
+        super().__init__("the item does not meet the condition")
         self.item = item
 
 
@@ -58,7 +58,7 @@ class Table:
 
     Arguments:
         place: Where the table is.
-        clock: Hears the date of every reply.
+        clock: Receives the date of every reply.
     """
 
     def __init__(self, place: Address, clock: Clock) -> None:
@@ -113,14 +113,14 @@ class Table:
         """
         if response_dict is None:  # nothing came
             return
-        try:  # its length need not be said; but no part of an object is one
+        try:  # the length may be missing; but no part of an object is one
             whole = isinstance(json.loads(response_dict["body"]), dict)
         except ValueError:
             whole = False
         if not whole:
             raise ConnectionClosedError(endpoint_url=self.place.endpoint_url or "of DynamoDB")
 
-    def ask(self, operation: str, **request: Any) -> dict[str, Any]:
+    def call(self, operation: str, **request: Any) -> dict[str, Any]:
         """Send a request about the table, and return the reply.
 
         Arguments:
@@ -135,8 +135,8 @@ class Table:
             try:
                 return self._send(operation, request)
             except ConnectionClosedError:
-                # A connection that was idle for long fails on its first use. Whether the request came through, nobody
-                # knows: each may be sent again.
+                # A connection that was idle for long fails on its first use. Whether the request came through is
+                # unknown: each may be sent again.
                 return self._send(operation, request)
         except (ClientError, BotoCoreError, OSError) as error:
             interrupted = interruption(error)
@@ -149,15 +149,15 @@ class Table:
         try:
             reply: dict[str, Any] = getattr(client, operation)(TableName=self.place.table, **request)
         except ClientError as error:
-            self._hear(error.response, sent)
+            self._receive(error.response, sent)
             if error.response.get("Error", {}).get("Code") == "ConditionalCheckFailedException":
                 raise ConditionFailed(error.response.get("Item")) from None
             raise
-        self._hear(reply, sent)
+        self._receive(reply, sent)
         return reply
 
-    def _hear(self, reply: Any, sent: float) -> None:
-        self._clock.hear(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"), sent)
+    def _receive(self, reply: Any, sent: float) -> None:
+        self._clock.receive(reply.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"), sent)
 
     def put(self, item: Item, condition: Condition) -> None:
         """Write an item in the place of another, or of none.
@@ -168,7 +168,7 @@ class Table:
         self._write("put_item", item["version"]["S"], Item=item, **condition.request())
 
     def update(self, key: str, update: Update, **options: Any) -> Item | None:
-        """Change an item; return it if the options ask for it, and its reply was not lost.
+        """Change an item; return it if the options request that, and its reply was not lost.
 
         Raises:
             ConditionFailed: the condition did not hold.
@@ -179,7 +179,7 @@ class Table:
 
     def _write(self, operation: str, version: str, **request: Any) -> dict[str, Any]:
         try:
-            return self.ask(operation, **request, ReturnValuesOnConditionCheckFailure="ALL_OLD")
+            return self.call(operation, **request, ReturnValuesOnConditionCheckFailure="ALL_OLD")
         except ConditionFailed as overtaken:
             if overtaken.item is not None and overtaken.item.get("version") == text(version):
                 return {}  # this very write came through, its reply was lost, and it was sent again
@@ -187,7 +187,7 @@ class Table:
 
     def read(self, key: str) -> Item | None:
         """Return an item as it is now, or None."""
-        item: Item | None = self.ask("get_item", Key={"key": text(key)}, ConsistentRead=True).get("Item")
+        item: Item | None = self.call("get_item", Key={"key": text(key)}, ConsistentRead=True).get("Item")
         return item
 
     def scan(self, prefix: str) -> Iterator[Item]:
@@ -198,7 +198,7 @@ class Table:
             request["ExpressionAttributeNames"] = {"#key": "key"}
             request["ExpressionAttributeValues"] = {":prefix": text(prefix)}
         while True:
-            page = self.ask("scan", **request)
+            page = self.call("scan", **request)
             yield from page["Items"]
             if not page.get("LastEvaluatedKey"):
                 return
@@ -213,7 +213,7 @@ class Table:
                 client.close()
 
 
-#: Said of the request's signature; the texts of some repeat it, with the key's id and a session's token.
+#: Errors of the request's signature; the texts of some repeat it, with the key's id and a session's token.
 _SIGNATURE = {
     "ExpiredTokenException",
     "IncompleteSignature",
@@ -230,7 +230,7 @@ _SIGNATURE = {
 _RIGHTS = {"AccessDenied", "AccessDeniedException", "NotAuthorized", "OptInRequired", "SubscriptionRequiredException"}
 _NO_IDENTITY = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOError)
 
-#: Who raises what a request may fail with and botocore has no error for.
+#: The modules of errors that a request may raise and botocore does not wrap.
 _TRANSPORT = {"builtins", "http", "socket", "ssl", "urllib3"}
 
 
@@ -257,8 +257,8 @@ def translate_error(error: Exception, place: object) -> StoreError:
         place: What to call the table; no password in it.
     """
     if isinstance(error, ClientError):
-        said = error.response.get("Error", {})
-        return _said(str(said.get("Code", "")), str(said.get("Message", "")), place)
+        reply = error.response.get("Error", {})
+        return _of_code(str(reply.get("Code", "")), str(reply.get("Message", "")), place)
     name = type(error).__name__
     if isinstance(error, NoRegionError):
         return StoreRefused(
@@ -274,7 +274,7 @@ def translate_error(error: Exception, place: object) -> StoreError:
     )
 
 
-def _said(code: str, message: str, place: object) -> StoreError:
+def _of_code(code: str, message: str, place: object) -> StoreError:
     if code in _SIGNATURE:
         return StoreRefused(
             f"The idempotency store {place} refused us ({code}). "
@@ -292,8 +292,8 @@ def _said(code: str, message: str, place: object) -> StoreError:
         )
     if code == "ValidationException":
         return StoreRefused(
-            f"The idempotency store {place} refused a request ({message}). Is it a table of ours, "
-            "with the one key attribute 'key', a string?"
+            f"The idempotency store {place} refused a request ({message}). Check that its table has "
+            "one key attribute 'key', a string."
         )
     return StoreUnreachable(f"The idempotency store {place} cannot serve ({code}: {message}).")
 
@@ -314,7 +314,7 @@ _OPTIONS = ("region", "endpoint_url", "profile", "timeout")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a table is; who may use it, boto3 finds out as it always does.
+    """Where a table is; boto3 finds the credentials as it always does.
 
     Arguments:
         table: The table's name.
@@ -336,7 +336,7 @@ class Address:
 
     @classmethod
     def in_url(cls, url: str) -> Address:
-        """Return what a URL says.
+        """Return the address in a URL.
 
         Raises:
             ConfigurationError: it holds a password, an option that is not known, or no table's name.

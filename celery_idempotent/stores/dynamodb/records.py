@@ -20,7 +20,7 @@ from ..rules import SECOND, Row
 logger = logging.getLogger("celery_idempotent.stores")
 
 Item = dict[str, Any]
-#: Bytes of a payload. An item may have 400 KB with everything, and the marks of who was announced come later.
+#: Bytes of a payload. An item may have 400 KB with everything, and the marks of dispatched callbacks come later.
 LARGEST_PAYLOAD = 390_000
 #: As `celery_idempotent.core.results` begins the payload of a value that was not kept.
 UNAVAILABLE = b"!unavailable:"
@@ -28,12 +28,12 @@ UNAVAILABLE = b"!unavailable:"
 
 @dataclass(slots=True)
 class StoredRow:
-    """A row, and what its item says of the watch over it.
+    """A row, and the watch over it that its item holds.
 
     Arguments:
         row: The row; its ``lease_end`` is what this machine knows of it.
         version: A random word that is another one after every write of the item.
-        beat: One that is another one whenever the lease starts anew.
+        beat: A random word that changes whenever the lease begins again.
         lease: How long the lease lasts, in microseconds.
         watch: By machine, when it first saw this beat, in its own ticks.
     """
@@ -116,7 +116,7 @@ def kept_of(item: Item, clock: Clock) -> StoredRow:
             "Upgrade this worker, or delete the key if it is garbage."
         ) from error
     ticks = clock.ticks()
-    if kept.watch.get(clock.machine, ticks) > ticks:  # of a clock that is not ours after all
+    if kept.watch.get(clock.machine, ticks) > ticks:  # of another machine's clock after all
         del kept.watch[clock.machine]
     kept.row.lease_end = clock.now() + kept.lease - (ticks - kept.watch.get(clock.machine, ticks))
     return kept
@@ -158,8 +158,8 @@ def _map(item: Item, name: str) -> Mapping[str, Item]:
     return found
 
 
-def _mark(said: str) -> tuple[int, int, str]:
-    attempt, copy, token = said.split(".", 2)
+def _mark(text: str) -> tuple[int, int, str]:
+    attempt, copy, token = text.split(".", 2)
     return int(attempt), int(copy), token
 
 
@@ -175,9 +175,9 @@ def fitting(key: str, outcome: Outcome) -> Outcome:
 
 # Two clocks, neither of which compares the wall clocks of two workers.
 #
-# DynamoDB has no clock that a condition could ask. What it has is the ``Date`` of its replies: to a second, it is the
-# same for everybody, and tells when a record may be forgotten and when a retry is due. It does not decide who holds a
-# lease: that a lease ran out is seen by watching it for its whole length on the clock of one machine.
+# DynamoDB has no clock that a condition could read. What it has is the ``Date`` of its replies: to a second, it is the
+# same for all clients, and decides when a record expires and when a retry is due. It does not decide which client holds
+# a lease: that a lease ran out is seen by watching it for its whole length on the clock of one machine.
 
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -185,34 +185,34 @@ _TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 
 class Clock:
-    """Tell the time of the server, and that of this machine."""
+    """The time of the server, and that of this machine."""
 
     def __init__(self) -> None:
         #: whose monotonic clock `ticks` reads; all processes of one machine have the same
         self.machine = _machine()
-        #: by how many seconds the server's clock is ahead of the monotonic one, at least; None before it was heard
+        #: by how many seconds the server's clock is ahead of the monotonic one, at least; None before the first reply
         self._ahead: float | None = None
 
     @property
-    def heard(self) -> bool:
-        """Whether the server has said what time it is."""
+    def is_set(self) -> bool:
+        """Whether the server's time is known."""
         return self._ahead is not None
 
     def ticks(self) -> int:
-        """Return microseconds of a clock that nobody turns, and that only processes of this machine share."""
+        """Return microseconds of a clock that is never set, and that only processes of this machine share."""
         return int(time.monotonic() * SECOND)
 
     def now(self) -> int:
-        """Return microseconds since 1970 by the server's clock, late by a second at most; `hear` comes first."""
+        """Return microseconds since 1970 by the server's clock, late by a second at most; `receive` comes first."""
         assert self._ahead is not None
         return int((time.monotonic() + self._ahead) * SECOND)
 
-    def hear(self, date: str | None, sent: float) -> None:
+    def receive(self, date: str | None, sent: float) -> None:
         """Learn from the date of a reply.
 
         Each reply bounds from both sides how far the clocks are apart: the date is cut to whole seconds, and was
         written between sending and now. What is known already is moved into these bounds and no further, so that the
-        time told gets better and does not jump.
+        time gets better and does not jump.
 
         Arguments:
             date: The reply's header; without one, which is not AWS then, this process's wall clock is believed.
@@ -220,10 +220,10 @@ class Clock:
         """
         received = time.monotonic()
         try:
-            said = parsedate_to_datetime(date or "").timestamp()
+            date_time = parsedate_to_datetime(date or "").timestamp()
         except (TypeError, ValueError):
-            said = time.time()
-        least, most = said - received, said + 1 - sent
+            date_time = time.time()
+        least, most = date_time - received, date_time + 1 - sent
         self._ahead = least if self._ahead is None else min(max(self._ahead, least), most)
 
 
@@ -293,11 +293,11 @@ class Condition:
 
     def request(self) -> dict[str, Any]:
         """Return this as part of a request."""
-        said: dict[str, Any] = {
+        request: dict[str, Any] = {
             "ConditionExpression": f"{self._alternative}({' AND '.join(self._terms)})",
             "ExpressionAttributeNames": {placeholder: word for word, placeholder in self._names.items()},
         }
-        return {**said, "ExpressionAttributeValues": self._values} if self._values else said
+        return {**request, "ExpressionAttributeValues": self._values} if self._values else request
 
 
 class Update(Condition):
@@ -329,5 +329,5 @@ class Update(Condition):
 
     def request(self) -> dict[str, Any]:
         """Return this as part of a request."""
-        said = " ".join(f"{verb} {', '.join(parts)}" for verb, parts in self._clauses.items() if parts)
-        return {"UpdateExpression": said, **super().request()}
+        expression = " ".join(f"{verb} {', '.join(parts)}" for verb, parts in self._clauses.items() if parts)
+        return {"UpdateExpression": expression, **super().request()}

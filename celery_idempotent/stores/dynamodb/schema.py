@@ -37,7 +37,7 @@ def apply(table: Table) -> None:
     if _described(table) is None:
         _tolerate(
             table,
-            "ResourceInUseException",  # somebody else was faster
+            "ResourceInUseException",  # another client was faster
             "create_table",
             BillingMode="PAY_PER_REQUEST",
             KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
@@ -55,7 +55,7 @@ def apply(table: Table) -> None:
 
 def _described(table: Table) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = table.ask("describe_table")["Table"]
+        found: dict[str, Any] = table.call("describe_table")["Table"]
     except StoreRefused as error:
         if code(error) != "ResourceNotFoundException":
             raise
@@ -71,14 +71,14 @@ def _described(table: Table) -> dict[str, Any] | None:
 
 
 def _forgets(table: Table) -> bool:
-    said = table.ask("describe_time_to_live")["TimeToLiveDescription"]
-    return said.get("TimeToLiveStatus") in ("ENABLED", "ENABLING") and said.get("AttributeName") == EXPIRES
+    reply = table.call("describe_time_to_live")["TimeToLiveDescription"]
+    return reply.get("TimeToLiveStatus") in ("ENABLED", "ENABLING") and reply.get("AttributeName") == EXPIRES
 
 
 def _tolerate(table: Table, known: str, operation: str, **request: Any) -> None:
-    """Ask, and take it for done if the answer is that somebody else did it at the same time."""
+    """Send a request; an error that another client did it at the same time counts as done."""
     try:
-        table.ask(operation, **request)
+        table.call(operation, **request)
     except (StoreRefused, StoreUnreachable) as error:
         if code(error) != known:
             raise

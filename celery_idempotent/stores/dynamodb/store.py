@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import rules
 from ..base import Store
-from ..history import Line, expiry, grouped, lines, told
+from ..history import Line, expiry, grouped, lines, past_events
 from ..records import (
     HISTORY_LIMIT,
     Claim,
@@ -103,7 +103,7 @@ class DynamoDBStore(Store):
                     lost.append(lease)
             except StoreError as error:
                 failed = error
-                if not code(error):  # nobody answers: the next would wait in vain too
+                if not code(error):  # no server answers: the next would wait in vain too
                     break
         if failed is not None:
             raise failed
@@ -121,14 +121,14 @@ class DynamoDBStore(Store):
             row = if_not_expired(kept, now)
             settled = rules.settle(row, lease, outcome, ttl, now)
             if settled is None:
-                raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+                raise LeaseLost(f"The lease on {lease.key!r} is held by another holder: nothing was settled.")
             if settled is row:
                 return None
             item, condition = item_of(lease.key, StoredRow(settled)), unchanged(kept)
         raise self._records.contended(lease.key)
 
     def _settled(self, lease: Lease, outcome: Outcome, ttl: float, now: int) -> tuple[Item, Condition]:
-        """Return the settled item, and the condition that the lease is still ours, or was forgotten."""
+        """Return the settled item, and the condition that the lease is still held, or its record was deleted."""
         row = rules.settle(None, lease, outcome, ttl, now)
         assert row is not None
         condition = Condition()
@@ -140,7 +140,7 @@ class DynamoDBStore(Store):
     def transact_item(self, lease: Lease, outcome: Outcome, *, ttl: float) -> dict[str, Any]:
         """Return the write that settles, for your own ``TransactWriteItems``: it is done with your items, or none is.
 
-        The transaction is cancelled if the lease is not ours any more. Pass it to a client (not a resource) of boto3.
+        The transaction is cancelled if the lease was lost. Pass it to a client (not a resource) of boto3.
 
         Arguments:
             lease: The lease.
@@ -158,7 +158,7 @@ class DynamoDBStore(Store):
             raise ConfigurationError(
                 "settle: expected using= to be the list of items that you will pass to TransactWriteItems, got "
                 f"{type(using).__module__}.{type(using).__qualname__}. DynamoDB keeps no transaction open: the record "
-                "is added to your list, and written with it. Outside of a task, ask the store's transact_item()."
+                "is added to your list, and written with it. Outside of a task, call the store's transact_item()."
             )
         using.append(self.transact_item(lease, outcome, ttl=ttl))
 
@@ -234,7 +234,7 @@ class DynamoDBStore(Store):
 
     def delete(self, key: str) -> bool:
         self._histories.forget(key)
-        item = self._table.ask("delete_item", Key={"key": text(key)}, ReturnValues="ALL_OLD").get("Attributes")
+        item = self._table.call("delete_item", Key={"key": text(key)}, ReturnValues="ALL_OLD").get("Attributes")
         try:
             return if_not_expired(self._records.kept(item), self._records.now()) is not None
         except RecordUnreadable:
@@ -256,8 +256,11 @@ class DynamoDBStore(Store):
         schema.apply(self._table)
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        told = self._table.ask("describe_table").get("Table", {})
-        return {"counted_records": int(told.get("ItemCount", 0)), "counted_bytes": int(told.get("TableSizeBytes", 0))}
+        table = self._table.call("describe_table").get("Table", {})
+        return {
+            "counted_records": int(table.get("ItemCount", 0)),
+            "counted_bytes": int(table.get("TableSizeBytes", 0)),
+        }
 
     def ping(self) -> None:
         self._table.read("celery_idempotent:ping")
@@ -266,7 +269,7 @@ class DynamoDBStore(Store):
         self._table.close()
 
 
-#: How often a decision is taken again because somebody else wrote in between.
+#: How often a decision is taken again because another client wrote in between.
 ROUNDS = 20
 
 
@@ -282,8 +285,8 @@ class Records:
         self.table = Table(place, self.clock)
 
     def now(self) -> int:
-        """Return the server's time in microseconds; the first time in a store's life, this asks for it."""
-        if not self.clock.heard:
+        """Return the server's time in microseconds; the first call of a store's life sends a request for it."""
+        if not self.clock.is_set:
             self.table.read("celery_idempotent:clock")
         return self.clock.now()
 
@@ -303,7 +306,7 @@ class Records:
         """Write a row in the place of what was read before, or of nothing.
 
         Raises:
-            ConditionFailed: somebody else has written since.
+            ConditionFailed: another client has written since.
         """
         self.table.put(item_of(key, replace(new, version=new_owner())), unchanged(old))
 
@@ -311,7 +314,7 @@ class Records:
         """Return the error for a record that others kept changing."""
         return StoreUnreachable(
             f"The record {key!r} in the idempotency store {self.table.place} was changed by others {ROUNDS} times "
-            "while it was being decided on. Ask again later."
+            "while it was being decided on. Try again later."
         )
 
 
@@ -341,7 +344,7 @@ def held(condition: Condition, lease: Lease) -> None:
 
 
 def changes(old: Item, new: Item) -> Update:
-    """Return what makes one item of the other; not of who waits and watches, which is written by them."""
+    """Return the update that makes one item of the other; those that wait and watch write their own part."""
     update = Update()
     for name in (old.keys() | new.keys()) - {"version", "waiting", "watch"}:
         if name not in new:
@@ -352,7 +355,7 @@ def changes(old: Item, new: Item) -> Update:
 
 
 def renewed(records: Records, lease: Lease) -> bool:
-    """Renew a lease, and tell whether it was still ours; in one request, if it was."""
+    """Renew a lease, in one request if it is still held; return whether it is."""
     for _ in range(ROUNDS):
         try:
             _renew(records, lease)
@@ -443,10 +446,10 @@ class Histories:
                 self._add(key, new, expires, now)
             except ConditionFailed:  # there is none, or what is there has expired
                 item = {"key": text(history_key(key)), "lines": new, "expires": expires}
-                self._table.ask("put_item", Item=item)
+                self._table.call("put_item", Item=item)
 
     def _add(self, key: str, new: Item, expires: Item, now: int) -> None:
-        reply = self._table.ask(
+        reply = self._table.call(
             "update_item",
             Key={"key": text(history_key(key))},
             UpdateExpression="SET #lines = list_append(#lines, :new), #expires = :expires",
@@ -462,7 +465,7 @@ class Histories:
     def _cut(self, key: str, size: int) -> None:
         oldest = ", ".join(f"#lines[{place}]" for place in range(size - HISTORY_LIMIT))
         try:
-            self._table.ask(
+            self._table.call(
                 "update_item",
                 Key={"key": text(history_key(key))},
                 UpdateExpression=f"REMOVE {oldest}",
@@ -471,19 +474,19 @@ class Histories:
                 ExpressionAttributeValues={":size": number(size)},
             )
         except ConditionFailed:
-            pass  # somebody else has added lines since, and will cut
+            pass  # another client has added lines since, and will cut
 
     def read(self, key: str, now: int) -> list[PastEvent]:
         """Return what was noted of a key.
 
         Raises:
-            RecordUnreadable: what is there is none of ours.
+            RecordUnreadable: it was not written by celery_idempotent.
         """
         item = self._table.read(history_key(key))
         try:
             if item is None or int(item["expires"]["N"]) * SECOND <= now:
                 return []
-            return told([_line(line["L"]) for line in item["lines"]["L"]], now)
+            return past_events([_line(line["L"]) for line in item["lines"]["L"]], now)
         except (KeyError, ValueError) as error:
             raise RecordUnreadable(
                 f"The item {history_key(key)!r} is not the history of {key!r} ({error}). Delete it if it is garbage."
@@ -491,7 +494,7 @@ class Histories:
 
     def forget(self, key: str) -> None:
         """Delete the history of a key."""
-        self._table.ask("delete_item", Key={"key": text(history_key(key))})
+        self._table.call("delete_item", Key={"key": text(history_key(key))})
 
 
 def _listed(found: Sequence[Line]) -> Item:

@@ -31,7 +31,7 @@ PATIENCE = 2.0
 LOOK_EVERY = 0.002
 #: How often a statement is sent that a server gives up for the sake of another.
 ATTEMPTS = 5
-#: What a parent opened, in its children: kept, because a connection that is collected may say goodbye to the server.
+#: What a parent opened, in its children: kept, because a connection that is collected may end its parent's session.
 _INHERITED: list[Any] = []
 
 
@@ -80,7 +80,7 @@ class Slot:
 
 
 class Connections:
-    """Run statements, each in a transaction of its own, on a connection that nobody else is using.
+    """Run statements, each in a transaction of its own, on a connection that no other thread is using.
 
     Arguments:
         place: Where the server is, and how many connections there may be.
@@ -101,7 +101,7 @@ class Connections:
     def run(self, statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows that a statement answers; raise what psycopg raises.
 
-        Every verb may be asked again: a pooled connection that the server has closed meanwhile is replaced and the
+        Every verb may be called again: a pooled connection that the server has closed meanwhile is replaced and the
         statement repeated, and so is one that the server gave up for another transaction's sake.
         """
         attempt = 0
@@ -194,7 +194,7 @@ NO_SCHEMA = (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSche
 REPEATABLE = (errors.SerializationFailure, errors.DeadlockDetected)
 #: Error classes by which a server refuses: authorization, a database that does not exist, rights.
 _REFUSED = ("28", "3D", "42501")
-#: The same said while connecting, where libpq does not tell the code of the error.
+#: The same while connecting, where libpq does not pass on the code of the error.
 _WORDS = (
     "password authentication failed",
     "authentication failed",
@@ -229,7 +229,7 @@ def translate_error(error: psycopg.Error, shown: str) -> StoreError:
 
 
 def refusal(error: psycopg.Error, shown: str) -> StoreRefused | None:
-    """Return what to say if the server will not serve us as we and it are set up, else None."""
+    """Return the error if the server refuses this client by the configuration of either, else None."""
     text = str(error).strip()
     what = f"{type(error).__name__}: {text}"
     if isinstance(error, NO_SCHEMA):
@@ -264,7 +264,7 @@ class Address:
     """Where the records are.
 
     Arguments:
-        conninfo: The connection string without what is ours, for libpq.
+        conninfo: The connection string without the library's own options, for libpq.
         shown: What to call the server in messages; no password in it.
         schema, table: Names of lower-case letters, digits and underscores, 40 at most.
         connections: Most connections of one process, unless they do not suffice for 2 seconds.
@@ -310,7 +310,7 @@ class Address:
                     rest.append((name, value))
             conninfo = base + ("?" + urlencode(rest, quote_via=quote) if rest else "")
             ports = str(conninfo_to_dict(conninfo).get("port") or "")
-            if not ports.replace(",", "0").isdecimal() and ports:  # libpq says so only when it connects
+            if not ports.replace(",", "0").isdecimal() and ports:  # libpq notices only when it connects
                 raise ValueError("the port is no number")
         except (ValueError, psycopg.ProgrammingError) as error:
             # What libpq could not read may be the password.

@@ -1,4 +1,4 @@
-"""How a claim is said to the functions, and how a record is read from a row."""
+"""The arguments of the functions for a claim, and the record in a row."""
 
 from __future__ import annotations
 

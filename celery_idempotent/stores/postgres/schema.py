@@ -19,7 +19,7 @@ FUNCTIONS = {
     **dict.fromkeys(("home", "renew", "settle", "forget", "purge"), 1),
     **dict.fromkeys(("grant", "acquire", "release", "announce"), 3),
 }
-#: Not with the operator that somebody may have made in a schema which is searched: it would run with our rights.
+#: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
 
 
@@ -33,7 +33,7 @@ class Schema:
     def __init__(self, place: Address) -> None:
         self.place = place
         schema, name = f'"{place.schema}"', place.table
-        #: tells this table's claims from others that queue in the same database
+        #: distinguishes this table's claims from others that queue in the same database
         seed = zlib.crc32(f"{place.schema}.{name}".encode())
         self.names = {
             "schema": schema,
@@ -47,7 +47,7 @@ class Schema:
             "marks": "((select count(*) from jsonb_object_keys(t.waiting)) + "
             "(select count(*) from jsonb_object_keys(t.attempts)))",
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
-            # Held by a transaction that settles the key, until it ends; and whether nobody holds it.
+            # Held by a transaction that settles the key, until it ends; and whether no transaction holds it.
             "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",
             "unsettled": f"pg_try_advisory_xact_lock_shared(hashtextextended(c_key, {seed} + 1))",
             **{word: f'{schema}."{name}_{word}_{version}"' for word, version in FUNCTIONS.items()},

@@ -19,7 +19,7 @@ from psycopg.rows import tuple_row
 
 from ...errors import ConfigurationError, LeaseLost, StoreError, StoreRefused, StoreUnreachable
 from ..base import Store
-from ..history import grouped, told
+from ..history import grouped, past_events
 from ..records import (
     HISTORY_LIMIT,
     Claim,
@@ -151,7 +151,7 @@ class PostgresStore(Store):
                 database, in a transaction in the database of the store.
 
         Raises:
-            errors.LeaseLost: the lease is not ours any more; nothing was written, and the caller should roll back.
+            errors.LeaseLost: the lease was lost; nothing was written, and the caller should roll back.
             ConfigurationError: there is no transaction open, or it is in another database.
         """
         connection = caller_connection(using)
@@ -173,7 +173,7 @@ class PostgresStore(Store):
         return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner)))
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
-        return bool(self._said("select {announce}(%s, %s)", stored(key), task_id))
+        return bool(self._scalar("select {announce}(%s, %s)", stored(key), task_id))
 
     def get(self, key: str) -> Record | None:
         rows = self._run(self._get, (stored(key),))
@@ -181,7 +181,7 @@ class PostgresStore(Store):
 
     def delete(self, key: str) -> bool:
         self._histories.forget(key)
-        return bool(self._said("select {forget}(%s)", stored(key)))
+        return bool(self._scalar("select {forget}(%s)", stored(key)))
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:
         self._histories.append(entries)
@@ -207,7 +207,7 @@ class PostgresStore(Store):
         purged = 0
         while limit is None or purged < limit:
             most = PURGED if limit is None else min(PURGED, limit - purged)
-            gone = self._said("select {purge}(%s)", most)
+            gone = self._scalar("select {purge}(%s)", most)
             purged += gone
             if gone < most:
                 break
@@ -234,10 +234,10 @@ class PostgresStore(Store):
             raise translate_error(error, self._place.shown) from error
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        return {"table_bytes": self._said("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
+        return {"table_bytes": self._scalar("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
 
     def ping(self) -> None:
-        if self._said("select pg_is_in_recovery() from {meta}"):
+        if self._scalar("select pg_is_in_recovery() from {meta}"):
             raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
 
     def close(self) -> None:
@@ -253,12 +253,12 @@ class PostgresStore(Store):
             raise translate_error(error, self._place.shown) from error
 
     def _find_home(self) -> str:
-        self._home = str(self._said("select {home}()"))
+        self._home = str(self._scalar("select {home}()"))
         return self._home
 
     def _held(self, answer: str, lease: Lease) -> None:
         if answer != "settled":
-            raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+            raise LeaseLost(f"The lease on {lease.key!r} is held by another holder: nothing was settled.")
 
     def _unless_busy(self, statement: str, args: Sequence[Any]) -> str:
         """Run a statement again while an open transaction has the row, for a while."""
@@ -269,7 +269,7 @@ class PostgresStore(Store):
                 return answer
             time.sleep(LOOK_EVERY)
 
-    def _said(self, query: str, *args: Any) -> Any:
+    def _scalar(self, query: str, *args: Any) -> Any:
         return self._run(self._schema.render(query), args)[0][0]
 
     def _run(self, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -282,7 +282,7 @@ class PostgresStore(Store):
 def caller_connection(using: Any) -> psycopg.Connection[Any]:
     """Return the connection on which the caller's transaction is open.
 
-    One without autocommit begins its transaction with its first statement, which may be ours.
+    One without autocommit begins its transaction with its first statement, which may be this one.
 
     Raises:
         ConfigurationError: it is no connection of psycopg 3, or in no transaction.
@@ -291,7 +291,7 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
     if connection.closed:
         raise no_transaction("the connection is closed")
     if connection.autocommit and connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
-        with connection.pipeline():  # which waits for what was sent: until then nobody knows whether there was a BEGIN
+        with connection.pipeline():  # which waits for what was sent: until then it is unknown whether there was a BEGIN
             pass
     status = connection.info.transaction_status
     if status == pq.TransactionStatus.INERROR:
@@ -305,7 +305,7 @@ def answer_within(
     connection: psycopg.Connection[Any], statement: str, args: Sequence[Any], *, shown: str, table: str
 ) -> str:
     """Run settle.sql on the caller's connection and return its answer; what the server raises there breaks the
-    transaction, and is raised as psycopg raises it unless we have something to say.
+    transaction, and is raised as psycopg raises it, but for the errors of this library.
 
     Raises:
         ConfigurationError: there is no such store in the caller's database.
@@ -389,14 +389,16 @@ class Histories:
     def read(self, key: str) -> list[PastEvent]:
         """Return what was noted of a key."""
         rows = self._where_there_is_one(self._read, (stored(key),))
-        return [noted for now, at, line in rows for noted in told(zip(at, map(unstored, line), strict=True), now)]
+        return [
+            event for now, at, line in rows for event in past_events(zip(at, map(unstored, line), strict=True), now)
+        ]
 
     def forget(self, key: str) -> None:
         """Delete the history of a key."""
         self._where_there_is_one(self._forget, (stored(key),))
 
     def purge(self, most: int) -> int:
-        """Delete what has expired, and return how much; who may not goes on: the records are purged all the same."""
+        """Delete what has expired, and return how much; 0 without the right to do so: the records are purged."""
         try:
             return len(self._where_there_is_one(self._purge, (most,)))
         except StoreRefused as error:

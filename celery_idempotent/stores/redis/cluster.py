@@ -32,7 +32,7 @@ class ClusterStore(RedisStore):
     decided by that clock from then on.
 
     Arguments:
-        seeds: Hosts and ports of some nodes; they tell of the others.
+        seeds: Hosts and ports of some nodes, which list the others.
         options: How redis-py connects to each node.
         url: What to call the cluster in messages; no password in it.
         wait_replicas: How many replicas of its node must have a claim before it counts.
@@ -61,13 +61,13 @@ class ClusterStore(RedisStore):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, said = Replicas.in_url(url)
-        asked = options.pop(OPTION, 0)
+        plain, in_url = Replicas.in_url(url)
+        wanted = options.pop(OPTION, 0)
         places = Addresses.of(plain, port=6379, example=EXAMPLE)
         if places.path:
             raise places.error("A cluster has one database, 0, and no number after a slash")
         own = places.connection({**cls.connection_options(), **options})
-        return cls(places.hosts, own, url=hide_password(url), wait_replicas=asked if said is None else said)
+        return cls(places.hosts, own, url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
 
     def shard(self, key: str) -> str:
         return str(self._connections.known(key))
@@ -75,10 +75,10 @@ class ClusterStore(RedisStore):
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
         failure: StoreError | None = None
-        for node, ours in self._by_node(leases):
-            for start in range(0, len(ours), BATCH):
+        for node, there in self._by_node(leases):
+            for start in range(0, len(there), BATCH):
                 try:
-                    lost += self._renew_at(node, ours[start : start + BATCH])
+                    lost += self._renew_at(node, there[start : start + BATCH])
                 except StoreError as error:  # a node that is down: the leases on the others need not run out for it
                     failure = error
         if failure is not None:
@@ -92,7 +92,7 @@ class ClusterStore(RedisStore):
             node = self._at(self._connections.node_of, lease.key)
             nodes.setdefault(node.address, node)
             grouped[node.address].append(lease)
-        return [(nodes[address], ours) for address, ours in grouped.items()]
+        return [(nodes[address], there) for address, there in grouped.items()]
 
     def _renew_at(self, node: ClusterNode, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
@@ -104,7 +104,7 @@ class ClusterStore(RedisStore):
             raise self._unreplicated(missing)
         lost: list[Lease] = []
         for lease, reply in zip(leases, replies, strict=False):
-            if isinstance(reply, Exception):  # it has moved, say
+            if isinstance(reply, Exception):  # as when it has moved
                 reply, missing = self._replicated("renew", (lease.key,), lease_args(lease))
                 if missing:
                     raise self._unreplicated(missing)
@@ -113,7 +113,7 @@ class ClusterStore(RedisStore):
 
     def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         replies: list[Any] = []
-        for list_key, *args in calls:  # a round trip for each: nobody waits for them
+        for list_key, *args in calls:  # a round trip for each: no caller waits for them
             try:
                 replies.append(self._call("append_history", (list_key,), args))
             except StoreError as error:  # nor do the keys of other nodes wait for one that is down
@@ -136,7 +136,7 @@ class ClusterStore(RedisStore):
 # on the `Connections` of each node; redis-py opens them, speaks to them and computes slots.
 
 
-#: Seconds that one node may take to tell where the slots are, and after which no other one is asked.
+#: Seconds that one node may take to list the slots, and after which no other node is tried.
 ANSWER, PATIENCE = 1.0, 2.0
 #: How often a command is sent on to yet another node.
 REDIRECTS = 5
@@ -162,7 +162,7 @@ class ClusterNode:
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send it commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
-        return self._nodes.ask(self.address, commands)
+        return self._nodes.send(self.address, commands)
 
 
 class ClusterRouter:
@@ -177,7 +177,7 @@ class ClusterRouter:
 
     def __init__(self, seeds: Sequence[Address], options: dict[str, Any]) -> None:
         self._seeds, self._options = seeds, options
-        self._slots: list[Address | None] = []  # empty until somebody asks, and while it is in doubt
+        self._slots: list[Address | None] = []  # empty until it is needed, and while it is in doubt
         self._last: list[Address | None] = []
         self._suspect: Address | None = None
         self._opened: dict[Address, Connections] = {}
@@ -199,7 +199,7 @@ class ClusterRouter:
         address, sent = self._owner(slot), [command] if then is None else [command, then]
         asking = False
         for _ in range(REDIRECTS):
-            replies = self.ask(address, [("ASKING",), *sent] if asking else sent)[asking:]
+            replies = self.send(address, [("ASKING",), *sent] if asking else sent)[asking:]
             error = replies[0]
             if not isinstance(error, ResponseError):
                 return replies[0] if then is None else tuple(replies)
@@ -211,7 +211,7 @@ class ClusterRouter:
                 self._moved(slot, address)
         raise ClusterError(f"slot {slot} is on none of the {REDIRECTS} nodes that we were sent to")
 
-    def ask(self, address: Address, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def send(self, address: Address, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands to one node in one round trip, and return their replies, errors among them."""
         try:
             replies = self._connections(address).pipeline(commands)
@@ -232,13 +232,13 @@ class ClusterRouter:
         return ClusterNode(self, self._owner(slot_of(("", key))))
 
     def known(self, key: str) -> str:
-        """Return what to call the node that has a key, by what was last heard; "" if nothing was heard yet."""
+        """Return the name of the node that has a key, by the last known table of slots; "" before the first."""
         table = self._slots or self._last
         address = table[slot_of(("", key))] if table else None
         return "{}:{}".format(*address) if address else ""
 
     def close(self) -> None:
-        """Close every connection of this process; whoever calls next opens new ones."""
+        """Close every connection of this process; the next call opens new ones."""
         for connections in list(self._opened.values()):
             connections.close()
 
@@ -256,14 +256,14 @@ class ClusterRouter:
         return address
 
     def _table(self) -> list[Address | None]:
-        """Return the primary of each slot; ask the cluster if that is not known or in doubt."""
+        """Return the primary of each slot; query the cluster if that is not known or in doubt."""
         slots = self._slots
         if slots:
             return slots
         if self._pid != os.getpid():  # a thread that our parent had and we have not may have been looking
             self._reset()
         if not self._looking.acquire(timeout=2 * PATIENCE):
-            raise ClusterError("another thread has been asking for the nodes of the cluster for too long")
+            raise ClusterError("another thread has been looking for the nodes of the cluster for too long")
         try:
             if not self._slots:
                 self._last = self._slots = self._look()
@@ -274,13 +274,13 @@ class ClusterRouter:
             self._looking.release()
 
     def _look(self) -> list[Address | None]:
-        """Ask one node after the other where the slots are, the one that failed last; believe the first full answer."""
+        """Query the nodes one by one for the slots, the one that failed last; return the first full answer."""
         end = monotonic() + PATIENCE
         partial: list[Address | None] = []
-        error: Exception = ClusterError("none of its nodes could be asked")
+        error: Exception = ClusterError("none of its nodes could be reached")
         for address in self._candidates():
             try:
-                found = self._asked(address)
+                found = self._table_of(address)
             except REFUSALS:
                 raise
             except (RedisError, OSError) as failure:
@@ -293,15 +293,15 @@ class ClusterRouter:
                 break
         if any(partial):
             return partial
-        raise ClusterError(f"no node tells where the slots are, the last one said: {error}") from error
+        raise ClusterError(f"no node lists the slots, the last error was: {error}") from error
 
     def _candidates(self) -> list[Address]:
         known = list(dict.fromkeys([*(address for address in self._last if address), *self._seeds]))
         self._looks += 1
-        turn = self._looks % len(known)  # one that is cut off from the others tells what was: not always the same first
+        turn = self._looks % len(known)  # a node that is cut off knows an old table: not always the same first
         return sorted(known[turn:] + known[:turn], key=lambda address: address == self._suspect)
 
-    def _asked(self, address: Address) -> list[Address | None]:
+    def _table_of(self, address: Address) -> list[Address | None]:
         hasty = {
             name: min(self._options.get(name) or ANSWER, ANSWER)
             for name in ("socket_timeout", "socket_connect_timeout")
@@ -340,10 +340,10 @@ Address = tuple[str, int]
 
 
 class Redirect(NamedTuple):
-    """What a node answers who does not have a key.
+    """The redirection that a node replies for a key which it does not have.
 
     Arguments:
-        address: Who has it.
+        address: The node that has it.
         moved: For good, with its whole slot; if not, it is the one key that is on its way.
     """
 
@@ -357,34 +357,34 @@ def slot_of(command: Sequence[Any]) -> int:
     return key_slot(key.encode() if isinstance(key, str) else key)
 
 
-def owners(reply: Sequence[Any], asked: Address) -> list[Address | None]:
+def owners(reply: Sequence[Any], node: Address) -> list[Address | None]:
     """Return the primary of each slot, or None where there is none, by a node's reply to CLUSTER SLOTS.
 
     Arguments:
         reply: Ranges of slots: first, last, the primary, its replicas.
-        asked: The node that replied: who knows no name for itself is where it was asked.
+        node: The node that replied; it may not know its own name.
     """
     found: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     for first, last, primary, *_ in reply:
-        host = primary[0].decode() if primary[0] else asked[0]
-        if host != "?":  # a node that was told to say its name, and has none
+        host = primary[0].decode() if primary[0] else node[0]
+        if host != "?":  # a node that is configured to announce its name, and has none
             found[first : last + 1] = [(host, int(primary[1]))] * (last + 1 - first)
     return found
 
 
-def redirect(error: ResponseError, asked: Address) -> Redirect | None:
-    """Return where a node sends us, if that is what its error says."""
+def redirect(error: ResponseError, node: Address) -> Redirect | None:
+    """Return the redirection in a node's error, or None."""
     words = str(error).split()
     if isinstance(error, AskError):
         moved = isinstance(error, MovedError)
-    elif len(words) == 3 and words[0] in ("MOVED", "ASK"):  # what redis-py before 7 tells its cluster client alone
+    elif len(words) == 3 and words[0] in ("MOVED", "ASK"):  # what redis-py before 7 parses for its cluster client alone
         moved = words[0] == "MOVED"
     else:
         return None
     host, _, port = words[-1].rpartition(":")
-    return Redirect((host or asked[0], int(port)), moved)
+    return Redirect((host or node[0], int(port)), moved)
 
 
 def is_down(error: ResponseError) -> bool:
-    """Tell whether a node says that its cluster does not serve the slot, or any."""
+    """Return whether a node's error is that its cluster does not serve the slot, or any."""
     return isinstance(error, ClusterDownError) or str(error).startswith("CLUSTERDOWN")

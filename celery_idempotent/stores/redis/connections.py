@@ -65,7 +65,7 @@ class Connections:
     """Execute commands, each on a connection that no other command is using.
 
     Arguments:
-        client: A redis-py client. What has only its ``execute_command`` (a Cluster client) is asked by that.
+        client: A redis-py client. One without a connection pool (a Cluster client) is used by its ``execute_command``.
         closed: What it raises when the server has closed a connection.
     """
 
@@ -110,8 +110,8 @@ class Connections:
         return [_caught(self.execute, command) for command in commands]
 
     def _lend(self, use: Callable[[Any, Any], Any], what: Any) -> Any:
-        """Return what `use` makes of a connection and this, on a connection that nobody else is using."""
-        if self._pid != os.getpid():  # what came through a fork is our parent's
+        """Return what `use` makes of a connection and this, on a connection that no other thread is using."""
+        if self._pid != os.getpid():  # what came through a fork is the parent's
             _after_fork(self._client.connection_pool)  # first: what is forgotten goes back there
             self._reset()
         idle = self._idle
@@ -121,12 +121,12 @@ class Connections:
             client = self._open()
         connection = client.connection
         try:
-            connection.connect()  # if it is not; to send would do it too, without asking a sentinel who is the main one
+            connection.connect()  # if it is not; to send would do it too, without a query to a sentinel for the primary
             return use(connection, what)
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
             if not isinstance(error, (RedisError, OSError)):
-                _start_anew(_pools(self._client.connection_pool)[1:])  # a sentinel may have been asked, see `_connect`
+                _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
                 idle.clear()  # the server has closed them too; back in redis-py's pool they are looked at before use
             raise
@@ -136,8 +136,8 @@ class Connections:
     def _open(self) -> Any:
         """Return a new connection, or one that was given back meanwhile.
 
-        One is opened at a time: when a thousand greenlets start at once, those who wait find what the first of them
-        have given back. Who has waited too long opens one all the same, for that must not be what a lease runs out for.
+        One is opened at a time: when a thousand greenlets start at once, those that wait find what the first of them
+        have given back. One that has waited too long opens its own, so that no lease runs out for it.
         """
         end = monotonic() + PATIENCE
         first = self._opening.acquire(timeout=PATIENCE)
@@ -162,14 +162,14 @@ class Connections:
         except (RedisError, OSError):
             raise
         except BaseException:
-            # redis-py puts back into its pool what was interrupted while it said hello, and gives it out again: half
+            # redis-py puts back into its pool what was interrupted during its handshake, and gives it out again: half
             # made, so that every later opening fails on it, or with a reply on its way that would be taken for the one
-            # to our first command. Closed, it starts anew.
-            _start_anew(_pools(self._client.connection_pool))
+            # to the first command. Closed, it begins with a new handshake.
+            _close_idle(_pools(self._client.connection_pool))
             raise
 
     def close(self) -> None:
-        """Close every connection, those of other threads too; whoever calls next opens a new one."""
+        """Close every connection, those of other threads too; the next call opens a new one."""
         if self.one_node:
             self._client.connection_pool.disconnect()
         self._client.close()
@@ -180,8 +180,8 @@ def _pools(pool: Any) -> list[Any]:
     return [pool, *(sentinel.connection_pool for sentinel in sentinels)]
 
 
-def _start_anew(pools: Iterable[Any]) -> None:
-    """Close the connections of pools that nobody is using."""
+def _close_idle(pools: Iterable[Any]) -> None:
+    """Close the connections of pools that no thread is using."""
     for pool in pools:
         with suppress(TypeError):  # redis-py 5 can close only all connections of a BlockingConnectionPool
             pool.disconnect(inuse_connections=False)
@@ -207,7 +207,7 @@ def _after_fork(pool: Any) -> None:
     """
     for each in _pools(pool):
         each._lock = threading.RLock()
-        getattr(each, "_checkpid", lambda: None)()  # so that it makes its own now, and not later in place of ours
+        getattr(each, "_checkpid", lambda: None)()  # so that it makes its own now, and does not replace this one later
     _let_in_again(pool)
 
 
@@ -223,17 +223,17 @@ def _all(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
     return [_caught(connection.read_response, ()) for _ in commands]
 
 
-def _caught(ask: Callable[..., Any], what: Sequence[Any]) -> Any:
+def _caught(call: Callable[..., Any], what: Sequence[Any]) -> Any:
     """Return the reply to a command, or the error that the server replied."""
     try:
-        return ask(*what)
+        return call(*what)
     except ResponseError as error:
         return error
 
 
 REFUSALS = (AuthenticationError, AuthorizationError, NoPermissionError)
-#: The same said from inside a script (Redis 6 and 7.0, then later), to whoever sends much and is nobody, and of a
-#: database that does not exist.
+#: The same from inside a script (Redis 6 and 7.0, then later), for a client that sends much without a login, and for
+#: a database that does not exist.
 _REFUSED = (
     "The user executing the script can't",
     "ACL failure in script",
@@ -271,7 +271,7 @@ def translate_error(error: Exception, command: Sequence[Any], url: str) -> Store
         )
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return RecordUnreadable(
-            f"{command[3]!r} in the idempotency store {url} is no record of ours ({what}). "
+            f"{command[3]!r} in the idempotency store {url} is no record of celery_idempotent ({what}). "
             f"Does something else use this database? Delete the key, or set idempotency_namespace."
         )
     return StoreUnreachable(
@@ -291,15 +291,15 @@ OBJECTS = re.compile(
 
 @dataclass(frozen=True)
 class Addresses:
-    """What such a URL says.
+    """The parts of such a URL.
 
     Arguments:
         url: As it was written.
         example: A good one, for errors.
         hosts: Hosts and ports.
         path: The parts behind the hosts.
-        options: Credentials, and what the query says, as redis-py takes it.
-        secure: Whether the scheme asks for TLS.
+        options: Credentials, and the options in the query, as redis-py takes them.
+        secure: Whether the scheme requires TLS.
     """
 
     url: str = field(repr=False)
@@ -311,7 +311,7 @@ class Addresses:
 
     @classmethod
     def of(cls, url: str, *, port: int, example: str, own: Sequence[str] = ()) -> Addresses:
-        """Return what a URL says.
+        """Return the parts of a URL.
 
         Arguments:
             url: The URL.
@@ -335,13 +335,13 @@ class Addresses:
         except ValueError as error:
             raise _error(url, example, str(error), advice=ESCAPING) from None
         try:
-            asked = PARSE(f"redis://host/?{query}")
+            given = PARSE(f"redis://host/?{query}")
         except ValueError as error:
             raise _error(url, example, str(error)) from None
-        asked.pop("host")
+        given.pop("host")
         secure = scheme.lower().startswith("rediss")
         check_parameters(url, redis.SSLConnection if secure else redis.Connection, own)
-        options = {**asked, **{name: value for name, value in named.items() if value}}
+        options = {**given, **{name: value for name, value in named.items() if value}}
         parts = tuple(unquote(part) for part in path.split("/") if part)
         return cls(url, example, places, parts, options, secure)
 
@@ -350,7 +350,7 @@ class Addresses:
 
         Arguments:
             defaults: Options that the URL need not give.
-            changes: What holds whatever it says; None is left out.
+            changes: Options that override the URL's; None is left out.
 
         Raises:
             ConfigurationError: the URL has an option that redis-py does not know.
@@ -401,17 +401,17 @@ def check_parameters(url: str, kind: type[Any], own: Sequence[str]) -> None:
     Raises:
         ConfigurationError: there is one; its value is in no message.
     """
-    ours = (OPTION, *own)
+    own_options = (OPTION, *own)
     texts = {name for name in _options_of(kind) if not OBJECTS.fullmatch(name)}
     for name, _ in parse_qsl(url.partition("?")[2], keep_blank_values=True):
-        if name in texts or name in ours:
+        if name in texts or name in own_options:
             continue
         if name.startswith("ssl_") and name in _options_of(redis.SSLConnection):
             scheme = url.partition("://")[0].lower()
             others = f"That is one of {scheme.replace('redis', 'rediss').replace('valkey', 'rediss')}://."
             raise unknown_parameter(url, name, (), others)
-        others = f"There are {', '.join(ours)} and redis-py's options of a connection, as socket_timeout."
-        raise unknown_parameter(url, name, (*ours, *sorted(texts)), others)
+        others = f"There are {', '.join(own_options)} and redis-py's options of a connection, as socket_timeout."
+        raise unknown_parameter(url, name, (*own_options, *sorted(texts)), others)
 
 
 def _options_of(kind: type[Any]) -> set[str]:

@@ -1,4 +1,4 @@
-"""How a claim is said to the scripts, and how a record is read from the hash that they keep."""
+"""The arguments of the scripts for a claim, and the record in the hash that they keep."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def answered(names: Sequence[bytes], values: Sequence[bytes | None], announcer: 
 
 
 def record_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record:
-    """Return the record that the fields of a hash say, seen at the server's time `now` in microseconds.
+    """Return the record in the fields of a hash, seen at the server's time `now` in microseconds.
 
     Raises:
-        RecordUnreadable: they say none, or one of a newer version.
+        RecordUnreadable: they hold none, or one of a newer version.
     """
     try:
         state = State(raw[b"state"].decode())

@@ -1,4 +1,4 @@
-"""Redis with sentinels, which tell who the primary is and promote a replica when it dies."""
+"""Redis with sentinels, which name the primary and promote a replica when it dies."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from .store import RedisStore, Replicas
 EXAMPLE = "redis+sentinel://:password@host1:26379,host2:26379/service/0"
 #: Parameters with the credentials of the sentinels.
 THEIRS = ("sentinel_username", "sentinel_password")
-#: Seconds that one sentinel may take to answer, and after which no other one is asked.
+#: Seconds that one sentinel may take to answer, and after which no other one is tried.
 ANSWER, PATIENCE = 1.0, 2.0
 
 
 class Sentinels(Sentinel):
-    """The sentinels of a service, asked in turn until one knows the primary, but not for long."""
+    """The sentinels of a service, queried in turn until one knows the primary, but not for long."""
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return host and port of the primary.
 
         Raises:
             MasterNotFoundError: none of those that answer knows one, or none answers.
-            AuthenticationError: none knows one, and one did not let us ask.
+            AuthenticationError: none knows one, and one refused the credentials.
         """
         end = monotonic() + PATIENCE
-        said: list[str] = []
+        answers: list[str] = []
         refusal: Exception | None = None
         for sentinel in list(self.sentinels):
             try:
                 services: Any = sentinel.sentinel_masters()
             except (RedisError, OSError) as error:
                 refusal = error if isinstance(error, REFUSALS) else refusal
-                said.append(f"{type(error).__name__}: {error}")
+                answers.append(f"{type(error).__name__}: {error}")
             else:
                 state = services.get(service_name)
                 check: Any = self.check_master_state
                 if state and check(state, service_name):
                     others = [other for other in self.sentinels if other is not sentinel]
-                    self.sentinels = [sentinel, *others]  # who knew it is asked first the next time
+                    self.sentinels = [sentinel, *others]  # the one that knew it is the first the next time
                     return state["ip"], state["port"]
                 known = ", ".join(sorted(services)) or "nothing"
-                said.append("it is down" if state else f"a sentinel watches {known}")
+                answers.append("it is down" if state else f"a sentinel watches {known}")
             if monotonic() > end:
                 break
-        raise refusal or MasterNotFoundError(f"no sentinel names a primary of {service_name!r} ({'; '.join(said)})")
+        raise refusal or MasterNotFoundError(f"no sentinel names a primary of {service_name!r} ({'; '.join(answers)})")
 
 
 class SentinelStore(RedisStore):
@@ -72,8 +72,8 @@ class SentinelStore(RedisStore):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, said = Replicas.in_url(url)
-        asked = options.pop(OPTION, 0)
+        plain, in_url = Replicas.in_url(url)
+        wanted = options.pop(OPTION, 0)
         places = Addresses.of(plain, port=26379, example=EXAMPLE, own=THEIRS)
         service, db = _service(places)
         theirs = {name: places.options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
@@ -86,7 +86,7 @@ class SentinelStore(RedisStore):
                 each["ssl"] = True
         make: Any = Sentinels  # whose constructor has no types
         client = make(places.hosts, sentinel_kwargs=sentinel, **server).master_for(service)
-        return cls(client, url=hide_password(url), wait_replicas=asked if said is None else said)
+        return cls(client, url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
 
     def close(self) -> None:
         super().close()

@@ -25,7 +25,7 @@ from redis.sentinel import MasterNotFoundError
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import hide_password
 from ..base import Store
-from ..history import expiry, grouped, told
+from ..history import expiry, grouped, past_events
 from ..records import (
     HISTORY_LIMIT,
     Claim,
@@ -50,7 +50,7 @@ logger = logging.getLogger("celery_idempotent.stores")
 #: redis-py's own defaults keep a caller waiting for tens of seconds.
 TIMEOUT = 2.0
 BATCH = 1000
-#: Connection errors after which to ask again at once would change nothing.
+#: Connection errors that a second call at once would meet again.
 NOT_AGAIN = (*REFUSALS, redis.BusyLoadingError, MasterNotFoundError)
 
 
@@ -63,11 +63,11 @@ class RedisStore(Store):
         client: A redis-py client, or anything with its ``execute_command``, that returns bytes.
         url: What to call the server in messages; no password in it.
         wait_replicas: How many replicas must have a claim before it counts; one that too few have is given back and
-            the store said to be unreachable. 0 asks none.
+            raised as `StoreUnreachable`. 0 waits for none.
 
     Raises:
-        ConfigurationError: the client decodes replies, which would break binary results; or replicas are asked for and
-            it is a Cluster client.
+        ConfigurationError: the client decodes replies, which would break binary results; or it is a Cluster client,
+            and ``wait_replicas`` is set.
     """
 
     keeps_history = True
@@ -102,11 +102,11 @@ class RedisStore(Store):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, said = Replicas.in_url(as_redis(url))
-        asked = options.pop(OPTION, 0)
+        plain, in_url = Replicas.in_url(as_redis(url))
+        wanted = options.pop(OPTION, 0)
         check_parameters(url, _kind_of(plain), ("max_connections",))
         try:
-            PARSE(f"redis://host/?{plain.partition('?')[2]}")  # says which value it is, and nothing of a password
+            PARSE(f"redis://host/?{plain.partition('?')[2]}")  # its error names the value, and no password
         except ValueError as error:
             raise ConfigurationError(
                 f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"
@@ -129,7 +129,7 @@ class RedisStore(Store):
             raise ConfigurationError(
                 f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {ESCAPING}"
             ) from None
-        return cls(client, url=hide_password(url), wait_replicas=asked if said is None else said)
+        return cls(client, url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
 
     @staticmethod
     def connection_options() -> dict[str, Any]:
@@ -173,7 +173,7 @@ class RedisStore(Store):
         args = (*lease_args(lease), outcome.state.value, outcome.payload, ms(ttl))
         if not self._call("settle", (lease.key,), args):
             raise LeaseLost(
-                f"The lease on {lease.key!r} is held by somebody else, or was forgotten: nothing was settled."
+                f"The lease on {lease.key!r} is held by another holder, or was deleted: nothing was settled."
             )
 
     def release(self, lease: Lease, release: Release) -> bool:
@@ -197,7 +197,7 @@ class RedisStore(Store):
         return record_of(key, by_name(found), int(now)) if found else None
 
     def delete(self, key: str) -> bool:
-        self._command("DEL", history_key(key))  # first: who is told of a failure will ask for both again
+        self._command("DEL", history_key(key))  # first: after a failure the caller deletes both again
         return bool(self._command("DEL", key))
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:
@@ -220,7 +220,7 @@ class RedisStore(Store):
                         yield record
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        return room([self._at(place.pipeline, asked(sample)) for place in self._places()])
+        return room([self._at(place.pipeline, usage_commands(sample)) for place in self._places()])
 
     def ping(self) -> None:
         self._command("PING")
@@ -229,7 +229,7 @@ class RedisStore(Store):
         self._connections.close()
 
     def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[Any, str]:
-        """Call a verb; return its reply, and in words which replicas did not get it, if any were asked for."""
+        """Call a verb; return its reply, and in words which replicas did not get it, if it is to wait for any."""
         wait = self._replicas.command
         if wait is None:
             return self._call(verb, keys, args), ""
@@ -267,7 +267,7 @@ class RedisStore(Store):
                 return execute(*command, **options)
             except redis.ConnectionError as error:
                 # A pooled connection that the server has closed meanwhile fails on its first use: every verb may be
-                # asked again. Not so a wrong password, which redis-py files under connection errors too.
+                # called again. Not so a wrong password, which redis-py files under connection errors too.
                 if isinstance(error, NOT_AGAIN):
                     raise
                 return execute(*command, **options)
@@ -299,7 +299,7 @@ def together(
 
     Arguments:
         pipeline: Sends commands and returns their replies, errors among them.
-        verb: One that may be asked again.
+        verb: One that may be called again.
         calls: For each call its key and the script's arguments.
         last: A command to send behind them all, whose reply is the last.
     """
@@ -312,7 +312,7 @@ def together(
     return replies
 
 
-#: How many names the server looks at for a page. It serves nobody else meanwhile, so that it must not take long.
+#: How many names the server scans for a page. It serves no other client meanwhile, so that it must not take long.
 COUNT = 500
 
 
@@ -327,7 +327,7 @@ def pages(command: Callable[..., Any], prefix: str) -> Iterator[list[str]]:
     cursor = b"0"
     while True:
         cursor, names = command("SCAN", cursor, "MATCH", pattern, "COUNT", COUNT, "TYPE", "hash")
-        yield [name.decode() for name in names if _is_text(name)]  # what is no text is somebody else's
+        yield [name.decode() for name in names if _is_text(name)]  # another program's, if it is no text
         if cursor in (b"0", 0):
             return
 
@@ -343,12 +343,12 @@ def _is_text(name: bytes) -> bool:
 def records(
     pipeline: Callable[[list[tuple[Any, ...]]], list[Any]], get: Callable[[str], Record | None], keys: list[str]
 ) -> Iterator[Record]:
-    """Yield the records of these keys; what is no record of ours, or has gone meanwhile, is passed by.
+    """Yield the records of these keys; what is no record, or has gone meanwhile, is passed by.
 
     Arguments:
         pipeline: Sends commands to the server that has the keys, and returns their replies.
-        get: Reads one record, wherever it is: it is asked for those that the server answered with an error.
-        keys: Whose records to read.
+        get: Reads one record, wherever it is; it is called for those that the server answered with an error.
+        keys: The keys of the records.
     """
     replies = together(pipeline, "read", [(key,) for key in keys]) if keys else []
     for key, reply in zip(keys, replies, strict=True):
@@ -365,7 +365,7 @@ def records(
 
 
 def history_key(key: str) -> str:
-    """Return the name of the list; it begins as the record's, so that who may write the one may write the other."""
+    """Return the name of the list; it begins as the record's, so that one ACL rule allows both."""
     return f"{key}:history"
 
 
@@ -383,18 +383,20 @@ def noted(key: str, now: int, entries: Sequence[bytes]) -> list[PastEvent]:
     """Return what a list holds, seen at the server's time `now` in microseconds.
 
     Raises:
-        RecordUnreadable: it is none of ours.
+        RecordUnreadable: it was not written by celery_idempotent.
     """
     try:
-        return told([(int(at), text.decode()) for at, _, text in (entry.partition(b" ") for entry in entries)], now)
+        return past_events(
+            [(int(at), text.decode()) for at, _, text in (entry.partition(b" ") for entry in entries)], now
+        )
     except ValueError as error:
         raise RecordUnreadable(
             f"The list {history_key(key)!r} is not the history of {key!r} ({error}). Delete it if it is garbage."
         ) from error
 
 
-def asked(sample: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the commands that ask one server, each answered in about the time of a GET.
+def usage_commands(sample: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the commands for one server, each answered in about the time of a GET.
 
     Arguments:
         sample: Keys of which to measure those that the server has.
@@ -405,10 +407,10 @@ def asked(sample: Sequence[str]) -> list[tuple[Any, ...]]:
 def room(replies: Sequence[Sequence[Any]]) -> dict[str, int]:
     """Return the memory of all servers, of all that is in them, and the mean of the records that were measured.
 
-    What a server did not answer, for want of a right say, is left out.
+    What a server did not answer, as for want of a right, is left out.
 
     Arguments:
-        replies: For each server its replies to what was `asked`, errors among them.
+        replies: For each server its replies to `usage_commands`, errors among them.
     """
     found: dict[str, int] = {}
     used = [_used_memory(info) for info, *_ in replies if isinstance(info, bytes)]
@@ -428,7 +430,7 @@ def _used_memory(info: bytes) -> int:
 # How many replicas must have a claim before it counts: Redis's WAIT, sent along with the script.
 #
 # Redis replicates after it has replied. A server that is cut off from its replicas goes on granting leases which the
-# replica that is promoted in its place has never heard of. WAIT (redis.io/commands/wait) tells how many replicas have
+# replica that is promoted in its place never received. WAIT (redis.io/commands/wait) returns how many replicas have
 # what this connection wrote; a claim that too few have is refused. That narrows the window of a failover and does not
 # close it: the replica that is promoted need not be one of those that answered.
 
@@ -441,7 +443,7 @@ class Replicas:
     """Replicas that must confirm a claim.
 
     Arguments:
-        wanted: How many; 0 asks none.
+        wanted: How many; 0 waits for none.
 
     Raises:
         ConfigurationError: that is no number of replicas.
@@ -455,16 +457,16 @@ class Replicas:
 
     @classmethod
     def in_url(cls, url: str) -> tuple[str, int | None]:
-        """Return a URL without the option, and what the option says there, or None."""
+        """Return a URL without the option, and the option's value there, or None."""
         base, mark, query = url.partition("?")
         parts = query.split("&")
-        said = [part.partition("=")[2] for part in parts if part.partition("=")[0] == OPTION]
-        if not said:
+        values = [part.partition("=")[2] for part in parts if part.partition("=")[0] == OPTION]
+        if not values:
             return url, None
-        if not said[-1].isdecimal():
-            raise ConfigurationError(f"Expected {OPTION} to be a number of replicas (0 or more), got {said[-1]!r}.")
+        if not values[-1].isdecimal():
+            raise ConfigurationError(f"Expected {OPTION} to be a number of replicas (0 or more), got {values[-1]!r}.")
         rest = "&".join(part for part in parts if part.partition("=")[0] != OPTION)
-        return f"{base}{mark if rest else ''}{rest}", int(said[-1])
+        return f"{base}{mark if rest else ''}{rest}", int(values[-1])
 
     @property
     def command(self) -> tuple[Any, ...] | None:
@@ -475,15 +477,14 @@ class Replicas:
         """Return what is missing by the reply to the command, in words; "" if enough replicas have the claim."""
         if isinstance(reply, int) and reply >= self.wanted:
             return ""
-        got = f"{reply} confirmed" if isinstance(reply, int) else f"the server said: {reply}"
+        got = f"{reply} confirmed" if isinstance(reply, int) else f"the server replied: {reply}"
         return (
-            f"{OPTION}={self.wanted} asks for {self.wanted}, and {got} within {PATIENCE:g} s. "
-            f"Are the replicas connected? INFO replication tells"
+            f"{OPTION}={self.wanted} needs {self.wanted}, and {got} within {PATIENCE:g} s. "
+            f"Are the replicas connected? INFO replication shows it."
         )
 
 
-#: What its user says about patience, pools and decoding does not bind a lease call.
-_OURS = (
+_LEASE_CALL_OPTIONS = (
     "max_connections",
     "retry_on_timeout",
     "client_name",
@@ -493,7 +494,7 @@ _OURS = (
     "decode_responses",
     "health_check_interval",
 )
-#: What of a client's connections says whose and where they are.
+#: The options of a client's connections that name their server and their user.
 _IDENTITY = (
     "credential_provider",
     "db",
@@ -511,8 +512,8 @@ _IDENTITY = (
 
 
 def merged(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a connection with ours in place of its user's."""
-    kept = {name: value for name, value in params.items() if name not in _OURS and value is not None}
+    """Return the parameters of a connection with those of a lease call in place of its user's."""
+    kept = {name: value for name, value in params.items() if name not in _LEASE_CALL_OPTIONS and value is not None}
     kept.pop("virtual_host", None)
     return {**kept, **RedisStore.connection_options()}
 

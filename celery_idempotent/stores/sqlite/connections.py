@@ -2,11 +2,11 @@
 
 SQLite's locks are a process's, and it remembers in the process's memory which of them it holds. A child would inherit
 that memory without the locks: even a connection that the child opens itself would then believe to be protected from
-processes that clean up behind the last user of the file. So every connection is closed before a fork, and opened anew
+processes that clean up behind the last user of the file. So every connection is closed before a fork, and opened again
 on either side when it is needed (sqlite.org/howtocorrupt.html, 2.6).
 
-Who finds the file locked waits in Python, not in SQLite: other greenlets run meanwhile, and a soft time limit can cut
-it short.
+A verb that finds the file locked waits in Python, not in SQLite: other greenlets run meanwhile, and a soft time limit
+can cut it short.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRef
 from .. import unknown_parameter
 
 T = TypeVar("T")
-#: Connections that are kept open while nobody uses them.
+#: Connections that are kept open while they are idle.
 KEPT = 8
-#: Seconds SQLite itself waits for a lock, and the first and the longest pause between two tries of ours.
+#: Seconds SQLite itself waits for a lock, and the first and the longest pause between two tries of the store.
 BUSY = 0.01
 PAUSES = (0.001, 0.01)
 #: Seconds a fork waits for connections in use, beyond what a verb may take.
@@ -41,7 +41,7 @@ GRACE = 3.0
 
 #: Every pool of this process, for the fork.
 _POOLS: WeakSet[Connections] = WeakSet()
-#: What came through a fork that Python was not told of: neither used nor closed, for both would be our parent's harm.
+#: What came through a fork outside of Python's `os.fork`: neither used nor closed, as both would harm the parent's.
 _INHERITED: list[sqlite3.Connection] = []
 
 
@@ -52,12 +52,12 @@ class Connection(sqlite3.Connection):
 
 
 class Connections:
-    """Execute work, each on a connection that nobody else is using.
+    """Execute work, each on a connection that no other thread is using.
 
     Arguments:
         path: The file; it is created when it is needed.
         timeout: Seconds to wait for other writers.
-        synchronous: What a commit that shall outlive a power failure waits for.
+        synchronous: What a commit that must outlive a power failure waits for.
         prepare: Makes a new connection ready.
     """
 
@@ -65,7 +65,7 @@ class Connections:
         self, path: str, timeout: float, synchronous: str, prepare: Callable[[sqlite3.Connection], None]
     ) -> None:
         self.path, self.timeout, self._prepare = path, timeout, prepare
-        #: what a commit waits for, and one that shall last
+        #: what a commit waits for, and what one that must last waits for
         self._synchronous = (synchronous if synchronous == "off" else "normal", synchronous)
         self._idle: list[Connection] = []
         self._pid = [os.getpid()]
@@ -88,7 +88,7 @@ class Connections:
         return self._patiently(work)
 
     def write(self, work: Callable[[sqlite3.Cursor], T], *, lasting: bool = False) -> T:
-        """Do work in a transaction that nobody else's can come between; it may be done again from its beginning.
+        """Do work in a transaction that no other can come between; it may be done again from its beginning.
 
         Arguments:
             work: What to do.
@@ -161,7 +161,7 @@ class Connections:
             connection = self._idle.pop()
             if connection.file == file:
                 return connection
-            connection.close()  # its file was removed or replaced: nobody else sees it
+            connection.close()  # its file was removed or replaced: no other process sees it
         return None
 
     def _open(self) -> Connection:
@@ -186,7 +186,7 @@ class Connections:
             self._turns.notify_all()
 
     def close(self) -> None:
-        """Close every connection, those in use as soon as they are given back; whoever calls next opens a new one."""
+        """Close every connection, those in use as soon as they are given back; the next call opens a new one."""
         if self._pid[0] == os.getpid():
             with self._lock:
                 self._generation += 1
@@ -199,7 +199,7 @@ class Connections:
         end = monotonic() + self.timeout + GRACE
         while self._lent and monotonic() < end:
             self._turns.wait(0.1)
-        # Should there be a thread that hangs: the child keeps what that one uses, lest it be closed there.
+        # If a thread hangs, the child keeps what that one uses, so that it is not closed there.
         self._kept = list(self._lent)
         _close_all(self._idle, self._pid)
 
@@ -211,7 +211,7 @@ class Connections:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Begin anew, unless a connection of the parent is open in this process."""
+        """Begin with no connections, unless one of the parent is open in this process."""
         kept = self._kept
         self._reset()
         self._kept = kept
@@ -226,7 +226,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _close_all(idle: list[Connection], pid: list[int]) -> None:
-    """Close what nobody uses, in the process that opened it."""
+    """Close what is idle, in the process that opened it."""
     while idle and pid[0] == os.getpid():
         idle.pop().close()
 
@@ -252,18 +252,18 @@ def _watch_forks() -> None:
     os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
-# What an error of SQLite means: a file that cannot serve now, one that will not serve us, or no record of ours.
+# What an error of SQLite means: a file that cannot serve now, one that refuses, or another program's content.
 #
 # By their texts: Python has their codes since 3.11 only.
 
 
 _LOCKED = ("is locked", "locking protocol")
 _READ_ONLY = ("readonly database", "unable to open database file")
-_NOT_OURS = ("no such column", "has no column", "no such table", "constraint failed")
+_FOREIGN = ("no such column", "has no column", "no such table", "constraint failed")
 
 
 def locked(error: sqlite3.Error) -> bool:
-    """Tell whether somebody else was using the file, so that a second try may succeed."""
+    """Return whether another connection was using the file, so that a second try may succeed."""
     return any(words in str(error) for words in _LOCKED)
 
 
@@ -290,7 +290,7 @@ def translate_error(error: sqlite3.Error, path: str) -> StoreError:
         return _closed_to_us(what, path)
     if "decode to UTF-8" in what:
         return RecordUnreadable(f"A record in the idempotency store {path} is damaged ({what}). Delete it.")
-    if any(words in what for words in _NOT_OURS):
+    if any(words in what for words in _FOREIGN):
         return StoreRefused(
             f"Expected the table of the idempotency store in {path} as this library makes it, and it is another one "
             f"({what}). Name another table with ?table=..."
@@ -330,7 +330,7 @@ class Address:
         path: The file; what is relative is looked for in the folder that is current now.
         table: The table in it, which the store makes; a second one is ``<table>_meta``.
         timeout: Seconds a verb waits for other writers.
-        synchronous: What a commit waits for, as SQLite's pragma of this name says it.
+        synchronous: What a commit waits for, as in SQLite's pragma of this name.
 
     Raises:
         ConfigurationError: one of these is nothing that SQLite takes.

@@ -98,7 +98,7 @@ class Rows:
     def __init__(self, table: str) -> None:
         columns = ", ".join(COLUMNS)
         places = ", ".join("?" * (len(COLUMNS) + 1))
-        # Not a temporary table of this name, which a caller's connection may have, and which nobody else would see.
+        # Not a temporary table of this name, which a caller's connection may have, and no other would see.
         meta = f'main."{table}_meta"'
         name = f'main."{table}"'
         # The name of a table cannot be a parameter; `Address` has seen that this one is letters, digits, underscores.
@@ -123,7 +123,7 @@ class Rows:
         return found[0] if found else None
 
     def keep(self, cursor: Cursor, key: str, row: Row, before: Raw | None) -> None:
-        """Store a record in the place of what was there, unless that says the same."""
+        """Store a record in the place of what was there, unless that is the same."""
         after = raw_of(row)
         if after != before:
             cursor.execute(self._write, (key, *after))

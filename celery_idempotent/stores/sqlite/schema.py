@@ -52,10 +52,10 @@ class Schema:
         self.apply(connection)
 
     def version(self, connection: sqlite3.Connection) -> int:
-        """Return which version the file has, or 0 if it has no tables of ours.
+        """Return which version the file has, or 0 if it has none of the tables.
 
         Raises:
-            StoreRefused: somebody else's table has our name, or the version is newer than this library.
+            StoreRefused: another program's table has the name, or the version is newer than this library.
         """
         meta = f"{self._table}_meta"
         search = "SELECT lower(name) FROM sqlite_master WHERE lower(name) IN (lower(?), lower(?))"
@@ -83,7 +83,7 @@ class Schema:
         return version
 
     def apply(self, connection: sqlite3.Connection) -> None:
-        """Make the tables, or upgrade them, in one transaction; somebody else may have done it meanwhile."""
+        """Make the tables, or upgrade them, in one transaction; another process may have done it meanwhile."""
         if not self._due(connection):
             return
         connection.execute("BEGIN IMMEDIATE")

@@ -1,7 +1,7 @@
 """A store in one SQLite file, for all processes of a machine.
 
 Every verb is a short transaction that no other can come between, and decides by `rules`, in this process, over the row.
-What changes nothing is answered from a plain read, which waits for nobody. The clock is the machine's own, which its
+What changes nothing is answered from a plain read, which waits for no writer. The clock is the machine's own, which its
 processes share.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError
 from .. import rules
 from ..base import Store
-from ..history import Line, expiry, grouped, lines, told
+from ..history import Line, expiry, grouped, lines, past_events
 from ..records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 from ..transactions import driver_connection, no_transaction
 from .connections import SYNCHRONOUS, TABLE, TIMEOUT, Address, Connections, translate_error
@@ -32,7 +32,7 @@ from .schema import Schema
 
 logger = logging.getLogger("celery_idempotent.stores")
 
-#: Rows that one transaction touches at most, so that nobody waits long for it.
+#: Rows that one transaction touches at most, so that no other waits long for it.
 RENEWED, PURGED, PAGE = 200, 50, 50
 #: Seconds after which a purging transaction ends with what it has, and the least pause before the next one.
 PURGING, PURGE_PAUSE = 0.02, 0.005
@@ -45,7 +45,7 @@ class SqliteStore(Store):
         path: The file, on a disk of this machine.
         table: The table in it; two more are ``<table>_meta`` and ``<table>_history``.
         timeout: Seconds a verb waits for other writers before it raises `StoreUnreachable`.
-        synchronous: What the commit of an outcome waits for, as SQLite's pragma of this name says it: "full" loses
+        synchronous: What the commit of an outcome waits for, as in SQLite's pragma of this name: "full" loses
             nothing that was settled when the machine loses its power, "normal" the last moments, and neither anything
             when a process is killed.
 
@@ -138,17 +138,17 @@ class SqliteStore(Store):
         raw = self._rows.read(cursor, lease.key)
         row = rules.settle(alive(lease.key, raw, now := clock()), lease, outcome, ttl, now)
         if row is None:
-            raise LeaseLost(f"The lease on {lease.key!r} is held by somebody else: nothing was settled.")
+            raise LeaseLost(f"The lease on {lease.key!r} is held by another holder: nothing was settled.")
         self._rows.keep(cursor, lease.key, row, raw)
 
     def release(self, lease: Lease, release: Release) -> bool:
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, lease.key)
             row = alive(lease.key, raw, now := clock())
-            ours = rules.release(row, lease, release, now)
+            held = rules.release(row, lease, release, now)
             if row is not None:
                 self._rows.keep(cursor, lease.key, row, raw)
-            return ours
+            return held
 
         return self._connections.write(work)
 
@@ -156,10 +156,10 @@ class SqliteStore(Store):
         def work(cursor: sqlite3.Cursor) -> bool:
             raw = self._rows.read(cursor, lease.key)
             row = alive(lease.key, raw, clock())
-            ours = rules.mark_shutdown(row, lease)
+            held = rules.mark_shutdown(row, lease)
             if row is not None:
                 self._rows.keep(cursor, lease.key, row, raw)
-            return ours
+            return held
 
         return self._connections.write(work)
 
@@ -293,7 +293,7 @@ def _begin(cursor: sqlite3.Cursor, using: Any) -> None:
     if using is cursor.connection:
         raise no_transaction(
             "this connection has begun none: sqlite3 begins one with the first INSERT, UPDATE or DELETE, and with "
-            "autocommit=True or isolation_level=None only when told to. Write the task's own rows first, or execute "
+            "autocommit=True or isolation_level=None only by a statement. Write the task's own rows first, or execute "
             "BEGIN IMMEDIATE"
         )
     if cursor.connection.isolation_level is None:
@@ -333,7 +333,7 @@ class Histories:
         self._purge = f"DELETE FROM {name} WHERE key IN (SELECT key FROM {name} WHERE expires <= ? LIMIT ?)"  # noqa: S608
 
     def append(self, cursor: Cursor, entries: Iterable[HistoryEntry]) -> None:
-        """Add lines; what was there and is none of ours is replaced."""
+        """Add lines; content of another program is replaced."""
         now = clock()
         for key, mine in grouped(entries).items():
             try:
@@ -347,10 +347,10 @@ class Histories:
         """Return what was noted of a key.
 
         Raises:
-            RecordUnreadable: what is there is none of ours.
+            RecordUnreadable: it was not written by celery_idempotent.
         """
         now = clock()
-        return told(self._lines(cursor, key, now), now)
+        return past_events(self._lines(cursor, key, now), now)
 
     def _lines(self, cursor: Cursor, key: str, now: int) -> list[Line]:
         found = cursor.execute(self._read, (key, now)).fetchall()

@@ -1,30 +1,58 @@
--- Free a key if its owner asks (rules.release in Python): freed, lost, or busy, if an open transaction has the row.
-create or replace function {release}(c_key text, c_owner text, c_reason text, c_wait bigint, c_next bigint,
-  c_keep bigint, out answer text)
-language plpgsql set search_path = pg_catalog, pg_temp set lock_timeout = '1500ms' set enable_seqscan = off as $$
-declare r {table}; clock bigint;
+-- Free a key for its owner (rules.release in Python): freed, lost, or busy, if an open transaction has the row.
+create or replace function {release}(
+  c_key text,
+  c_owner text,
+  c_reason text,
+  c_wait bigint, -- until the retry is due
+  c_next bigint, -- the attempt that it is
+  c_keep bigint,
+  out answer text
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '1500ms'
+set enable_seqscan = off
+as $$
+declare
+  r {table};
+  clock bigint;
 begin
   perform {queue};
   select * into r from {table} t where t.key = c_key for update skip locked;
   if not found then
     select * into r from {table} t where t.key = c_key;
-    if r.state = 'in_progress' and r.owner = c_owner then answer := 'busy'; return; end if;
+    if r.state = 'in_progress' and r.owner = c_owner then
+      answer := 'busy';
+      return;
+    end if;
   end if;
   clock := {now};
-  answer := case when r.key is null or r.expires <= clock then 'freed' -- what nobody knows of is free already
+  answer := case
+    when r.key is null or r.expires <= clock then 'freed' -- a key without a record is free already
     when r.owner <> c_owner or r.state not in ('in_progress', 'released') then 'lost'
-    when r.state = 'released' then 'freed' end; -- our first reply was lost
-  if answer is not null then return; end if;
+    when r.state = 'released' then 'freed' -- the first reply was lost
+  end;
+  if answer is not null then
+    return;
+  end if;
   answer := 'freed';
-  update {table} t set state = 'released', reason = c_reason, holder = '',
+  update {table} t set
+    state = 'released',
+    reason = c_reason,
+    holder = '',
     expires = clock + c_keep + case when c_reason = 'retry' then c_wait else 0 end,
-    crashes = case when c_reason = 'crashed' then t.crashes + 1
-      when c_reason in ('shutdown', 'revoked') then t.crashes else 0 end,
+    crashes = case
+      when c_reason = 'crashed' then t.crashes + 1
+      when c_reason in ('shutdown', 'revoked') then t.crashes
+      else 0
+    end,
     not_before = case when c_reason = 'retry' then clock + c_wait else t.not_before end,
     attempts = case
       when c_reason = 'retry' and (t.attempts ? t.task_id or {marks} < 1100) -- MOST_MARKS in rules.py
         then t.attempts || jsonb_build_object(t.task_id, c_next)
       when c_reason = 'retry' then t.attempts
-      when c_reason in ('crashed', 'shutdown', 'requeued') then t.attempts else t.attempts - t.task_id end
-    where t.key = c_key;
+      when c_reason in ('crashed', 'shutdown', 'requeued') then t.attempts
+      else t.attempts - t.task_id
+    end
+  where t.key = c_key;
 end $$;

@@ -24,7 +24,7 @@ create table if not exists {table} (
 );
 create index if not exists "{name}_expires" on {table} (expires);
 create index if not exists "{name}_live" on {table} (key) where state = 'in_progress';
--- It begins at the time of its making: a table that is made anew goes on above the fences of the one before.
+-- It begins at the time of its making: a table that is made again goes on above the fences of the one before.
 do $$ begin
   execute 'create sequence if not exists {fences} start with ' || {now};
 end $$;

@@ -110,7 +110,7 @@ if busy and released and mine then
   busy = string.sub(mark, 1, 6) < string.sub(awaited, 1, 6)
 end
 if busy then
-  -- Of a crowd, so many are told apart.
+  -- Of a crowd, so many are distinguished.
   if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then
     redis.call('HSET', key, WAITING, mark .. ' ' .. token)
   end

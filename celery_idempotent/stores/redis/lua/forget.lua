@@ -1,4 +1,4 @@
--- Forget an outcome in a cache, and for a while let nobody who read it earlier bring it back.
+-- Forget an outcome in a cache, and for a while let no client that read it earlier bring it back.
 -- Reply: 1.
 local key = KEYS[1]
 local while_ms = ARGV[1]

@@ -2,7 +2,7 @@
 -- comes. As in mark_dispatched.lua the first is kept for good, and of the others the newest.
 local key = KEYS[1]
 local task = ARGV[1]
-local keep_ms = ARGV[2] -- where no outcome says for how long
+local keep_ms = ARGV[2] -- where no outcome has its own
 local RING = 249 -- rules.MOST_DISPATCHED but for the first
 local mark = 'announced:' .. task
 if not redis.call('HGET', key, mark) then

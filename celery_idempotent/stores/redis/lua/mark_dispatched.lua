@@ -14,7 +14,7 @@ end
 if known then
   return 1
 end
--- So many fields has a record whose callbacks nobody has marked.
+-- So many fields has a record whose callbacks are not marked.
 local bare = 4 + (task_id and 1 or 0) + (fingerprint and 1 or 0)
 local first = redis.call('HLEN', key) == bare
 redis.call('HSET', key, mark, 1)

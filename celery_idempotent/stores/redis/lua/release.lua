@@ -11,7 +11,7 @@ local MOST_MARKS = 1100 -- as in rules.py
 local found = redis.call('HMGET', key, 'state', 'owner', 'task')
 local state, last_owner, task = found[1], found[2], found[3] or ''
 if not state and redis.call('EXISTS', key) == 0 then
-  return 1 -- what nobody knows of is free already
+  return 1 -- a key without a record is free already
 end
 if last_owner ~= owner or (state ~= 'in_progress' and state ~= 'released') then
   return 0

@@ -7,7 +7,7 @@ local RENEWALS = 10 -- a holder that has lived for so many of them, three to a t
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
--- Write a record anew that the server has lost; return an error, or whether it is there again.
+-- Restore a record that the server has lost; return an error, or whether it is there again.
 local function restore(key, owner, fence, holder, task, fingerprint, attempt)
   local written = redis.pcall('HSET', key, 'state', 'in_progress', 'owner', owner, 'fence', fence,
     'holder', holder)
@@ -15,7 +15,7 @@ local function restore(key, owner, fence, holder, task, fingerprint, attempt)
   if error and error:find('OOM') then
     return nil, false -- no memory: it is lost
   elseif error then
-    return written, false -- a replica, say, which cannot tell what is lost
+    return written, false -- as on a replica, which does not know what is lost
   end
   local optional = {task = task, fingerprint = fingerprint, ['attempt:' .. task] = attempt}
   for field, value in pairs(optional) do
@@ -33,12 +33,12 @@ for place, key in ipairs(KEYS) do
   local holder, task, fingerprint, attempt = unpack(ARGV, first + 4, first + 7)
   local found = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes')
   if found.err and not found.err:find('WRONGTYPE') then
-    return found -- a right that is missing, say; a key that is no hash is lost
+    return found -- as for a right that is missing; a key that is no hash is lost
   end
   local state, last_owner, last_fence, crashes = unpack(found, 1, 4)
   local held = state == 'in_progress' and last_owner == owner
   if not found.err and not state and redis.call('EXISTS', key) == 0 then
-    local error -- the server lost its data, and nobody has claimed the key since
+    local error -- the server lost its data, and the key was not claimed since
     error, held = restore(key, owner, fence, holder, task, fingerprint, attempt)
     if error then
       return error

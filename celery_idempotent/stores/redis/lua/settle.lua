@@ -18,13 +18,13 @@ if last_state == state and last_fence == fence then
   return 1
 end
 
--- Another has it, or had it, unless the server lost its data and nobody has claimed the key since.
+-- Another has it, or had it, unless the server lost its data and the key was not claimed since.
 local gone = not last_state and redis.call('EXISTS', key) == 0
 if not gone and (last_state ~= 'in_progress' or last_owner ~= owner) then
   return 0
 end
 
--- The outcome. The record is written anew: owner, holder and marks have served, and a full server
+-- The outcome. The record is replaced: owner, holder and marks have served, and a full server
 -- allows HSET only to a script that has written, as DEL does.
 local new = {'state', state, 'fence', last_fence or fence, 'payload', payload}
 local function set(field, value)

@@ -1,0 +1,407 @@
+"""Names that nothing reads are refused, with what was meant: of options, of keys, of settings, of the base."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from celery import Celery, Task, chain
+from celery.app.amqp import AMQP
+from celery.app.task import Context
+from celery.app.trace import build_tracer
+from celery.canvas import Signature, StampingVisitor
+from celery.concurrency.solo import TaskPool
+from celery.utils import uuid
+from celery.worker.request import Request
+from kombu.messaging import Producer
+
+from celery_idempotent import ConfigurationError, IdempotentTask, Policy
+from celery_idempotent.celery import declarations
+from celery_idempotent.celery.task import check_when_started
+from celery_idempotent.celery.worker import DeclarationStep, IdempotencyStep
+from celery_idempotent.stores.memory import MemoryStore
+from tests.celery.test_declaration import declare
+from tests.support.celery.fixtures import StartWorker
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("unread", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.idempotency_store = MemoryStore()
+    app.conf.task_eager_propagates = True
+    yield app
+    app.close()
+
+
+# -- beside idempotency= -----------------------------------------------------------------------------------------------
+
+
+class WithStore(IdempotentTask):
+    store = "redis://localhost/1"
+
+
+class WithKey(IdempotentTask):
+    key = "order_id"
+
+
+class WithKeys(IdempotentTask):
+    key = ("order_id", "cents")
+
+
+class WithTtl(IdempotentTask):
+    result_ttl = "7d"
+
+
+class WithMethod(IdempotentTask):
+    def idempotency_key(self, order_id: str) -> str:
+        return order_id
+
+
+class Inherits(WithTtl):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"idempotent": {"key": "order_id"}}, r"got idempotent= beside it.* Did you mean idempotency=\?"),
+        ({"idempotence": Policy(key="order_id")}, r"got idempotence= .* Did you mean idempotency=\?"),
+        ({"idempotancy": None}, r"Did you mean idempotency=\?"),
+        ({"idemptoency": {"key": "order_id"}}, r"Did you mean idempotency=\?"),
+        ({"idempotency_key": "order_id"}, r'Did you mean idempotency=\{"key": \.\.\.\}\?'),
+        ({"idempotent_by": "order_id"}, r"Did you mean idempotency=\{\.\.\.\}\?"),
+        ({"key": "order_id"}, r'got key= beside it.* Write idempotency=\{"key": \.\.\.\}'),
+        ({"store": "redis://:secret@localhost/1"}, r'^(?!.*secret).*got store= beside it.*idempotency=\{"store"'),
+        ({"scope": "tenant"}, r'idempotency=\{"scope"'),
+        ({"history": False}, r'idempotency=\{"history"'),
+        ({"lease_ttl": 30}, r'got lease_ttl= .*idempotency=\{"lease_ttl"'),
+        ({"lease_tll": 30}, r'got lease_tll= .*idempotency=\{"lease_ttl"'),
+        ({"resultTTL": 30}, r'got resultTTL= .*idempotency=\{"result_ttl"'),
+        ({"on_conflicts": "raise"}, r'idempotency=\{"on_conflict"'),
+        ({"idempotency": {"key": "order_id"}, "max_crashs": 3}, r'idempotency=\{"max_crashes"'),
+        ({"base": WithStore}, r'got store= beside it.*idempotency=\{"store"'),
+        ({"base": WithKey}, r'got key= beside it.*idempotency=\{"key"'),
+        ({"base": WithKeys}, r'got key= beside it.*idempotency=\{"key"'),
+        ({"base": WithTtl}, r'got result_ttl= beside it.*idempotency=\{"result_ttl"'),
+        ({"base": Inherits}, r'got result_ttl= beside it.*idempotency=\{"result_ttl"'),
+        ({"base": WithMethod}, r'got idempotency_key= beside it.* Did you mean idempotency=\{"key"'),
+    ],
+    ids=str,
+)
+def test_an_option_beside_idempotency_is_refused_when_declared(
+    app: Celery, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        declare(app, **options)
+
+
+def test_an_option_that_an_annotation_puts_beside_idempotency_is_refused(app: Celery) -> None:
+    app.conf.task_annotations = {"charge": {"lease_ttl": 30}}
+    with pytest.raises(ConfigurationError, match="got lease_ttl= beside it"):
+        declare(app, name="charge")
+
+
+class OwnWords(IdempotentTask):
+    """A class that uses common words for something else."""
+
+    store: Any = object()
+    key = None
+    scope = "read write"
+    history: ClassVar[list[str]] = []
+    idempotent = True
+    leases = 3
+    tenant_key = "tenant"
+
+    def stores(self) -> None:
+        """Stand for any method."""
+
+
+def test_a_class_may_use_common_words_and_its_tasks_give_them_values(app: Celery) -> None:
+    task = declare(app, base=OwnWords, idempotency={"key": "order_id"}, key="x", store="y", compression="gzip")
+    assert task.apply(("A",)).get() == "A 5"
+    assert (task.key, task.store, task.compression) == ("x", "y", "gzip")
+
+
+#: Options of other libraries, and attributes as projects have them.
+OTHERS = """
+    once unique_on lock_expiry raise_on_duplicate singleton timeout lock_timeout keys cache_key lock_key unique_key
+    ttl cache_ttl lock_ttl expires_in result_expires retries retry_delay retry_policy max_attempts on_commit
+    on_error queue_name tags owner team description schedule run_every metadata context tenant tenants scopes stores
+    store_errors storage backend_store histories conflict duplicates crashes crash large compress compressor
+    result_url on_done failure_url release_url wait waits wait_for max_wait max_runs max_leaf idle identity
+    identifier ident id_key potency important retry_key event_key api_key key_prefix keyspace primary_key result_key
+    store_id store_name result_class result_type failures failure_handler lease_id lease_manager leases batch_size
+    result_limit large_result_queue lock_on_conflict_key on_delete wait_for_timeout
+"""
+
+
+def celerys_names() -> set[str]:
+    """Return what Celery knows of tasks and messages: attributes, settings, and what may be given at a publish."""
+    app = Celery("names", set_as_current=False)
+    publishing = (
+        *(Celery._task_from_fun, Celery.send_task, AMQP.as_task_v1, AMQP.as_task_v2, Producer.publish),
+        *(Task.apply_async, Task.apply, Task.retry, Task.signature_from_request, Signature.__init__, Signature.freeze),
+    )
+    names = {name for function in publishing for name in inspect.signature(function).parameters}
+    return {*names, *dir(Task), *dir(Context), *dir(Request), *declarations.CELERY_OPTIONS, *app.conf}
+
+
+@pytest.mark.parametrize("names", [celerys_names(), {*OTHERS.split()}], ids=["Celery's", "of projects"])
+def test_names_that_mean_something_else_are_no_slips(names: set[str]) -> None:
+    attributes = {name: 1 for name in names if not name.startswith("__")}
+    cls = type("Task", (IdempotentTask,), {**attributes, "_decorated": True})
+    signature = inspect.signature(lambda order_id: order_id)
+    assert list(declarations._misplaced(cls, IdempotentTask, signature)) == []
+    assert declarations.mistaken_key(attributes) == ""
+    assert [name for name in names if declarations._is_protection(name, {"key": "order_id"})] == []
+
+
+# -- without the base --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"idempotency": {"key": "order_id"}},
+        {"idempotency": {}},
+        {"idempotency": Policy()},
+        {"idempotent": {"key": "order_id"}},
+        {"idempotence": Policy()},
+        {"bass": IdempotentTask},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("plain_first", [True, False])
+def test_options_of_a_task_without_the_base_are_refused_beside_one_that_has_it(
+    app: Celery, options: dict[str, Any], plain_first: bool
+) -> None:
+    def charge(order_id: str) -> None: ...
+
+    tasks = {"plain": options, "guarded": {"base": IdempotentTask}}
+    for name in sorted(tasks, reverse=plain_first):
+        app.task(name=name, shared=False, **tasks[name])(charge)
+    with pytest.raises(ConfigurationError, match=r"got plain without it: .* Write @app\.task\(base=IdempotentTask"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    "options", [{"idempotent": True}, {"idempotent": {"of": "others"}}, {"idempotency": "https://others"}], ids=str
+)
+def test_a_plain_task_may_have_words_of_its_own(app: Celery, options: dict[str, Any]) -> None:
+    def plain() -> None: ...
+
+    app.task(name="plain", shared=False, **options)(plain)
+    assert declare(app).apply(("A",)).get() == "A 5"
+
+
+# -- the key of a message ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"idempotence_key": "k"}, r"got idempotence_key=\. Did you mean idempotency_key=\?"),
+        ({"idempotent_key": "k"}, r"Did you mean idempotency_key=\?"),
+        ({"idempotencykey": "k"}, r"Did you mean idempotency_key=\?"),
+        ({"idem_key": "k"}, r"Did you mean idempotency_key=\?"),
+        ({"idempotency": {"key": "k"}}, r"Did you mean idempotency_key=\?"),
+        ({"key": "k"}, r"Write idempotency_key="),
+        ({"lease_ttl": 3}, r'an option of the task.*idempotency=\{"lease_ttl"'),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "how", ["apply_async", "apply", "set", "signature", "subtask", "signature apply_async", "retry"]
+)
+def test_a_slip_for_the_key_of_a_message_is_refused_when_it_is_published(
+    app: Celery, how: str, options: dict[str, Any], message: str
+) -> None:
+    task = declare(app)
+
+    def again(self: Any) -> None:
+        self.retry(**options)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "apply_async": lambda: task.apply_async(("A",), **options),
+        "apply": lambda: task.apply(("A",), **options),
+        "set": lambda: task.s("A").set(**options).apply_async(),
+        "signature": lambda: task.signature(("A",), {}, **options),
+        "subtask": lambda: task.subtask(("A",), {}, **options),
+        "signature apply_async": lambda: task.s("A").apply_async(**options),
+        "retry": lambda: declare(app, again, name="again", bind=True).apply().get(),
+    }
+    with pytest.raises(ConfigurationError, match=message):
+        calls[how]()
+
+
+def test_of_a_task_that_need_not_be_idempotent_a_slip_alone_is_refused(app: Celery) -> None:
+    """Its options are its own affair, a key that Kafka wants, say."""
+    elsewhere = app.signature("elsewhere")
+    with pytest.raises(ConfigurationError, match=r"Did you mean idempotency_key=\?"):
+        chain(declare(app).s("A"), elsewhere.set(idempotence_key="k"))
+    assert elsewhere.set(key="k", lease_ttl=3).options == {"key": "k", "lease_ttl": 3}
+
+
+def test_stamps_are_called_what_their_visitor_likes(app: Celery) -> None:
+    class Visitor(StampingVisitor):  # type: ignore[misc]
+        def on_signature(self, sig: Any, **headers: Any) -> dict[str, Any]:
+            return {"key": "k", "idem_key": "k", "stamped_headers": ["key", "idem_key"]}
+
+    signature = declare(app).s("A")
+    signature.stamp(Visitor())
+    assert signature.apply_async().id
+
+
+@pytest.mark.parametrize("how", ["delay", "s", "si", "signature delay", "apply_async", "apply", "apply by name"])
+@pytest.mark.parametrize("takes", ["nothing else", "whatever comes"])
+def test_a_key_among_the_arguments_is_refused_when_it_is_published(app: Celery, how: str, takes: str) -> None:
+    def charge(order_id: str, **options: Any) -> None: ...
+
+    task = declare(app, charge if takes == "whatever comes" else None)
+    key: dict[str, Any] = {"idempotency_key": "k"}
+    calls: dict[str, Callable[[], Any]] = {
+        "delay": lambda: task.delay("A", **key),
+        "s": lambda: task.s("A", **key),
+        "si": lambda: task.si("A", **key),
+        "signature delay": lambda: task.s("A").delay(**key),
+        "apply_async": lambda: task.apply_async(("A",), key),
+        "apply": lambda: task.apply(("A",), key),
+        "apply by name": lambda: task.apply(args=("A",), kwargs=key),
+    }
+    with pytest.raises(ConfigurationError, match=r"got it among the arguments.*Write apply_async\(args, kwargs, idem"):
+        calls[how]()
+
+
+def test_a_body_may_have_an_argument_of_that_name(app: Celery) -> None:
+    def charge(order_id: str, idempotency_key: str) -> str:
+        return f"{order_id} {idempotency_key}"
+
+    task = declare(app, charge)
+    assert task.apply(("A",), {"idempotency_key": "k"}).get() == "A k"
+    assert task.s("A", idempotency_key="k").apply().get() == "A k"
+    assert task.delay("A", idempotency_key="k").id
+
+
+def test_a_slip_in_a_message_by_name_is_logged_for_nothing_may_refuse_it(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert app.send_task("elsewhere", ("A",), idempotence_key="k").id
+    assert "a message of elsewhere, got idempotence_key=. Did you mean idempotency_key=?" in caplog.text
+    caplog.clear()
+    assert app.send_task("elsewhere", ("A",), idempotency_key="k", headers={"tenant": "a"}).id
+    assert caplog.text == ""
+
+
+def trace(app: Celery, task: Any, **request: Any) -> Any:
+    """Run a message as a worker does, and return what the result backend has of it."""
+    task_id = uuid()
+    request = {"id": task_id, "args": [], "kwargs": {}, "task": task.name, "retries": 0, **request}
+    build_tracer(task.name, task, app=app)(task_id, (), {}, request)
+    return app.AsyncResult(task_id)
+
+
+def test_a_slip_in_what_follows_a_task_is_logged_and_leaves_that_task_its_success(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older release may have published the chain; to raise would make a failure of what has succeeded."""
+    following = declare(app, name="following").si("A")
+    following.options["idempotence_key"] = "k"
+
+    def first() -> str:
+        return "A"
+
+    task = declare(app, first, name="first")
+    assert trace(app, task, chain=[dict(following)]).state == "SUCCESS"
+    assert "got idempotence_key=. Did you mean idempotency_key=?" in caplog.text
+
+
+def test_a_slip_in_a_retry_fails_the_task_and_does_not_drop_its_message(app: Celery) -> None:
+    """Celery rejects the message of a retry that it cannot publish; before 5.7 it stores no result either."""
+
+    def again(self: Any) -> None:
+        self.retry(idempotence_key="k")
+
+    assert isinstance(trace(app, declare(app, again, bind=True)).result, ConfigurationError)
+    assert [record.reason for record in app.conf.idempotency_store.scan()] == ["failed"]
+
+
+def test_a_slip_within_a_body_is_refused(app: Celery) -> None:
+    following = declare(app, name="following")
+
+    def first() -> None:
+        following.apply_async(("A",), idempotence_key="k")
+
+    task = declare(app, first, name="first")
+    assert isinstance(trace(app, task).result, ConfigurationError)
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("namespace", "settings", "wrong"),
+    [
+        (None, {"idempotency_stores": "x"}, {"idempotency_stores": "idempotency_store"}),
+        (None, {"idempotent": {}}, {"idempotent": "idempotency"}),
+        (None, {"idempotence": {}}, {"idempotence": "idempotency"}),
+        (None, {"idempotncy_store": "x"}, {"idempotncy_store": "idempotency_store"}),
+        (None, {"idempotency_x": 1}, {"idempotency_x": "idempotency"}),
+        (None, {"IDEMPOTENCY_STORE": "x"}, {"IDEMPOTENCY_STORE": "idempotency_store"}),
+        (None, {"idempotency_visibility": True}, {"idempotency_visibility": "idempotency_visibility_refresh"}),
+        ("CELERY", {"CELERY_IDEMPOTENCY_STOER": "x"}, {"CELERY_IDEMPOTENCY_STOER": "CELERY_IDEMPOTENCY_STORE"}),
+        ("CELERY", {"IDEMPOTENCY_KEY": {}, "IDEMPOTENCY_STORE": "another library's"}, {}),
+        (None, {"DEMO": 1, "result_expires": 60, "identity_store": 1}, {}),
+        *((None, {name: "x"}, {}) for name in declarations.SETTINGS),
+    ],
+    ids=str,
+)
+def test_a_setting_that_nothing_reads_is_found(
+    namespace: str | None, settings: dict[str, Any], wrong: dict[str, str]
+) -> None:
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(type("Settings", (), settings), namespace=namespace)
+    assert declarations.mistaken_settings(app) == wrong
+    app.conf.update(idempotency_stroe="x")
+    assert "idempotency_stroe" in declarations.mistaken_settings(app)
+
+
+# -- when a worker starts ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_of_which_no_task_has_the_base_does_not_start(start_worker: StartWorker) -> None:
+    """Such an app imports nothing that could refuse it: the command line of Celery loads the library."""
+    node = start_worker("tests.support.celery.unprotected_app", ready=False)
+    wait_until(lambda: not node.running, 30, "the worker to end")
+    assert "got tests.support.celery.unprotected_app.charge without it" in node.logs()
+
+
+def start(app: Celery, *steps: type[Any]) -> None:
+    """Have the steps examine an app as a worker that starts has them."""
+    stands_for = SimpleNamespace(app=app, pool_cls=TaskPool, time_limit=None, soft_time_limit=None)
+    check_when_started(stands_for)
+    assert DeclarationStep in app.steps["worker"]
+    for step in steps:
+        step(stands_for).create(stands_for)
+
+
+@pytest.mark.parametrize("step", [DeclarationStep, IdempotencyStep])
+def test_a_worker_with_a_setting_that_nothing_reads_does_not_start(app: Celery, step: type[Any]) -> None:
+    app.conf.idempotency_stores = "redis://localhost/1"
+    with pytest.raises(ConfigurationError, match=r"got idempotency_stores, .* Did you mean idempotency_store\?"):
+        start(app, step)
+
+
+def test_a_worker_whose_tasks_were_declared_wrongly_and_somebody_caught_it_does_not_start(app: Celery) -> None:
+    with pytest.raises(ConfigurationError):
+        declare(app, key="order_id")
+    with pytest.raises(ConfigurationError, match="got key= beside it"):
+        start(app, DeclarationStep)
+
+
+def test_a_worker_with_nothing_wrong_starts(app: Celery) -> None:
+    declare(app, idempotency={"key": "order_id"})
+    start(app, DeclarationStep)

@@ -1,0 +1,91 @@
+"""Celery apps for worker tests: configured by the environment, loaded anew for each test."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from unittest import mock
+
+from celery import Celery, _state
+
+from tests.support.celery import measuring
+from tests.support.servers import open_client
+
+
+def from_env(app: Celery) -> Celery:
+    """Configure an app with BROKER_URL, RESULT_URL, VISIBILITY_TIMEOUT and, if they are set, STORE_URL,
+    BROKER_WRITE_URL, VISIBILITY_REFRESH ("0": off) and TRANSPORT_OPTIONS (JSON)."""
+    measuring.answer_saves()
+    env = os.environ
+    app.conf.update(
+        broker_url=env.get("BROKER_URL"),
+        result_backend=env.get("RESULT_URL"),
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={
+            "visibility_timeout": float(env.get("VISIBILITY_TIMEOUT", "3600")),
+            # Look for what timed out every second; kombu before 5.7 looks every 100 s, whatever it is told.
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+            **json.loads(env.get("TRANSPORT_OPTIONS", "{}")),
+        },
+        # A client that waits for a result should see a worker's death as it is, not as a slow poll.
+        result_expires=600,
+        worker_hijack_root_logger=True,
+        task_publish_retry=False,
+    )
+    if "BROKER_WRITE_URL" in env:
+        app.conf.broker_write_url = env["BROKER_WRITE_URL"]
+    if "STORE_URL" in env:
+        app.conf.idempotency_store = env["STORE_URL"]
+    # Some tests are about what happens when a broker hands out again what is still held.
+    app.conf.idempotency_visibility_refresh = env.get("VISIBILITY_REFRESH", "1") == "1"
+    return app
+
+
+def messages(broker_url: str) -> int:
+    """Return how many messages a Redis broker holds, waiting or handed out; none means that all work is done."""
+    with open_client(broker_url) as client:
+        return int(client.llen("celery")) + int(client.hlen("unacked"))
+
+
+def close_app(app: Celery) -> None:
+    """Close what an app opened to publish and to wait for results, so that nothing of it is left to the collector."""
+    if hasattr(app.backend, "result_consumer"):
+        # A result that outlives its test would, when it is collected, ask a server that is gone.
+        app.backend.result_consumer.cancel_for = lambda task_id: None
+        app.backend.result_consumer.stop()
+    app.backend.client.close()
+    app.close()
+
+
+@contextmanager
+def private_shared_tasks() -> Iterator[None]:
+    """Forget, at the end, which tasks were declared meanwhile.
+
+    Celery registers the tasks of every app in all apps that are made later: a second load of a module would get the
+    first one's task objects, with their options.
+    """
+    # The set is changed in place by Celery, so a copy stands in for it.
+    with mock.patch.object(_state, "_on_app_finalizers", set(_state._on_app_finalizers)):
+        yield
+
+
+def load_app(module: str, env: Mapping[str, str]) -> Celery:
+    """Return the `app` of a module, loaded afresh under this environment, for publishing from a test.
+
+    The module is not put into sys.modules: each test has its own app and task objects, under the names that the workers
+    know. `app.tasks["tests.support.celery.plain_app.charge"]`, or the module's own names on `app.module`.
+    """
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, f"there is no module {module}"
+    assert spec.loader is not None, f"{module} has no loader"
+    loaded = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(os.environ, env), private_shared_tasks():
+        spec.loader.exec_module(loaded)
+        app: Celery = loaded.app
+        app.module = loaded
+        app.finalize()
+    return app

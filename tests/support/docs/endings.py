@@ -1,0 +1,70 @@
+"""The tests that show how tasks end, by the endings that they are marked with.
+
+`python -m tests.support.docs.endings` writes them into tests/README.md.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "endings.md"
+INDEX = ROOT / "tests" / "README.md"
+HEADING = "## Endings\n"
+HEAD = "| ending | tests, in `tests/` |\n|---|---|\n"
+
+
+def marked() -> dict[str, list[str]]:
+    """Return the tests that carry `@pytest.mark.ending(...)`, as `file::function`, by ending."""
+    found = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                for ending in _endings(node):
+                    found[ending].append(f"{path.relative_to(ROOT / 'tests')}::{node.name}")
+    return dict(found)
+
+
+def _endings(function: ast.FunctionDef) -> Iterator[str]:
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.ending":
+            yield from map(ast.literal_eval, decorator.args)
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """Return the rows of a table by their first cell."""
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in cells}
+
+
+def described() -> dict[str, list[str]]:
+    """Return the endings that the page describes, each with the cells of its row."""
+    return rows(PAGE.read_text(encoding="utf-8"))
+
+
+def parts() -> tuple[str, str]:
+    """Return the index before and after the heading of the endings."""
+    before, heading, after = INDEX.read_text(encoding="utf-8").partition(HEADING)
+    assert heading, f"{INDEX} has lost its heading {HEADING.strip()!r}"
+    return before, after
+
+
+def table(endings: list[str]) -> str:
+    """Return the table of tests for these endings."""
+    tests = marked()
+    lines = [f"| {ending} | {'<br>'.join(f'`{test}`' for test in tests.get(ending, []))} |\n" for ending in endings]
+    return HEAD + "".join(lines)
+
+
+def main() -> None:
+    """Write the tests into the index."""
+    before, _ = parts()
+    INDEX.write_text(f"{before}{HEADING}\n{table(list(described()))}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
