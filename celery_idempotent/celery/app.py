@@ -31,7 +31,7 @@ from ..events import logger
 from ..stores import hide_password, maintenance, open_store
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE, NamedStore
-from . import message, pool
+from . import pool
 from .message import UNGUARDED, MessageHeaders
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
@@ -425,18 +425,6 @@ class TaskResultStorage(ResultStorage):
             reason=f"the result backend was to have it as task {task_id}, where its status is {meta['status']}: "
             "it has expired or was removed there, or its worker died before it got there",
         )
-
-
-def is_published(task: Any, request: Any) -> bool:
-    """Return whether Celery will keep the result of a delivery in a backend where others can read it."""
-    # Releases of Celery differ in whether a message may overrule a task that ignores its results.
-    if (
-        task.ignore_result
-        or message.ignores_result(task, request)
-        or (request.is_eager and not task.store_eager_result)
-    ):
-        return False
-    return is_shared(task.backend)
 
 
 def is_shared(backend: Any) -> bool:

@@ -300,10 +300,8 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
     return copy
 
 
-def is_expired(app: Any, expires: str | datetime | None) -> bool:
+def is_expired(app: Any, expires: str | datetime) -> bool:
     """Return whether the expiry of a message has passed, as the worker's main process would."""
-    if not expires:
-        return False
     when: datetime = maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
     return datetime.now(timezone.utc) > when
 
@@ -434,8 +432,3 @@ def ignores_result(task: Any, request: Any) -> bool:
     """Return whether the value is stored nowhere, by the caller's option, else the task's."""
     option = request.__dict__.get("ignore_result")
     return bool(task.ignore_result if option is None else option)
-
-
-def has_reader(task: Any, request: Any) -> bool:
-    """Return whether the value has a reader: a caller, a callback, the rest of a chain, a chord."""
-    return bool(not ignores_result(task, request) or request.callbacks or request.chain or request.chord)

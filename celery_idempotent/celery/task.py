@@ -17,7 +17,7 @@ from celery.exceptions import Ignore, Reject
 from ..core.backoff import sleep
 from ..core.lease import HeldLease, current_lease
 from ..core.policy import Policy
-from ..errors import MissingKey, PreviouslyFailed, StoreError
+from ..errors import MissingKey, StoreError
 from ..events import logger
 from . import canvas, declarations, message, worker
 from . import inspect as inspection
@@ -145,7 +145,7 @@ class IdempotentTask(Task):
         """Run the task: guarded if this call is a delivery, plainly if it is a call."""
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return _answer(self, request, self.run, args, kwargs)
+            return CeleryDelivery(self, request, self.run, args, kwargs).answer()
         state = _state_of(request)
         if state is not None and not state.entered:  # called by a subclass's __call__ within the delivery
             state.entered = True
@@ -326,19 +326,6 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     return not task.name.startswith(UNGUARDED)
 
 
-def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    try:
-        return CeleryDelivery(task, request, run, args, kwargs).answer()
-    except Exception as error:
-        remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
-        canvas.give_errback_ids(request, task.app, remembered=remembered)
-        raise
-
-
-def _remembered(task: IdempotentTask) -> tuple[type[BaseException], ...]:
-    return task._binding.policy.remember_failures
-
-
 def _state_of(request: Any) -> DeliveryState | None:
     return None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
 
@@ -383,7 +370,7 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return _answer(self, request, functools.partial(inner, self), args, kwargs)
+            return CeleryDelivery(self, request, functools.partial(inner, self), args, kwargs).answer()
         return inner(self, *args, **kwargs)
 
     guarded.guard = guarded  # type: ignore[attr-defined]
