@@ -286,7 +286,7 @@ BREAKS = [
     broken(
         25,
         "the subclass decides",
-        ("celery/task.py", "if not _is_guard(cls.__call__):", "if False:"),
+        ("celery/task.py", 'if getattr(cls.__call__, "guard", None) is not cls.__call__:', "if False:"),
     ),
     broken(
         26,
