@@ -31,7 +31,7 @@ from ..events import logger
 from ..stores import hide_password, maintenance, open_store
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE, NamedStore
-from . import message, pool
+from . import pool
 from .message import UNGUARDED, MessageHeaders
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
@@ -427,18 +427,6 @@ class TaskResultStorage(ResultStorage):
         )
 
 
-def is_published(task: Any, request: Any) -> bool:
-    """Return whether Celery will keep the result of a delivery in a backend where others can read it."""
-    # Releases of Celery differ in whether a message may overrule a task that ignores its results.
-    if (
-        task.ignore_result
-        or message.ignores_result(task, request)
-        or (request.is_eager and not task.store_eager_result)
-    ):
-        return False
-    return is_shared(task.backend)
-
-
 def is_shared(backend: Any) -> bool:
     """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
     return not isinstance(backend, (DisabledBackend, RPCBackend))
@@ -498,9 +486,14 @@ def purge(self: Any, limit: int = LIMIT) -> dict[str, int | None]:
 
 def idempotent_tasks(app: Any) -> list[Any]:
     """Return the app's tasks that are guarded."""
-    return [task for name, task in app.tasks.items() if is_idempotent(task) and not name.startswith(UNGUARDED)]
+    return [task for task in app.tasks.values() if is_guarded(task)]
+
+
+def is_guarded(task: Any) -> bool:
+    """Return whether the deliveries of a task are guarded: Celery's own never are, whatever the app's task class is."""
+    return is_idempotent(task) and not (task.name or "").startswith(UNGUARDED)
 
 
 def is_idempotent(task: Any) -> bool:
     """Return whether a task, or a class of tasks, is an `IdempotentTask`: nothing else has a binding."""
-    return hasattr(task if isinstance(task, type) else type(task), "_binding")
+    return hasattr(task if isinstance(task, type) else task.__class__, "_binding")  # what @app.task returns is a proxy

@@ -17,9 +17,9 @@ from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_sign
 from ..errors import ConfigurationError
 from ..events import logger
 from ..stores.records import Record
-from .app import is_idempotent
+from .app import is_guarded
 from .declarations import refuse_mistakes
-from .message import KEY_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
+from .message import KEY_HEADER, DeliveryState
 
 #: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
 #: those for which Celery waits for the results of the other members.
@@ -62,7 +62,7 @@ def count_parts_once(backend: Any) -> None:
 def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def counting_once(self: Any, request: Any, state: str, result: Any, **options: Any) -> Any:
-        guarded = request.group and _is_guarded(self.app, request)
+        guarded = request.group and is_guarded(self.app.tasks.get(request.task))
         if guarded and _part_is_counted(self, request):
             logger.info("%s[%s] has returned its part of chord %s before", request.task, request.id, request.group)
             return None
@@ -76,11 +76,6 @@ def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
     counting_once.counts_once = True  # type: ignore[attr-defined]
     return counting_once
-
-
-def _is_guarded(app: Any, request: Any) -> bool:
-    name = request.task or ""
-    return is_idempotent(app.tasks.get(name)) and not name.startswith(UNGUARDED)
 
 
 def _part_is_counted(backend: Any, request: Any) -> bool:
@@ -144,9 +139,7 @@ def assign_callback_ids(request: Any, app: Any, fence: int) -> None:
         fence: The fence of the run whose value is returned: a task id may be used again, and its callbacks run again.
             0 for an unprotected run, which is never replayed: its callbacks get ids of their own.
     """
-    state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
-    if state is not None:
-        state.fans_out = bool(request.callbacks or request.chain)
+    DeliveryState.of(request).fans_out = bool(request.callbacks or request.chain)
     if request.callbacks and fence:
         request.callbacks = _placed(request.callbacks, f"{_run(request)}/{fence}/callbacks", app)
 
@@ -160,21 +153,19 @@ def forget_errbacks(request: Any, record: Record) -> None:
 def give_errback_ids(request: Any, app: Any, *, remembered: bool) -> None:
     """Give the errbacks of a task that fails ids that follow from this sending of its message, and their places.
 
-    Unlike a success, a failure is not the end, unless it is remembered: a message sent again under its id has
-    the task run again, and return its part again if it fails.
+    Unlike a success, a failure is not the end, unless it is remembered: a message that is sent again under its id has
+    the task run again, and its errbacks too if it fails.
     """
-    state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
-    if state is not None:
-        state.fans_out_failed = remembered and bool(request.errbacks)
-    sending = state.identity.sending if state else ""
-    if request.errbacks and sending:
-        request.errbacks = _placed(request.errbacks, f"{_run(request)}/{sending}/errbacks", app)
+    state = DeliveryState.of(request)
+    state.fans_out_failed = remembered and bool(request.errbacks)
+    if request.errbacks and state.identity.sending:
+        request.errbacks = _placed(request.errbacks, f"{_run(request)}/{state.identity.sending}/errbacks", app)
 
 
 def _run(request: Any) -> str:
     """Return what names a run of a task: its id, and the worker where all of them run it."""
-    state: DeliveryState | None = request.__dict__.get(STATE_ATTRIBUTE)
-    return f"{request.id}@{state.identity.place}" if state is not None and state.identity.place else str(request.id)
+    place = DeliveryState.of(request).identity.place
+    return f"{request.id}@{place}" if place else str(request.id)
 
 
 def parts_of(signature: Any) -> list[Any]:
@@ -182,21 +173,26 @@ def parts_of(signature: Any) -> list[Any]:
     if signature.get("subtask_type") not in CANVASES:
         return [signature]
     found = []
-    for name in ("tasks", "header"):
-        members = signature.kwargs.get(name)
-        if members is not None:
-            if isinstance(members, dict):  # the header of a chord that was frozen before
-                members = signature.kwargs[name] = maybe_signature(members, app=signature.app)
-                found += parts_of(members)
-                continue
-            members = signature.kwargs[name] = [maybe_signature(each, app=signature.app) for each in members]
-            for member in members:
-                found += parts_of(member)
-    body = signature.kwargs.get("body")
-    if body is not None:
-        body = signature.kwargs["body"] = maybe_signature(body, app=signature.app)
-        found += parts_of(body)
+
+    def collect(member: Any, place: str) -> Any:
+        found.extend(parts_of(member))
+        return member
+
+    _replace_members(signature, collect)
     return found
+
+
+def _replace_members(signature: Any, change: Callable[[Any, str], Any]) -> None:
+    """Put into a canvas what ``change`` makes of each of its members, given the member and its place."""
+    kwargs, app = signature.kwargs, signature.app
+    for name in ("tasks", "header"):
+        members = kwargs.get(name)
+        if isinstance(members, dict):  # the header of a chord that was frozen before
+            kwargs[name] = change(maybe_signature(members, app=app), name)
+        elif members is not None:
+            kwargs[name] = [change(maybe_signature(each, app=app), f"{name}/{i}") for i, each in enumerate(members)]
+    if kwargs.get("body") is not None:
+        kwargs["body"] = change(maybe_signature(kwargs["body"], app=app), "body")
 
 
 def last_of(signature: Any) -> Any:
@@ -213,24 +209,11 @@ def _placed(signatures: Any, place: str, app: Any) -> list[Any]:
     return [_with_ids(maybe_signature(sig, app=app), f"{place}/{i}") for i, sig in enumerate(signatures)]
 
 
-def _derived(place: str) -> str:
-    return str(uuid.uuid5(NAMESPACE, place))
-
-
 def _with_ids(signature: Any, place: str) -> Any:
     signature = signature.clone()
-    signature.options.setdefault("task_id", _derived(place))
-    if signature.get("subtask_type") not in CANVASES:
-        return signature
-    for name in ("tasks", "header"):
-        members = signature.kwargs.get(name)
-        if isinstance(members, (list, tuple)):
-            signature.kwargs[name] = [
-                _with_ids(maybe_signature(m, app=signature.app), f"{place}/{name}/{i}") for i, m in enumerate(members)
-            ]
-    body = signature.kwargs.get("body")
-    if body is not None:
-        signature.kwargs["body"] = _with_ids(maybe_signature(body, app=signature.app), f"{place}/body")
+    signature.options.setdefault("task_id", str(uuid.uuid5(NAMESPACE, place)))
+    if signature.get("subtask_type") in CANVASES:
+        _replace_members(signature, lambda member, at: _with_ids(member, f"{place}/{at}"))
     return signature
 
 

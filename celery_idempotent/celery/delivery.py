@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -20,10 +20,10 @@ from ..core.binding import check_returned
 from ..core.guard import Busy, Decision, Delivery, Dropped, Ending, Ignored, Ran, Replayed
 from ..core.history import DeliveryEvents
 from ..core.lease import HeldLease, running
-from ..errors import Conflict, LeaseLost, ResultUnavailable, StoreError
-from ..stores.records import RETRIES_LIMIT, Claim, Outcome, Reason, Record, Release, State, attempt_number
+from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, StoreError
+from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
 from . import canvas, message, monitoring, pool
-from .app import TaskBinding, is_published, is_shared
+from .app import TaskBinding, is_shared
 from .declarations import UNFINISHED
 from .message import DeliveryState
 
@@ -76,6 +76,10 @@ class CeleryDelivery(Delivery):
                 raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
             self._prepare()
             return self._answer()
+        except Exception as error:
+            remembered = isinstance(error, (PreviouslyFailed, *self.binding.policy.remember_failures))
+            canvas.give_errback_ids(self.request, self.task.app, remembered=remembered)
+            raise
         finally:
             if not self.state.begun:
                 pool.answer_unrun(self.state.identity.owner)
@@ -83,47 +87,74 @@ class CeleryDelivery(Delivery):
     def _prepare(self) -> None:
         task, request = self.task, self.request
         hard, soft = request.timelimit or (None, None)
-        limits = (hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1])
-        self.patience = PATIENCE * min(limit or float("inf") for limit in limits)
+        hard, soft = hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1]
+        self.patience = PATIENCE * min(hard or float("inf"), soft or float("inf"))
         if request.is_eager:  # the caller waits, and may be serving a request
             self.patience = min(self.patience, self.binding.policy.wait_timeout)
-        self.max_lease = self.binding.max_lease(limits[0])
-        self.wants_result, self.published = message.has_reader(task, request), is_published(task, request)
+        self.max_lease = self.binding.max_lease(hard)
+        ignored = message.ignores_result(task, request)
+        self.wants_result = bool(not ignored or request.callbacks or request.chain or request.chord)
+        # Releases of Celery differ in whether a message may overrule a task that ignores its results.
+        stored = not (task.ignore_result or ignored or (request.is_eager and not task.store_eager_result))
+        self.published = stored and is_shared(task.backend)
         self._go_by()
 
     def _go_by(self, key: str = "") -> None:
         """Request this key of the store (default: the operation's, as the message names it)."""
-        self.identify(self.binding.events_of(self._claim(key), self.request.id))
+        request, identity, binding = self.request, self.state.identity, self.binding
+        named = binding.named(identity, request.id, self.args, self.kwargs, request.headers)
+        arguments = None if key else named.arguments
+        key = key or named.operation
+        self.state.key, self.state.named = key, named.key
+        compared = arguments is not None and binding.policy.fingerprint is not False
+        if arguments is not None and compared and identity.fingerprint_of != key:
+            # Every message that continues this operation carries it.
+            fingerprint = binding.fingerprint(arguments)
+            self.state.identity = identity = replace(identity, fingerprint=fingerprint, fingerprint_of=key)
+        claim = binding.claim(
+            key,
+            identity.owner,
+            task_id="" if arguments is None else request.id,
+            nesting=self.state.nesting,
+            retries=request.retries or 0,
+            copy=identity.copy,
+            token=identity.token,
+            redelivered=bool((request.delivery_info or {}).get("redelivered")),
+            sender=identity.sender,
+            fingerprint=identity.fingerprint if compared else "",
+            message_id=request.id,
+        )
+        self.identify(binding.events_of(claim, request.id))
 
     def _answer(self) -> Any:
+        task, request = self.task, self.request
         while True:
             try:
                 self._revoke_if_expired()
                 decision = self._leave_replaced() or self.binding.guard.run(self)
             except SystemExit as leaving:
-                if pool.enforces_limits or self.request.is_eager or type(leaving) is not SystemExit:
+                if pool.enforces_limits or request.is_eager or type(leaving) is not SystemExit:
                     raise
                 # No child ends with it, and Celery would neither answer the message nor give it back.
-                if was_acked(self.task, self.request):
+                if was_acked(task, request):
                     raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
                 raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
             if isinstance(decision, Replayed):
-                claimed = canvas.chord_claim(self.task, self.request, decision.record)
+                claimed = canvas.chord_claim(task, request, decision.record)
                 if claimed:
-                    decision = Busy(claimed, self.request.id)  # perhaps its holder died: come back once it is gone
+                    decision = Busy(claimed, request.id)  # perhaps its holder died: come back once it is gone
             if isinstance(decision, Ignored) and self._comes_back(decision):
-                self._go_by(self.binding.default_key(f"{self.request.id}/{self.state.nesting}"))
+                self._go_by(self.binding.default_key(f"{request.id}/{self.state.nesting}"))
                 continue
             if not isinstance(decision, Busy):
                 return self._conclude(decision)
-            if decision.awaited and self._has_failed(decision.holder_task_id) and self._free(decision):
-                continue
-            self._stand_aside(decision)
+            if not (decision.awaited and self._free_if_failed(decision.holder_task_id)):
+                self._stand_aside(decision)
 
     def body(self, held: HeldLease) -> Any:
         """Run the task's body."""
         task, request, state = self.task, self.request, self.state
-        if message.is_expired(task.app, request.expires):
+        if request.expires and message.is_expired(task.app, request.expires):
             raise Expired(f"expired at {request.expires}")
         # A subclass's __call__ may yet call IdempotentTask's, which then enters the body; a task's own run is the body.
         state.holding, state.entered = held, self.run == task.run
@@ -143,7 +174,44 @@ class CeleryDelivery(Delivery):
 
     def ending(self, error: BaseException) -> Ending:
         """Return the ending to record, given what the body raised."""
-        return ending_of(self.task, self.request, error)
+        state, request, codec = self.state, self.request, self.binding.guard.codec
+        match error:
+            case Retry():
+                return self._ending_by(error)
+            case Reject():
+                return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
+            case Expired():
+                return Release(Reason.REVOKED)
+            case LeaseLost():
+                return Release(Reason.REQUEUED)
+            case Ignore():
+                if state.continued:
+                    # What comes before the continuation may take long, and no duplicate may run beside it.
+                    return Release(Reason.RETRY, self.binding.policy.failure_ttl, attempt_number(state.nesting + 1, 0))
+                return Outcome(
+                    State.COMPLETED, codec.encode_ignored(request.id, state.nesting if state.replaced else None)
+                )
+            case Exception():
+                if self.binding.is_final(error):
+                    return Outcome(State.FAILED, codec.encode_exception(error))
+                # Celery ends the whole worker for want of memory, and the broker hands the message to the next one.
+                fatal = isinstance(error, MemoryError) and not request.is_eager
+                return Release(Reason.CRASHED if fatal else Reason.FAILED)
+            case _:
+                return Release(self._reason_of_exit(error))
+
+    def _ending_by(self, retry: Retry) -> Release:
+        """Return the release of a run whose retry was published."""
+        attempt = attempt_number(self.state.nesting, (self.request.retries or 0) + 1)
+        return Release(Reason.RETRY, seconds_until(retry.when), attempt)
+
+    def _reason_of_exit(self, error: BaseException) -> Reason:
+        if (reason := pool.exit_reason(self.state.identity.owner)) is not None:
+            return reason
+        if pool.is_stopping() or self.request.is_eager:
+            return Reason.SHUTDOWN
+        # Celery takes an exit for the loss of a child and puts the message back: that must not go on for ever.
+        return Reason.CRASHED if isinstance(error, (SystemExit, KeyboardInterrupt)) else Reason.FAILED
 
     def recall(self, record: Record) -> None:
         """Leave out the errbacks that were published when the task failed."""
@@ -152,7 +220,7 @@ class CeleryDelivery(Delivery):
     def _give_up(self, held: HeldLease, retry: Retry) -> None:
         if not self.request.is_eager:  # there it is not published
             pool.end(held)
-            self.binding.guard.give_up(self, held, release_for(self.request, retry), retry)
+            self.binding.guard.give_up(self, held, self._ending_by(retry), retry)
 
     def _revoke_if_expired(self) -> None:
         """Raise `Expired` where the expiry has passed, unless the operation is, or was, done by this very task id.
@@ -160,7 +228,7 @@ class CeleryDelivery(Delivery):
         Its caller waits for that run, whose result a revocation would hide. What was begun and not settled is decided
         under the lease.
         """
-        if not message.is_expired(self.task.app, self.request.expires):
+        if not self.request.expires or not message.is_expired(self.task.app, self.request.expires):
             return
         guard = self.binding.guard
         try:
@@ -196,62 +264,29 @@ class CeleryDelivery(Delivery):
         own = decision.record.task_id in ("", self.request.id)
         return own and decision.nesting is not None and decision.nesting < self.state.nesting
 
-    def _has_failed(self, task_id: str | None) -> bool:
-        """Return whether a task that is to go on with the operation has failed meanwhile, so that it never will.
+    def _free_if_failed(self, task_id: str | None) -> bool:
+        """Release the operation if the task that is to go on with it has failed; return whether it was released.
 
-        It was replaced by a signature that ends in itself, and something before the end has failed.
+        The operation was replaced by a signature that ends in itself. Where something before the end has failed, the
+        end never comes.
         """
-        if not is_shared(self.task.backend):
-            return False
         try:
+            if not is_shared(self.task.backend):
+                return False
             meta = self.task.backend.get_task_meta(task_id or self.request.id, cache=False)
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
             events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
-        return meta["status"] in states.PROPAGATE_STATES
-
-    def _free(self, awaited: Busy) -> bool:
-        """Release the operation that a failed task is awaited for, as any failure does; return whether it did."""
+        if meta["status"] not in states.PROPAGATE_STATES:
+            return False
         # As the continuation that will not come, however deeply it would have been nested.
-        deepest = replace(self.claim, task_id=awaited.holder_task_id or "", nesting=RETRIES_LIMIT - 1)
-        claim, failed, guard = (
-            replace(deepest, copy=0, token="", redelivered=False),
-            Release(Reason.FAILED),
-            self.binding.guard,
+        claim = replace(
+            self.claim, task_id=task_id or "", nesting=RETRIES_LIMIT - 1, copy=0, token="", redelivered=False
         )
+        guard, failed = self.binding.guard, Release(Reason.FAILED)
         delivery = _WithoutBody(DeliveryEvents(claim, self.task.name), failed)
         found = guard.acquire_now(delivery)
         return isinstance(found, HeldLease) and bool(found.fence) and guard.release(delivery, found, failed)
-
-    def _claim(self, key: str) -> Claim:
-        """Return what this delivery requests of the store, under its operation's key or the one that is given."""
-        request, identity = self.request, self.state.identity
-        named = self.binding.named(identity, request.id, self.args, self.kwargs, request.headers)
-        arguments = None if key else named.arguments
-        self.state.key, self.state.named = key or named.operation, named.key
-        return self.binding.claim(
-            self.state.key,
-            identity.owner,
-            task_id="" if arguments is None else request.id,
-            nesting=self.state.nesting,
-            retries=request.retries or 0,
-            copy=identity.copy,
-            token=identity.token,
-            redelivered=bool((request.delivery_info or {}).get("redelivered")),
-            sender=identity.sender,
-            fingerprint=self._fingerprint(self.state.key, arguments),
-            message_id=request.id,
-        )
-
-    def _fingerprint(self, key: str, arguments: Mapping[str, object] | None) -> str:
-        """Return what duplicates are compared by, and have every message that continues this operation carry it."""
-        if arguments is None or self.binding.policy.fingerprint is False:
-            return ""
-        identity = self.state.identity
-        if identity.fingerprint_of != key:
-            fingerprint = self.binding.fingerprint(arguments)
-            self.state.identity = identity = replace(identity, fingerprint=fingerprint, fingerprint_of=key)
-        return identity.fingerprint
 
     def _conclude(self, decision: Decision) -> Any:
         """Translate the guard's decision into Celery's control flow."""
@@ -266,7 +301,7 @@ class CeleryDelivery(Delivery):
             case Ignored(reference, record):
                 if record.task_id in ("", self.request.id):
                     raise Ignore(f"{record.key} was done before and ended without a result of its own")
-                if not message.has_reader(self.task, self.request):
+                if not self.wants_result:
                     return None
                 value = self._result_of(reference)
                 self._continue_once(record)
@@ -326,14 +361,12 @@ class CeleryDelivery(Delivery):
             if not is_outage(task.app, error):
                 # A message put back would be refused too, and end the worker's main process.
                 logged = "%s[%s] cannot be published again (%r); it waits in its slot"
-                events.logger.error(logged, task.name, request.id, error)
             elif was_acked(task, request):
                 logged = "%s[%s]: the broker took no copy of this message (%s), which was acked; it waits in its slot"
-                events.logger.error(logged, task.name, request.id, error)
             else:
-                raise put_back(
-                    f"The broker took no copy of this message ({error}), so it goes back to its queue."
-                ) from error
+                reason = f"The broker took no copy of this message ({error}), so it goes back to its queue."
+                raise put_back(reason) from error
+            events.logger.error(logged, task.name, request.id, error)
             time.sleep(min(delay, SLOT_PAUSE))
             return
         _requeue_pauses.pause = REQUEUE_PAUSE[0]
@@ -388,52 +421,6 @@ def is_outage(app: Any, error: Exception) -> bool:
 
 class Expired(Ignore):
     """The message expired, and the operation is neither being done nor done by its task id."""
-
-
-def ending_of(task: Any, request: Any, error: BaseException) -> Ending:
-    """Return the ending to record of a delivery, given what its body raised."""
-    state, policy = DeliveryState.of(request), task._binding.policy
-    nesting = state.nesting
-    codec = task._binding.guard.codec
-    match error:
-        case Retry():
-            return release_for(request, error)
-        case Reject():
-            return Release(Reason.REQUEUED if error.requeue else Reason.REJECTED)
-        case Expired():
-            return Release(Reason.REVOKED)
-        case LeaseLost():
-            return Release(Reason.REQUEUED)
-        case Ignore():
-            if state.continued:
-                # What comes before the continuation may take long, and no duplicate may run beside it.
-                return Release(Reason.RETRY, policy.failure_ttl, attempt_number(nesting + 1, 0))
-            return Outcome(State.COMPLETED, codec.encode_ignored(request.id, nesting if state.replaced else None))
-        case Exception():
-            if task._binding.is_final(error):
-                return Outcome(State.FAILED, codec.encode_exception(error))
-            # Celery ends the whole worker for want of memory, and the broker hands the message to the next one.
-            fatal = isinstance(error, MemoryError) and not request.is_eager
-            return Release(Reason.CRASHED if fatal else Reason.FAILED)
-        case _:
-            return Release(_reason_of_exit(request, state, error))
-
-
-def release_for(request: Any, retry: Retry) -> Release:
-    """Return the release of a run whose retry was published."""
-    attempt = attempt_number(DeliveryState.of(request).nesting, (request.retries or 0) + 1)
-    return Release(Reason.RETRY, seconds_until(retry.when), attempt)
-
-
-def _reason_of_exit(request: Any, state: DeliveryState, error: BaseException) -> Reason:
-    if (reason := pool.exit_reason(state.identity.owner)) is not None:
-        return reason
-    if pool.is_stopping() or request.is_eager:
-        return Reason.SHUTDOWN
-    if isinstance(error, (SystemExit, KeyboardInterrupt)):
-        # Celery takes it for the loss of a child and puts the message back: that must not go on for ever.
-        return Reason.CRASHED
-    return Reason.FAILED  # as Celery sees it
 
 
 def seconds_until(when: Any) -> float:

@@ -77,12 +77,13 @@ def leases(app: Any, destination: Iterable[str] | None = None, timeout: float = 
 
 
 def _read(name: str, reply: Any) -> list[LiveLease]:
-    if not isinstance(reply, list):
+    try:
+        return [LiveLease(**lease) for lease in reply]
+    except TypeError:  # an error, or leases with other fields
         raise NoReply(
-            f"Expected the leases of {name}, got {reply!r}. A worker without this library, or with an "
-            "older version of it, does not know the command: name the workers to query with destination=[...]."
-        )
-    return [LiveLease(**lease) for lease in reply]
+            f"Expected the leases of {name}, got {reply!r}. A worker without this library, or with "
+            "another version of it, does not know the command: name the workers to query with destination=[...]."
+        ) from None
 
 
 def _reply(state: Any, **_: Any) -> list[dict[str, Any]]:

@@ -90,8 +90,9 @@ class MessageHeaders:
         headers = dict(request.headers or {})
         own: dict[str, Any] = {}
         for name in (KEY_HEADER, META_HEADER, DELIVERY_ENTRY):
-            own[name] = request.__dict__.pop(name, None)
-            own[name] = headers.pop(name, own[name])
+            own[name] = headers.pop(name, None)
+            if name in request.__dict__:  # where the worker's main process writes, as no producer can
+                own[name] = request.__dict__.pop(name)
         request.headers = headers or None
         message = own[META_HEADER] if isinstance(own[META_HEADER], dict) else {}
         if message.get(
@@ -299,10 +300,8 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
     return copy
 
 
-def is_expired(app: Any, expires: str | datetime | None) -> bool:
+def is_expired(app: Any, expires: str | datetime) -> bool:
     """Return whether the expiry of a message has passed, as the worker's main process would."""
-    if not expires:
-        return False
     when: datetime = maybe_make_aware(maybe_iso8601(expires), app.conf.timezone)
     return datetime.now(timezone.utc) > when
 
@@ -433,8 +432,3 @@ def ignores_result(task: Any, request: Any) -> bool:
     """Return whether the value is stored nowhere, by the caller's option, else the task's."""
     option = request.__dict__.get("ignore_result")
     return bool(task.ignore_result if option is None else option)
-
-
-def has_reader(task: Any, request: Any) -> bool:
-    """Return whether the value has a reader: a caller, a callback, the rest of a chain, a chord."""
-    return bool(not ignores_result(task, request) or request.callbacks or request.chain or request.chord)

@@ -17,13 +17,14 @@ from celery.worker.request import Request
 from ..core import lease
 from ..errors import IdempotencyError
 from ..events import Released, logger
+from ..stores.base import Store
 from ..stores.records import Claim, Reason, new_owner
 from . import canvas, monitoring
 from . import message as messages
 from . import pool as shared
-from .app import TaskBinding
+from .app import TaskBinding, is_guarded
 from .delivery import Expired
-from .message import DELIVERY_ENTRY, KEY_HEADER, UNGUARDED, DeliveryState
+from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 
 #: Longest time in seconds that the worker's main process waits for a store.
 LONGEST_WAIT = 0.2
@@ -68,7 +69,8 @@ class IdempotentRequest(Request):
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> Any:
         """Do as Celery does on a cold shutdown or a lost broker connection: that is no crash of the task either."""
         self._announce(Reason.SHUTDOWN)
-        cut_off.append(self)
+        if is_guarded(self.task):
+            cut_off.append(self)
         self._cut_off = pool.is_green
         try:
             return super().cancel(pool, signal, **options)
@@ -85,7 +87,7 @@ class IdempotentRequest(Request):
         A message that is delivered again after its expiry, while its operation runs, must not be revoked: the
         caller would see that it does not run, and Celery would have every later message of the id discarded.
         """
-        return bool(super().maybe_expire()) if self.task.name.startswith(UNGUARDED) else False
+        return not is_guarded(self.task) and bool(super().maybe_expire())
 
     def acknowledge(self) -> None:
         """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
@@ -142,6 +144,11 @@ class IdempotentRequest(Request):
         named = binding.named(identity, self.id, self._args, self._kwargs, self._context.headers)
         return binding.claim(named.operation, self._owner)
 
+    @property
+    def store(self) -> Store | None:
+        """The store that grants its lease; None for one of Celery's own tasks, which takes none."""
+        return self.task._binding.guard.store if is_guarded(self.task) else None
+
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
         own = (self.time_limits or (None, None))[0]
@@ -175,11 +182,13 @@ class IdempotentRequest(Request):
         A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
         redelivery replays, and returns the part unless the record or the backend has it as returned.
         """
-        if self._context.chord and self.task.reject_on_worker_lost:
+        if self._context.chord and self.task.reject_on_worker_lost and is_guarded(self.task):
             return False
         return super()._success_was_stored()
 
     def _release(self, reason: Reason) -> None:
+        if not is_guarded(self.task):
+            return
         try:
             claim, binding = self.claim(), self.task._binding
             record = lease.release(binding.guard.store, claim, reason)

@@ -15,9 +15,10 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
 
 from ..core.backoff import sleep
+from ..core.history import history
 from ..core.lease import HeldLease, current_lease
 from ..core.policy import Policy
-from ..errors import MissingKey, PreviouslyFailed, StoreError
+from ..errors import MissingKey, StoreError
 from ..events import logger
 from . import canvas, declarations, message, worker
 from . import inspect as inspection
@@ -25,21 +26,27 @@ from .app import TaskBinding
 from .declarations import mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState, new_token
-from .worker import check_declaration
+
+#: By app: how many tasks it had when they were last examined.
+_examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def connect() -> None:
     """Connect the receivers of Celery's signals; twice is the same as once."""
-    signals.before_task_publish.connect(move_key_into_headers, dispatch_uid="celery_idempotent.key", weak=False)
-    # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun comes
-    # with state SUCCESS also where Celery failed to publish them.
-    signals.task_success.connect(mark_announced, dispatch_uid="celery_idempotent.announced", weak=False)
-    # No task of the app need be idempotent: that may be what is wrong with it.
-    signals.celeryd_init.connect(check_when_started, dispatch_uid="celery_idempotent.declarations", weak=False)
-    # Likewise, with the errbacks: they are published, or called, before it is sent.
-    signals.task_failure.connect(mark_failure_announced, dispatch_uid="celery_idempotent.failed", weak=False)
-    for ending in (signals.worker_process_shutdown, signals.worker_shutdown):  # children leave without Python's atexit
-        ending.connect(write_history, dispatch_uid="celery_idempotent.history", weak=False)
+    for signal, receiver, name in (
+        (signals.before_task_publish, move_key_into_headers, "key"),
+        # Sent once the callbacks, the chain, the result and the chord's part are all out, and only then: task_postrun
+        # comes with state SUCCESS also where Celery failed to publish them.
+        (signals.task_success, mark_announced, "announced"),
+        # Likewise, with the errbacks: they are published, or called, before it is sent.
+        (signals.task_failure, mark_failure_announced, "failed"),
+        # No task of the app need be idempotent: that may be what is wrong with it.
+        (signals.celeryd_init, check_when_started, "declarations"),
+        # Children leave without Python's atexit.
+        (signals.worker_process_shutdown, write_history, "history"),
+        (signals.worker_shutdown, write_history, "history"),
+    ):
+        signal.connect(receiver, dispatch_uid=f"celery_idempotent.{name}", weak=False)
 
 
 def move_key_into_headers(sender: Any = None, headers: Any = None, properties: Any = None, **_: Any) -> None:
@@ -56,39 +63,32 @@ def move_key_into_headers(sender: Any = None, headers: Any = None, properties: A
 
 def check_when_started(instance: Any = None, **_: Any) -> None:
     """Have a worker check what its app declares; Celery would log what is raised here, and go on."""
-    from .worker import DeclarationStep
-
-    instance.app.steps["worker"].add(DeclarationStep)
+    instance.app.steps["worker"].add(worker.DeclarationStep)
 
 
 def write_history(**_: Any) -> None:
     """Have the last notes of this process written before it ends."""
-    from ..core.history import history
-
     history.flush()
 
 
 def mark_announced(sender: Any = None, **_: Any) -> None:
     """Record that Celery has dispatched the callbacks and the chain of a task that succeeded, and returned its part."""
-    request = sender.request_stack.top
-    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
-    if delivery is not None and delivery.fans_out and delivery.key:
-        delivery.fans_out = False  # once: a task's own on_success comes before the signal
-        _announce(sender, request, delivery.key)
+    _mark_dispatched(sender, "fans_out")
 
 
 def mark_failure_announced(sender: Any = None, **_: Any) -> None:
-    """Remember that Celery has dispatched the errbacks of a task that failed for good."""
-    # Celery sends it for lost children too, from the worker's main process, where no request is pushed.
-    request = sender.request_stack.top
-    delivery: DeliveryState | None = None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
-    if delivery is not None and delivery.fans_out_failed and delivery.key:
-        _announce(sender, request, delivery.key)
+    """Record that Celery has dispatched the errbacks of a task that failed for good."""
+    _mark_dispatched(sender, "fans_out_failed")
 
 
-def _announce(task: Any, request: Any, key: str) -> None:
+def _mark_dispatched(task: Any, pending: str) -> None:
+    request = task.request_stack.top  # none in the worker's main process, which sends task_failure for lost children
+    state = _state_of(request)
+    if state is None or not state.key or not getattr(state, pending):
+        return
+    setattr(state, pending, False)  # once: a task's own on_success comes before the signal
     try:
-        task._binding.guard.store.mark_dispatched(key, request.id)
+        task._binding.guard.store.mark_dispatched(state.key, request.id)
     except StoreError as error:
         logger.warning(
             "%s[%s] has dispatched what follows it, and the store could not record it: %s", task.name, request.id, error
@@ -125,7 +125,7 @@ class IdempotentTask(Task):
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
         # this one, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
-        if not _is_guard(cls.__call__):
+        if getattr(cls.__call__, "guard", None) is not cls.__call__:  # functools.wraps copies the mark
             setattr(cls, "__call__", _outermost(cls.__call__))  # noqa: B010 - mypy knows no other way
         # Celery calls a task's own on_success between the dispatch and its signal; it may take long, and
         # its process may die in it.
@@ -136,16 +136,19 @@ class IdempotentTask(Task):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
-                check_declaration(task)
+                worker.check_declaration(task)
             worker.install(app)
-            _check_neighbours(app)
+            # The app's other tasks, once all that wait for it are evaluated, and again when there are more.
+            if app.finalized and not app._pending and _examined.get(app) != len(app._tasks):
+                declarations.check_unprotected(app)
+                _examined[app] = len(app._tasks)
         return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: guarded if this call is a delivery, plainly if it is a call."""
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return _answer(self, request, self.run, args, kwargs)
+            return CeleryDelivery(self, request, self.run, args, kwargs).answer()
         state = _state_of(request)
         if state is not None and not state.entered:  # called by a subclass's __call__ within the delivery
             state.entered = True
@@ -210,7 +213,8 @@ class IdempotentTask(Task):
         Raises:
             ConfigurationError: an option or an argument is meant as the key of the message, and is not.
         """
-        if not _is_dispatched_by_celery():
+        # In what Celery dispatches for a task that has ended, an error would make its success a failure.
+        if current_lease() is not None or get_current_worker_task() is None:
             declarations.refuse_mistakes(self.name, options)
             declarations.refuse_key_argument(self, kwargs)
         if link_error and not self.name.startswith(UNGUARDED):
@@ -326,19 +330,6 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     return not task.name.startswith(UNGUARDED)
 
 
-def _answer(task: IdempotentTask, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    try:
-        return CeleryDelivery(task, request, run, args, kwargs).answer()
-    except Exception as error:
-        remembered = isinstance(error, (PreviouslyFailed, *_remembered(task)))
-        canvas.give_errback_ids(request, task.app, remembered=remembered)
-        raise
-
-
-def _remembered(task: IdempotentTask) -> tuple[type[BaseException], ...]:
-    return task._binding.policy.remember_failures
-
-
 def _state_of(request: Any) -> DeliveryState | None:
     return None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
 
@@ -383,7 +374,7 @@ def _outermost(inner: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         if _is_new_delivery(self, request):
-            return _answer(self, request, functools.partial(inner, self), args, kwargs)
+            return CeleryDelivery(self, request, functools.partial(inner, self), args, kwargs).answer()
         return inner(self, *args, **kwargs)
 
     guarded.guard = guarded  # type: ignore[attr-defined]
@@ -400,24 +391,3 @@ def _marking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     on_success.marks_first = True  # type: ignore[attr-defined]
     return on_success
-
-
-def _is_guard(call: Any) -> bool:
-    """Return whether this ``__call__`` guards deliveries; a copy of the mark, as functools.wraps makes, does not."""
-    return getattr(call, "guard", None) is call
-
-
-def _is_dispatched_by_celery() -> bool:
-    """Return whether a task that has ended is publishing what follows it; an error would make its success a failure."""
-    return current_lease() is None and get_current_worker_task() is not None
-
-
-#: By app: how many tasks it had when they were last examined.
-_examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
-def _check_neighbours(app: Any) -> None:
-    """Examine the app's other tasks, once all that wait for it are evaluated, and again when there are more."""
-    if app.finalized and not app._pending and _examined.get(app) != len(app._tasks):
-        declarations.check_unprotected(app)
-        _examined[app] = len(app._tasks)

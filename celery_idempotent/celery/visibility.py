@@ -26,8 +26,7 @@ from celery.worker import state
 
 from ..errors import ConfigurationError
 from ..events import logger
-from .app import is_idempotent
-from .message import UNGUARDED
+from .app import is_guarded
 
 #: Refreshes per visibility timeout: two may fail, or come late, before the broker hands anything out again.
 REFRESHES_PER_TIMEOUT = 3
@@ -188,7 +187,7 @@ def _overdue() -> Iterable[str]:
     """Yield the tags of what has run for longer than its policy grants a lease: others are to have it."""
     for request in copied(state.active_requests):
         task = request.task
-        if is_idempotent(task) and not task.name.startswith(UNGUARDED) and request.time_start:
+        if is_guarded(task) and request.time_start:
             longest = task._binding.policy.max_lease
             if longest is not None and time.time() - request.time_start > longest:
                 yield request.message.delivery_tag

@@ -151,7 +151,7 @@ class MainRenewal:
         """Renew what is due at ``now`` in one store."""
         watched = self._watched[store]
         for request in copied(worker_state.active_requests):
-            if not isinstance(request, IdempotentRequest) or request.task._binding.guard.store is not store:
+            if not isinstance(request, IdempotentRequest) or request.store is not store:
                 continue
             watch = watched.get(request)
             if watch is None:
@@ -257,9 +257,9 @@ class ShutdownMarks:
     def mark_running(self) -> None:
         """Mark each delivery that runs and holds a lease; each once."""
         for request in copied(worker_state.active_requests):
-            if not isinstance(request, IdempotentRequest) or request in self._marked or not self._is_here(request):
+            if not isinstance(request, IdempotentRequest) or request.store is not self._store:
                 continue
-            if self._mark(request):  # one that waits for its lease is tried again
+            if request not in self._marked and self._mark(request):  # one that waits for its lease is tried again
                 self._marked.add(request)
 
     def mark_held(self) -> None:
@@ -281,7 +281,7 @@ class ShutdownMarks:
                 request = cut_off.popleft()
             except IndexError:  # another store's thread has taken it for a moment
                 return
-            if not self._is_here(request):
+            if request.store is not self._store:
                 cut_off.append(request)
                 continue
             try:
@@ -289,9 +289,6 @@ class ShutdownMarks:
             except StoreError:
                 cut_off.append(request)
                 raise
-
-    def _is_here(self, request: IdempotentRequest) -> bool:
-        return request.task._binding.guard.store is self._store
 
     def _mark(self, request: IdempotentRequest) -> bool:
         """Mark one delivery; return whether that is done for good."""

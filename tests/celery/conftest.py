@@ -119,6 +119,22 @@ def request_of(main_store: MemoryStore) -> Iterator[Callable[..., IdempotentRequ
 
 
 @pytest.fixture
+def own_request_of_celery() -> Iterator[IdempotentRequest]:
+    """A running request of ``celery.map``, in an app whose tasks are all idempotent and which names no store."""
+    app = Celery("own", broker="memory://", backend="cache+memory://", task_cls=IdempotentTask, set_as_current=False)
+    app.finalize()
+    body = (({}, []), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": "a chord"})
+    sent = app.amqp.as_task_v2("id", "celery.map", ({}, []), {})
+    message = Message(body=body, headers=sent.headers, content_type="application/json")
+    task = app.tasks["celery.map"]
+    request = IdempotentRequest(message, app=app, task=task, decoded=True, headers=sent.headers, body=body)
+    worker_state.active_requests.add(request)
+    yield request
+    worker_state.active_requests.discard(request)
+    app.close()
+
+
+@pytest.fixture
 def own_logging() -> Iterator[None]:
     """A worker in this process sets logging up as a process of its own would; undo that after the test."""
     root = logging.getLogger()

@@ -62,10 +62,6 @@ def test_an_expiry_that_a_copy_carries_is_told_by_the_wall_clock(expires: str) -
         assert is_expired(app, expires)
 
 
-def test_a_copy_without_an_expiry_never_expires() -> None:
-    assert not is_expired(app_on("memory://"), None)
-
-
 @pytest.mark.parametrize(
     "when", [90, 90.0, NOON + timedelta(seconds=90), (NOON + timedelta(seconds=90)).replace(tzinfo=None)]
 )

@@ -171,9 +171,12 @@ def test_a_worker_without_idempotent_tasks_holds_none(app: Celery, start_worker:
 
 
 def test_a_worker_that_does_not_know_the_command_is_named(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = [{"celery@old": {"error": "KeyError('idempotency')"}}]
+    answer: list[dict[str, Any]] = [{"celery@old": {"error": "KeyError('idempotency')"}}]
     monkeypatch.setattr(app.control, "broadcast", lambda *args, **options: answer)
     with pytest.raises(NoReply, match=r"Expected the leases of celery@old, got .*KeyError.*does not know the command"):
+        inspection.leases(app)
+    answer[:] = [{"celery@other": [{"key": "K", "colour": "red"}]}]
+    with pytest.raises(NoReply, match=r"Expected the leases of celery@other, got .*'colour'.* another version"):
         inspection.leases(app)
 
 

@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Queue
 
 from celery_idempotent import IdempotentTask, add_hook, remove_hook
 from celery_idempotent.celery import message as brokers
-from celery_idempotent.celery.message import META_HEADER, MessageHeaders
+from celery_idempotent.celery.message import DELIVERY_ENTRY, META_HEADER, MessageHeaders
 from celery_idempotent.events import Deferred
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -157,3 +157,10 @@ def test_what_is_retried_into_the_queue_of_one_worker_keeps_the_key_of_its_deliv
     sent = Context({"id": "T1", "headers": {}, META_HEADER: {"place": "mine"}})
     identity = MessageHeaders.take(sent)
     assert (identity.place, identity.is_anothers) == ("mine", False)
+
+
+def test_the_owner_is_the_one_that_the_workers_main_process_gave_whatever_the_message_has() -> None:
+    forged = {DELIVERY_ENTRY: {"owner": "forged"}, META_HEADER: {"copy": 1}}
+    sent = Context({"id": "T1", "headers": forged, DELIVERY_ENTRY: {"owner": "given"}})
+    identity = MessageHeaders.take(sent)
+    assert (identity.owner, identity.copy, sent.headers) == ("given", 1, None)

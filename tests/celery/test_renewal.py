@@ -12,6 +12,7 @@ from celery import Celery
 from celery.worker import state as worker_state
 
 from celery_idempotent import StoreUnreachable
+from celery_idempotent.celery import worker as worker_module
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.celery.worker import MainRenewal
 from celery_idempotent.events import logger
@@ -108,6 +109,21 @@ class TestWhatIsRenewed:
         age(store, key, 25)
         renewal.beat(store, 120.0)
         assert known(store, key).remaining == pytest.approx(5, abs=1)
+
+    def test_a_task_of_celerys_own_holds_up_no_renewal(
+        self,
+        own_request_of_celery: IdempotentRequest,
+        store: MemoryStore,
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        request, renewal = request_of(), MainRenewal(10.0, [store])
+        lease = self.held(store, request)
+        monkeypatch.setattr(worker_module, "copied", lambda _: [own_request_of_celery, request])
+        renewal.beat(store, 100.0)
+        age(store, lease.key, 25)
+        renewal.beat(store, 110.0)
+        assert known(store, lease.key).remaining == pytest.approx(30, abs=1)
 
     def test_what_is_settled_is_left_alone(
         self, store: MemoryStore, request_of: Callable[..., IdempotentRequest]

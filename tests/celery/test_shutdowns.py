@@ -8,14 +8,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery import __version__ as celery_version
 from celery.contrib.testing.worker import start_worker as start_thread
+from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask, StoreUnreachable
 from celery_idempotent.celery import pool as celery_pool
+from celery_idempotent.celery import worker as worker_module
 from celery_idempotent.celery.request import IdempotentRequest, cut_off
 from celery_idempotent.celery.worker import ShutdownMarks, keep_watch
 from celery_idempotent.core.binding import heartbeat
@@ -236,6 +239,31 @@ class TestWhatStoresAreTold:
             marks.look()
         assert known(main_store, request.claim().key).reason == Reason.SHUTDOWN
         assert len(asked) == 2
+
+    def test_a_task_of_celerys_own_is_none_of_the_stores(
+        self,
+        own_request_of_celery: IdempotentRequest,
+        main_store: MemoryStore,
+        marks: ShutdownMarks,
+        asked: list[str],
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """It holds no lease, and nothing need remember what it does."""
+        request = request_of()
+        main_store.acquire(request.claim())
+        monkeypatch.setattr(Request, "cancel", lambda self, pool, signal=None, **options: None)
+        own_request_of_celery.cancel(SimpleNamespace(is_green=False))
+        own_request_of_celery._release(Reason.CRASHED)
+        # Where it comes first, it must not keep the others from being marked.
+        monkeypatch.setattr(worker_module, "copied", lambda _: [own_request_of_celery, request])
+        marks.look()
+        assert asked == [request._owner]
+        assert not cut_off
+        assert caplog.text == ""
+        monkeypatch.setattr(Request, "_success_was_stored", lambda self: {"status": "SUCCESS"}, raising=False)
+        assert own_request_of_celery._success_was_stored()  # no redelivery of it would replay
 
     def test_nothing_is_told_before_the_worker_stops(
         self,
