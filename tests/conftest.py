@@ -13,7 +13,7 @@ import redis
 
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.support import processes
+from tests.support import preloaded, processes
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
 from tests.support.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
@@ -66,6 +66,7 @@ LIBRARIES = [
     "celery/test_copies.py",
     "celery/test_in_process.py",
 ]
+CONTRACT = "stores/test_contract.py"
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so `full` runs these without.
 UNMEASURED = [
     "celery/test_canvas.py",
@@ -108,6 +109,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of this run: to collect all of them takes each process 4 s."""
+    parts = PARTS.get(config.option.markexpr)
+    if parts is None or not collection_path.name.startswith("test_"):
+        return None
+    path = collection_path.relative_to(Path(__file__).parent)
+    return None if parts(path, collection_path.read_text(encoding="utf-8")) else True
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
@@ -128,10 +138,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.quick)
 
 
+#: By the expression of a run: whether a file has tests of it, given its path and its text.
+PARTS: dict[str, Callable[[Path, str], bool]] = {
+    "compat": lambda path, text: (
+        is_in(path, [*PYTHONS, CONTRACT]) or (is_in(path, WORKERS_ON_PYTHONS) and "mark.smoke" in text)
+    ),
+    "oldest": lambda path, text: is_in(path, [*LIBRARIES, CONTRACT]) or "mark.smoke" in text,
+    "unmeasured and not soak": lambda path, text: is_in(path, UNMEASURED) or "mark.unmeasured" in text,
+    "not unmeasured and not soak": lambda path, text: not is_in(path, UNMEASURED),
+}
+
+
 def is_fact_of(item: pytest.Item, path: Path, *stores: str) -> bool:
     """Return whether a test is of the contract over these stores, and what a server or a driver can spoil."""
     fact, _, case = item.name.partition("[")
-    return path == Path("stores/test_contract.py") and fact in FACTS and re.split("[]-]", case)[0] in stores
+    return path == Path(CONTRACT) and fact in FACTS and re.split("[]-]", case)[0] in stores
 
 
 def is_quick(item: pytest.Item, path: Path) -> bool:
@@ -146,6 +167,8 @@ def is_in(path: Path, parts: list[str]) -> bool:
 
 
 def pytest_sessionfinish() -> None:
+    preloaded.celery.close()
+    preloaded.rq.close()
     processes.watchdog.close()
 
 

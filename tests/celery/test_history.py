@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 
+from celery_idempotent.celery import task
 from celery_idempotent.core import history
 from celery_idempotent.events import Replayed
 from celery_idempotent.stores.history import facts_of
@@ -133,8 +134,8 @@ def test_a_task_without_history_leaves_no_notes_and_is_explained_by_its_record(
 @pytest.mark.parametrize("ending", [signals.worker_process_shutdown, signals.worker_shutdown], ids=["child", "worker"])
 def test_celerys_word_that_a_process_ends_has_its_notes_written(monkeypatch: pytest.MonkeyPatch, ending: Any) -> None:
     monkeypatch.setattr(history, "PAUSE", 3600.0)
-    monkeypatch.setattr(history, "history", history.History())
-    store = MemoryStore()
-    history.history.note(store, Replayed(KEY), 60)
+    of_this_process, store = history.History(), MemoryStore()
+    monkeypatch.setattr(task, "history", of_this_process)
+    of_this_process.note(store, Replayed(KEY), 60)
     ending.send(sender=None)
     assert [facts_of(noted.text)["event"] for noted in store.history(KEY)] == ["Replayed"]

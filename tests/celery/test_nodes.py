@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from celery import Celery
 from pytest_celery import CeleryTestSetup
 
-from tests.support import processes
+from tests.support import preloaded, processes
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -204,3 +205,45 @@ def test_a_worker_that_was_never_started_is_torn_down_quietly(tmp_path: Path) ->
     node = WorkerNode("tests.support.celery.plain_app", "redis://127.0.0.1:1/0", directory=tmp_path)
     node.teardown()
     assert node.container.status == "exited"
+
+
+REPORT = """
+import json, os, signal, sys
+print(json.dumps({
+    "argv": sys.argv[1:], "paths": sys.path[:2], "name": __name__, "leads": os.getpgid(0) == os.getpid(),
+    "env": os.environ.get("COLOUR"), "tests": [name for name in sys.modules if name.endswith("_app")],
+    "ends": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+    "files": len([fd for fd in os.listdir("/proc/self/fd")]), "celery": "celery" in sys.modules,
+}))
+sys.exit(3)
+"""
+
+
+def test_a_process_that_is_forked_is_as_a_new_one_but_for_what_it_has_imported(tmp_path: Path) -> None:
+    """Its arguments, path, environment, signals, open files, group and exit status."""
+    (tmp_path / "report.py").write_text(REPORT)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLOUR": "red"}
+    found = []
+    for start in (preloaded.celery.start, processes.run_module):
+        log = tmp_path / "log"
+        with log.open("wb") as output:
+            process = start(["report", "one", "two words"], env, output)
+        assert process.wait(timeout=20) == process.poll() == 3
+        processes.watchdog.forget(process.pid)
+        found.append(json.loads(log.read_text()))
+    forked, new = found
+    assert (forked.pop("celery"), new.pop("celery")) == (True, False)
+    assert forked == new
+    assert new["argv"] == ["one", "two words"]
+    assert (new["env"], new["leads"], new["tests"]) == ("red", True, [])
+
+
+def test_a_process_that_is_forked_and_killed_is_seen_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "wait.py").write_text("input = __import__('time').sleep(600)")
+    with (tmp_path / "log").open("wb") as output:
+        process = preloaded.celery.start(["wait"], {**os.environ, "PYTHONPATH": str(tmp_path)}, output)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.2)
+    assert process.poll() is None
+    assert processes.end(process) == -signal.SIGKILL
+    assert not processes.members(process.pid)

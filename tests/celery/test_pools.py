@@ -103,9 +103,13 @@ def test_a_task_runs_once_fails_retries_and_ends_before_its_worker(
     gate.open()
     assert last.get(timeout=20) == "charged ORD-4"
     assert node.stop() == 0
+    # Greenlets that end during the shutdown are too late to ack with Celery 5.4, and once in some hundred stops the
+    # main process of a busy machine does not read the last result of its child: then the next worker replays.
+    if pool in ("prefork", *GREEN) and messages(app.conf.broker_url):
+        start(pool).wait_for_log("Replayed")
+        wait_until(lambda: not messages(app.conf.broker_url), message="the replay to be acked")
+    assert not messages(app.conf.broker_url)
     assert [journal.count("charged", f"ORD-{n}") for n in range(1, 5)] == [1] * 4
-    # With Celery 5.4 greenlets that end during the shutdown are too late to ack: the next worker replays.
-    assert messages(app.conf.broker_url) <= (pool in GREEN and celery.VERSION < (5, 5))
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -220,6 +220,7 @@ class PostgresServer:
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
             "fsync": "off",
+            "full_page_writes": "off",
             "shared_buffers": "32MB",
             "max_connections": "150",
             **self._config,

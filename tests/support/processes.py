@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Protocol
 
 import psutil
 
@@ -30,6 +31,20 @@ for pgid in groups:
     except (ProcessLookupError, PermissionError):
         pass
 """
+
+
+class Process(Protocol):
+    """What the tests use of a process: that of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class Watchdog:
@@ -81,7 +96,13 @@ def spawn(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     return process
 
 
-def signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+def run_module(command: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Run ``python -m`` with this command, and all that it prints to one file."""
+    options: dict[str, Any] = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
+    return spawn([sys.executable, "-m", *command], env=env, **options)
+
+
+def signal_group(process: Process, number: int) -> None:
     """Send a signal to every process of the group that `process` leads or led."""
     try:
         os.killpg(process.pid, number)
@@ -101,7 +122,7 @@ def members(pgid: int) -> list[psutil.Process]:
     return alive
 
 
-def abort(process: subprocess.Popen[bytes], timeout: float = 5.0) -> None:
+def abort(process: Process, timeout: float = 5.0) -> None:
     """End a group by SIGABRT, at which each process of Python prints what its threads do; conftest.py asks for that."""
     if process.poll() is not None:
         return
@@ -116,7 +137,7 @@ def abort(process: subprocess.Popen[bytes], timeout: float = 5.0) -> None:
             continue
 
 
-def end(process: subprocess.Popen[bytes], *, grace: float = 0.0) -> int:
+def end(process: Process, *, grace: float = 0.0) -> int:
     """End a group: ask its leader for `grace` seconds, then SIGKILL what is left. Return the leader's status."""
     if process.returncode is None and grace:
         signal_group(process, signal.SIGCONT)

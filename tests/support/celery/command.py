@@ -19,6 +19,7 @@ def leave_out_what_no_worker_needs() -> None:
     sys.modules.update({"click_repl": prompt, "flower.command": ModuleType("flower.command")})
 
 
+leave_out_what_no_worker_needs()
+
 if __name__ == "__main__":
-    leave_out_what_no_worker_needs()
     main()

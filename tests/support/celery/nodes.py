@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from celery import Celery
 from celery import __version__ as celery_version
 from pytest_celery import CeleryTestBackend, CeleryTestBroker, CeleryTestWorker
 
-from tests.support import processes
+from tests.support import preloaded, processes
 from tests.support.celery import measuring
 from tests.support.servers import RedisServer
 from tests.support.waiting import wait_until
@@ -41,17 +40,20 @@ class WorkerProcess:
 
     ready_prompt = "ready."
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, name: str, queues: str) -> None:
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], log: Path, name: str, queues: str, *, forked: bool
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.name = f"{name}@{self.id[:12]}"
         self.command = [*command, f"--hostname={self.name}"]
+        self.forked = forked
         self.log = log
         self.saved = log.with_suffix(".saved")
         self.env = dict(env)
         if measuring.measured():
             self.saved.mkdir(exist_ok=True)
             self.env[measuring.FOLDER] = str(self.saved)
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: processes.Process | None = None
         self._name = name
         self._queues = queues
         self._log_start = 0  # where the log of the present run begins
@@ -82,7 +84,8 @@ class WorkerProcess:
         assert self.status == "exited", f"{self.name} is running already"
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
-            self.process = processes.spawn(self.command, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            start = preloaded.celery.start if self.forked else processes.run_module
+            self.process = start(self.command, self.env, out)
 
     def ready(self) -> bool:
         def prompted_or_ended() -> bool:
@@ -194,8 +197,8 @@ class WorkerNode(CeleryTestWorker):  # type: ignore[misc]
             visibility_timeout: seconds.
             env: more environment.
             extra_args: more arguments for `celery worker`.
-            quick: start without gossip, mingle, heartbeat and other commands' modules, which saves more than a second;
-                False for a stock worker.
+            quick: start without gossip, mingle, heartbeat and other commands' modules, and forked from a process that
+                has imported Celery, which saves two seconds; False for a stock worker.
         """
         settings = {"BROKER_URL": broker_url, "STORE_URL": store_url, "RESULT_URL": result_url or broker_url}
         if visibility_timeout is not None:
@@ -208,10 +211,12 @@ class WorkerNode(CeleryTestWorker):  # type: ignore[misc]
         if prefetch is not None:
             options.append(f"--prefetch-multiplier={prefetch}")
         celery = "tests.support.celery.command" if quick else "celery"
-        command = [sys.executable, "-m", celery, "-A", app_module, "worker", *options]
-        command += [*(QUICK_START if quick else ()), *extra_args]
+        command = [celery, "-A", app_module, "worker", *options, *(QUICK_START if quick else ()), *extra_args]
+        merged |= env or {}
+        # gevent and eventlet patch modules before anything else imports them.
+        forked = quick and pool in ("prefork", "threads", "solo")
         log = directory / f"{name}.log"
-        super().__init__(WorkerProcess(command, {**merged, **(env or {})}, log, name, joined), app)
+        super().__init__(WorkerProcess(command, merged, log, name, joined, forked=forked), app)
 
     def start(self) -> WorkerNode:
         """Start the processes, without waiting for them."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +13,7 @@ import psutil
 import redis
 from rq import Queue, SimpleWorker
 
-from tests.support import processes
+from tests.support import preloaded, processes
 from tests.support.servers import open_client
 from tests.support.waiting import wait_until
 
@@ -73,14 +71,14 @@ class RqNode:
         self.stock, self.pool = worker.startswith("rq."), command == "worker-pool"
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.env = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TELL": "1", **(env or {})}
-        self.command = [sys.executable, "-m", "rq.cli", command, "--url", url, "--worker-class", worker]
+        self.command = ["rq.cli", command, "--url", url, "--worker-class", worker]
         self.command += [] if self.pool else ["--name", name]
         self.command += [*options, *(["--with-scheduler"] if scheduler else []), *queues]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: processes.Process | None = None
 
     def start(self) -> RqNode:
         with self.log.open("ab") as out:
-            self.process = processes.spawn(self.command, env=self.env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            self.process = preloaded.rq.start(self.command, self.env, out)
         return self
 
     def ready(self) -> RqNode:
@@ -194,7 +192,7 @@ class RqNode:
             _kill(pid)
         wait_until(lambda: not self.members(), STOP_SECONDS, lambda: f"{self.members()} to be gone")
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> processes.Process:
         assert self.process is not None, f"{self.name} was never started"
         return self.process
 
