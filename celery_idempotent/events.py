@@ -10,7 +10,7 @@ Events contain keys and ids, never the values of arguments.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -375,30 +375,32 @@ def remove_counter(counter: Counter) -> None:
     _counters.remove(counter)
 
 
-def count(kind: type[Event]) -> None:
-    """Call the counters of an event; `emit` does it for those that are made."""
+def receivers(kind: type[Event]) -> list[Hook]:
+    """Count such an event, and return the hooks that receive it; one that nothing receives need not be made."""
     for counter in _counters:
         try:
             counter(kind)
         except Exception:
             logger.exception("The counter %r failed on %s", counter, kind.__name__)
-
-
-def has_receivers(kind: type[Event]) -> bool:
-    """Return whether any hook receives such an event; where none does, it need not be made."""
-    for _, kinds in _hooks:  # noqa: SIM110 - called for every first run, and half as long as any()
-        if kind in kinds:
-            return True
-    return False
-
-
-def emit(event: Event) -> None:
-    """Count the event, and hand it to every hook that receives it; an error of a hook is logged and goes no further."""
-    kind = type(event)
-    count(kind)
+    found = []
     for hook, kinds in tuple(_hooks):
         try:
             if kind in kinds:
-                hook(event)
+                found.append(hook)
         except Exception:
             logger.exception("The hook %r failed on %s", hook, kind.__name__)
+    return found
+
+
+def send(event: Event, hooks: Iterable[Hook]) -> None:
+    """Hand an event to hooks; an error of a hook is logged and goes no further."""
+    for hook in hooks:
+        try:
+            hook(event)
+        except Exception:
+            logger.exception("The hook %r failed on %s", hook, type(event).__name__)
+
+
+def emit(event: Event) -> None:
+    """Count the event, and hand it to every hook that receives it."""
+    send(event, receivers(type(event)))

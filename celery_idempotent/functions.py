@@ -146,9 +146,9 @@ class CallDelivery(Delivery):
         super().__init__()
         self.binding, self.function, self.args, self.kwargs = binding, function, args, kwargs
         self.patience, self.max_lease = binding.policy.wait_timeout, binding.policy.max_lease
-        owner, arguments = new_owner(), binding.arguments(None, args, kwargs)
-        key, fingerprint = binding.key(None, owner, arguments, None), binding.fingerprint(arguments)
-        claim = binding.claim(key, owner, task_id=owner, fingerprint=fingerprint)
+        owner = new_owner()
+        key, arguments = binding.operation(None, owner, args, kwargs, None)
+        claim = binding.claim(key, owner, task_id=owner, fingerprint=binding.fingerprint(arguments))
         self.identify(binding.events_of(claim, owner))
 
     def body(self, held: HeldLease) -> Any:

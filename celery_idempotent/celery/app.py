@@ -152,13 +152,11 @@ class TaskBinding(Binding):
             TypeError: the arguments do not fit the task.
             MissingKey: the call gives no key.
         """
-        explicit = self.explicit(identity.key)
-        arguments = self.arguments(identity.key, args, kwargs)
-        key = self.key(identity.key, task_id, arguments, headers)
+        key, arguments = self.operation(identity.key, task_id, args, kwargs, headers)
         if key in identity.within:
             # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
             return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)
-        return Named(key, keys.placed(key, identity.place), arguments if explicit else None)
+        return Named(key, keys.placed(key, identity.place), arguments)
 
     def default_key(self, task_id: str) -> str:
         """Return the store's key of an operation that is known by its task id."""

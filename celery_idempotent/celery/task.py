@@ -185,13 +185,13 @@ class IdempotentTask(Task):
             MissingKey: the key is the id of each message, or the arguments or headers have none.
             TypeError: the arguments do not fit the task.
         """
-        binding = self._binding
-        if not binding.explicit(idempotency_key):
+        key, arguments = self._binding.operation(idempotency_key, self.name, args, kwargs, idempotency_headers)
+        if arguments is None:
             raise MissingKey(
                 f"Expected {self.name} to have a key that follows from its arguments, and its key is the id of each "
                 "message. Give the task a key, or pass idempotency_key."
             )
-        return binding.key(idempotency_key, "", binding.arguments(idempotency_key, args, kwargs), idempotency_headers)
+        return key
 
     @functools.cached_property
     def _binding(self) -> TaskBinding:

@@ -6,7 +6,7 @@ import inspect
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from ..errors import ConfigurationError, MissingKey
@@ -56,7 +56,6 @@ class Binding:
             check_prefix(str(policy.large_results))
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
         self._defaults = keys.defaults_of(signature)
-        self._guard: Guard | None = None
 
     def _store(self) -> Store:
         """Return the store that remembers its operations."""
@@ -66,12 +65,10 @@ class Binding:
         """Return what writes and reads its results."""
         raise NotImplementedError
 
-    @property
+    @cached_property
     def guard(self) -> Guard:
         """Its guard; made when the first delivery needs it."""
-        if self._guard is None:
-            self._guard = Guard(self._store(), self.policy, self._codec(), heartbeat, breaker)
-        return self._guard
+        return Guard(self._store(), self.policy, self._codec(), heartbeat, breaker)
 
     def claim(self, key: str, owner: str, **fields: Any) -> Claim:
         """Return what a delivery requests of the store.
@@ -88,7 +85,7 @@ class Binding:
             lease_ttl=policy.lease_ttl,
             keep_ttl=policy.failure_ttl,
             max_crashes=policy.max_crashes,
-            holder=current_holder(),
+            holder=holder(os.getpid()),
             **fields,
         )
 
@@ -99,46 +96,36 @@ class Binding:
     def _note(self, event: Event) -> None:
         history.note(self.guard.store, event, max(self.policy.result_ttl, self.policy.failure_ttl))
 
-    def explicit(self, given: object) -> bool:
-        """Return whether the key is more than the id of a message, given the key that its producer gave, or None."""
-        return given is not None or self.policy.key is not None
-
-    def arguments(self, given: object, args: Any, kwargs: Any) -> dict[str, object]:
-        """Return the call's arguments by name, defaults applied; nothing where the key is the id.
-
-        Raises:
-            TypeError: they do not fit the function.
-        """
-        return keys.bind(self.signature, args, kwargs) if self.explicit(given) else {}
-
-    def key(
-        self, given: object, default: str, arguments: Mapping[str, object], headers: Mapping[str, Any] | None
-    ) -> str:
-        """Return the store's key of one delivery.
+    def operation(
+        self, given: object, default: str, args: Any, kwargs: Any, headers: Mapping[str, Any] | None
+    ) -> tuple[str, dict[str, object] | None]:
+        """Return the store's key of one delivery, and its arguments by name, or None where the key is its id.
 
         Arguments:
             given: The key that the producer gave, or None.
             default: The id that is the key where there is no other.
-            arguments: Those of the call, see `arguments`.
+            args: Of the call.
+            kwargs: Of the call.
             headers: The producer's headers, where the scope may be.
 
         Raises:
-            MissingKey: the arguments do not name the operation.
+            TypeError: the arguments do not fit the function.
+            MissingKey: they do not name the operation.
         """
-        if not self.explicit(given):
-            return keys.compose_default(self.namespace, self.name, default)
+        source = self.policy.key
+        if given is None and source is None:
+            return keys.compose_default(self.namespace, self.name, default), None
         if given == "":
             raise MissingKey(
                 f"Expected idempotency_key of {self.name} to name the operation, got an empty one. "
                 "Leave it out or fill it."
             )
-        key = given if given is not None else keys.resolve(self.policy.key or (), arguments)
-        return keys.compose(self.namespace, self.name, key=key, scope=self._scope(arguments, headers))
+        arguments = keys.bind(self.signature, args, kwargs)
+        key = keys.resolve(source, arguments) if given is None and source is not None else given
+        scope = None if self.policy.scope is None else self._scope(self.policy.scope, arguments, headers)
+        return keys.compose(self.namespace, self.name, key=key, scope=scope), arguments
 
-    def _scope(self, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object | None:
-        scope = self.policy.scope
-        if scope is None:
-            return None
+    def _scope(self, scope: Any, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object:
         value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments)
         if value is None or value == "":
             raise MissingKey(
@@ -151,14 +138,17 @@ class Binding:
         """Return whether the policy remembers this failure; it never remembers an error of the declaration itself."""
         return isinstance(error, self.policy.remember_failures) and not isinstance(error, ConfigurationError)
 
-    def fingerprint(self, arguments: Mapping[str, object]) -> str:
+    def fingerprint(self, arguments: Mapping[str, object] | None) -> str:
         """Return the digest of the arguments that calls with the same key must share; "" to compare none.
+
+        Arguments:
+            arguments: What `operation` returns of them.
 
         Raises:
             MissingKey: an argument has no value that could be compared.
         """
         option = self.policy.fingerprint
-        if option is False:
+        if option is False or arguments is None:
             return ""
         leave_out = set() if option is True else set(option)
         if self.receiver and not keys.has_fields(arguments[self.receiver]):

@@ -35,7 +35,7 @@ class Breaker:
         try:
             answer = verb(*args)
         except RecordUnreadable:  # it answered
-            self._serves(store)
+            self._close(store)
             raise
         except StoreError as error:
             with self._lock:
@@ -44,7 +44,8 @@ class Breaker:
             if not known:
                 emit(StoreFailed("", error=str(error), store=type(store).__name__))
             raise
-        self._serves(store)
+        if self._open:
+            self._close(store)
         return answer
 
     def _admit(self, store: Store) -> None:
@@ -57,6 +58,6 @@ class Breaker:
                 raise StoreUnreachable(f"{error} (not tried again yet)")
             self._open[store] = (now + PROBE_EVERY, error)
 
-    def _serves(self, store: Store) -> None:
-        if self._open and self._open.pop(store, None) is not None:
+    def _close(self, store: Store) -> None:
+        if self._open.pop(store, None) is not None:
             emit(StoreRecovered("", store=type(store).__name__))

@@ -192,7 +192,8 @@ class Delivery(ABC):
         """Emit how a run ended; nothing where none began, or where its end was emitted before."""
         if held.open:
             held.open = False
-            self.emit(kind, fence=held.fence, **{"ran": held.ran, **fields})
+            fields.setdefault("ran", monotonic() - held.began)
+            self.emit(kind, fence=held.fence, **fields)
 
 
 # -- the algorithm -----------------------------------------------------------------------------------------------------
@@ -335,7 +336,7 @@ class Guard:
 
         It raises nothing: what the body did counts, and the user's exception wins.
         """
-        reason, ran = release.reason.value, held.ran
+        reason, ran = release.reason.value, monotonic() - held.began
         try:
             released: bool = retry_if_interrupted(lambda: held.store.release(held.lease, release))
         except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
@@ -540,13 +541,15 @@ class Guard:
         error: BaseException | None = None,
     ) -> bool:
         """Settle what the body returned or raised; return whether the lease was still this run's, for all it knows."""
-        pauses, ran, since = _settle_pauses(held), held.ran, monotonic()
+        pauses, since = None, monotonic()
+        ran = since - held.began
         while True:
             try:
                 retry_if_interrupted(lambda: held.store.settle(held.lease, outcome, ttl=ttl))
             except LeaseLost:
                 return _lost(delivery, held, error)
             except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
+                pauses = pauses or _settle_pauses(held, since)
                 if retry_if_interrupted(pauses.wait):
                     continue
                 if held.lost:
@@ -573,7 +576,8 @@ class Guard:
 
     def _find_commit(self, delivery: Delivery, held: HeldLease, error: BaseException | None = None) -> Commit | None:
         """Return whether the transaction in which the body settled was committed; None if the store cannot answer."""
-        pauses, ran, since = _settle_pauses(held), held.ran, monotonic()
+        since = monotonic()
+        pauses, ran = _settle_pauses(held, since), since - held.began
         while True:
             try:
                 record = retry_if_interrupted(lambda: held.store.get(held.key))
@@ -635,8 +639,8 @@ def _lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> b
     return False
 
 
-def _settle_pauses(held: HeldLease) -> Backoff:
-    limit = max(held.deadline - monotonic(), SETTLE_PATIENCE)
+def _settle_pauses(held: HeldLease, since: float) -> Backoff:
+    limit = max(held.deadline, since + SETTLE_PATIENCE) - monotonic()
     return Backoff(STORE_PAUSE, limit, never)  # a stopping worker waits for this
 
 

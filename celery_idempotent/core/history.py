@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import StoreUnreachable
-from ..events import Acquired, Completed, Conflicted, Deferred, Event, count, emit, has_receivers
+from ..events import Acquired, Completed, Conflicted, Deferred, Event, receivers, send
 from ..stores.base import Store
 from ..stores.records import HISTORY_LIMIT, Claim, HistoryEntry
 
@@ -82,20 +82,13 @@ class DeliveryEvents:
 
     def emit(self, kind: type[Event], **fields: Any) -> None:
         """Emit an event of this kind; one that nothing receives is counted, and not made."""
-        noted = self._note is not None and self._is_noted(kind)
-        if not noted and not has_receivers(kind):
-            count(kind)
-            return
-        event = kind(self.claim.key, self.task, self.task_id, holder=self.claim.holder, **fields)
-        emit(event)
-        if noted:
+        hooks, claim = receivers(kind), self.claim
+        # Of a copy that meets the holder again, its deferral is noted.
+        if self._note and (self._eventful or kind not in _PLAIN) and not (kind is Conflicted and claim.copy):
             self._eventful = True
-            self._note(event)  # type: ignore[misc]
-
-    def _is_noted(self, kind: type[Event]) -> bool:
-        if kind is Conflicted and self.claim.copy:
-            return False  # its deferral is noted
-        return self._eventful or kind not in _PLAIN
+            hooks.append(self._note)
+        if hooks:
+            send(kind(claim.key, self.task, self.task_id, holder=claim.holder, **fields), hooks)
 
 
 class History:

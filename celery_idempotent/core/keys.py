@@ -102,7 +102,7 @@ def fingerprint(
         value, default = arguments[name], defaults.get(name, inspect.Parameter.empty)
         if value is default:
             continue
-        form = _comparable(name, value)
+        form = _quote(value) if type(value) is str else _comparable(name, value)
         if default is inspect.Parameter.empty or form != _form_of_default(default):
             members.append(f"{_quote(name)}:{form}")
     return sha256(f"{{{','.join(members)}}}".encode()).hexdigest()[:32]
@@ -204,13 +204,13 @@ def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str,
     """
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    named: dict[str, object] = dict(bound.arguments)
-    collected: dict[str, object] = {}
-    for name in [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]:
-        collected = bound.arguments[name]
-        del named[name]
-    clashing = {name: value for name, value in collected.items() if name in named or name == "**"}
-    return {**collected, **named, "**": clashing} if clashing else {**collected, **named}
+    named: dict[str, Any] = dict(bound.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            collected = named.pop(parameter.name)
+            clashing = {name: value for name, value in collected.items() if name in named or name == "**"}
+            return {**collected, **named, "**": clashing} if clashing else {**collected, **named}
+    return named
 
 
 def resolve(source: str | Sequence[str] | Callable[..., object], arguments: Mapping[str, object]) -> object:
@@ -235,7 +235,7 @@ def compose(namespace: str, task: str, *, key: object, scope: object | None = No
     default) that part is empty. Raises MissingKey for a key or scope that is empty or has no canonical form.
     """
     tenant = "" if scope is None else _part(scope, "the scope")
-    return f"{_escape(namespace)}:{_escape(task)}:{tenant}:{_part(key, 'the key')}"
+    return f"{_prefix(namespace, task)}:{tenant}:{_part(key, 'the key')}"
 
 
 def compose_default(namespace: str, task: str, task_id: str) -> str:
@@ -243,7 +243,12 @@ def compose_default(namespace: str, task: str, task_id: str) -> str:
 
     Returns ``namespace:task:task_id``: three parts, which no given key has. Raises MissingKey for an empty id.
     """
-    return f"{_escape(namespace)}:{_escape(task)}:{_part(task_id, 'the task id')}"
+    return f"{_prefix(namespace, task)}:{_part(task_id, 'the task id')}"
+
+
+@lru_cache(maxsize=1024)
+def _prefix(namespace: str, task: str) -> str:
+    return f"{_escape(namespace)}:{_escape(task)}"
 
 
 def placed(key: str, place: str) -> str:

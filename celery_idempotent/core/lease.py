@@ -44,7 +44,9 @@ class HeldLease:
         "deadline",
         "due",
         "encode",
+        "fence",
         "given_up",
+        "key",
         "lease",
         "lost",
         "lost_error",
@@ -72,6 +74,10 @@ class HeldLease:
         self.asked = self.began - since
         self.store = store
         self.lease = lease
+        #: the key of the operation
+        self.key = lease.claim.key
+        #: the fencing token, which rises with every lease on the key; 0 if the task runs unprotected
+        self.fence = lease.fence
         self.lost = False
         #: whether the body gave it up, while it goes on, to a message that carries the operation on
         self.given_up = False
@@ -88,24 +94,9 @@ class HeldLease:
         self.trust(since)
 
     @property
-    def ran(self) -> float:
-        """Seconds since the lease was granted."""
-        return monotonic() - self.began
-
-    @property
     def doubtful(self) -> bool:
         """Whether the lease may have expired."""
         return monotonic() >= self.deadline
-
-    @property
-    def key(self) -> str:
-        """The key of the operation."""
-        return self.lease.key
-
-    @property
-    def fence(self) -> int:
-        """The fencing token, which rises with every lease on the key; 0 if the task runs unprotected."""
-        return self.lease.fence
 
     def trust(self, since: float) -> None:
         """Trust the lease for its ttl from ``since`` on."""

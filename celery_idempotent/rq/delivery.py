@@ -123,14 +123,13 @@ class RqDelivery(Delivery):
 
     def _claim(self) -> Claim:
         binding, job = self.binding, self.job
-        arguments = binding.arguments(self.given, self.args, self.kwargs)
-        explicit = binding.explicit(self.given)
-        self.key = binding.key(self.given, jobs.occurrence(job), arguments, job.meta)
+        occurrence = jobs.occurrence(job)
+        self.key, arguments = binding.operation(self.given, occurrence, self.args, self.kwargs, job.meta)
         return binding.claim(
             self.key,
             self.handover.owner if self.handover is not None else new_owner(),
-            task_id=jobs.occurrence(job) if explicit else "",
-            fingerprint=binding.fingerprint(arguments) if explicit else "",
+            task_id="" if arguments is None else occurrence,
+            fingerprint=binding.fingerprint(arguments),
         )
 
     def _max_lease(self) -> float | None:

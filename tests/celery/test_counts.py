@@ -85,15 +85,14 @@ class TestInOneProcess:
         events.remove_counter(counts.count)
 
     def test_an_event_is_counted_though_nobody_hears_it(self) -> None:
-        assert not events.has_receivers(Acquired)
-        events.count(Acquired)
+        assert not events.receivers(Acquired)
         events.emit(Replayed("k"))
         events.emit(Replayed("k"))
         assert counts.counts() == {"acquired": 1, "replayed": 2}
 
     def test_a_process_that_is_no_worker_counts_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(counts, "_cells", None)
-        events.count(Acquired)
+        events.receivers(Acquired)
         assert counts.counts() == {}
 
     def test_threads_of_a_process_lose_no_count(self) -> None:
@@ -141,7 +140,7 @@ class TestInOneProcess:
         events.add_counter(broken)
         events.add_counter(broken)  # the same as once
         try:
-            events.count(Acquired)
+            events.receivers(Acquired)
         finally:
             events.remove_counter(broken)
         assert caplog.text.count("The counter") == 1

@@ -540,7 +540,7 @@ def test_who_does_not_compare_arguments_does_not_compare_those_of_a_message_eith
 ) -> None:
     app.conf.task_eager_propagates = False
     task = declare(app, retry_with_other_arguments)
-    key = task._binding.key(None, "T1", {"order_id": "A"}, None)
+    key = task.key_for("A", 1)
     message = {"fingerprint": "of an app that still compared them", "fingerprint_of": key}
     task.apply(("A", 1), task_id="T1", headers={"idempotency": message})
     [record] = store.scan()

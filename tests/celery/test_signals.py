@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask, events
 from celery_idempotent.celery import signals
-from celery_idempotent.events import KINDS, Event, emit, has_receivers
+from celery_idempotent.events import KINDS, Event, emit, receivers
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -80,7 +80,7 @@ def test_receivers_of_one_task_do_not_hear_of_another(app: Celery) -> None:
     assert heard == [wanted.name]
 
 
-def test_an_event_is_made_only_while_its_signal_has_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_is_made_only_while_its_signal_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     # The log hears it too, at the level that a test before this one may have set.
     monkeypatch.setattr(events, "_hooks", [each for each in events._hooks if each[0] is signals._send])
     assert len(events._hooks) == 1
@@ -89,15 +89,15 @@ def test_an_event_is_made_only_while_its_signal_has_receivers(monkeypatch: pytes
 
     def other(**_: Any) -> None: ...
 
-    assert not has_receivers(events.Acquired)
+    assert not receivers(events.Acquired)
     signals.task_acquired.connect(receive)
     signals.task_acquired.connect(other)
-    assert has_receivers(events.Acquired)
-    assert not has_receivers(events.Completed)
+    assert receivers(events.Acquired)
+    assert not receivers(events.Completed)
     assert signals.task_acquired.disconnect(receive)
-    assert has_receivers(events.Acquired)
+    assert receivers(events.Acquired)
     signals.task_acquired.disconnect(other)
-    assert not has_receivers(events.Acquired)
+    assert not receivers(events.Acquired)
 
 
 def test_a_store_has_no_task_so_the_sender_is_none() -> None:

@@ -151,7 +151,7 @@ def _fixed_key(each: DeclaredTask, entry: dict[str, Any]) -> str:
     if policy.key is None or (callable(policy.key) and not signature(policy.key).parameters):
         return ""  # without arguments it must look at something else, as the clock
     try:
-        arguments = binding.arguments(None, entry.get("args") or (), entry.get("kwargs") or {})
+        arguments = keys.bind(binding.signature, entry.get("args") or (), entry.get("kwargs") or {})
         one, other = (keys.resolve(policy.key, arguments) for _ in range(2))
     except (IdempotencyError, TypeError):
         return ""

@@ -53,7 +53,10 @@ class Packer(HiredisRespSerializer):
     """
 
     def pack(self, *command: Any) -> Any:
-        spelled: list[Any] = [str(part) if type(part) in (int, float) else part for part in command]
+        spelled = list(command)
+        for place, part in enumerate(command):
+            if type(part) in (int, float):
+                spelled[place] = str(part)
         return super().pack(*spelled)
 
 

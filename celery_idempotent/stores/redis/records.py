@@ -28,8 +28,8 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
         claim.sender,
         claim.fingerprint,
         claim.max_crashes,
-        ms(claim.lease_ttl),
-        ms(claim.keep_ttl),
+        round(claim.lease_ttl * 1000),
+        round(claim.keep_ttl * 1000),
         claim.holder,
         padded(attempt) if attempt else "",
     )
@@ -38,8 +38,17 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
 def lease_args(lease: Lease) -> tuple[Any, ...]:
     """Return a lease as renew.lua and settle.lua want it: the proof, and what it takes to restore a lost record."""
     claim = lease.claim
-    proof = (claim.owner, lease.fence, ms(claim.lease_ttl), ms(claim.keep_ttl))
-    return (*proof, claim.holder, claim.task_id, claim.fingerprint, padded(claim.attempt) if claim.attempt else "")
+    attempt = claim.attempt
+    return (
+        claim.owner,
+        lease.fence,
+        round(claim.lease_ttl * 1000),
+        round(claim.keep_ttl * 1000),
+        claim.holder,
+        claim.task_id,
+        claim.fingerprint,
+        padded(attempt) if attempt else "",
+    )
 
 
 def padded(attempt: int) -> str:
