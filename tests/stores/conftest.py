@@ -7,9 +7,25 @@ from typing import Any
 
 import pytest
 
-from celery_idempotent.stores import Store, open_store
+from celery_idempotent.stores import Store, cached, open_store
+from celery_idempotent.stores.dynamodb import connections as dynamodb_connections
+from celery_idempotent.stores.postgres.connections import TimedConnection
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
+from celery_idempotent.stores.redis import store as redis_store_module
 from tests.support.stores.kinds import BEHIND_CACHE, KINDS, Kind
+
+#: In the names of files whose tests are of how long a store waits for its server, or for its cache.
+TIMED = ("cached", "connections", "outages", "sentinel", "urls")
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have stores wait for a minute instead of 2 s: some of these tests do nothing else, and a machine may pause."""
+    if not any(part in request.path.stem for part in TIMED):
+        monkeypatch.setattr(redis_store_module, "TIMEOUT", 60.0)
+        monkeypatch.setattr(cached, "TIMEOUT", 60.0)
+        monkeypatch.setattr(dynamodb_connections, "TIMEOUT", 60.0)
+        monkeypatch.setattr(TimedConnection, "seconds", 60.0)
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from celery_idempotent.stores import Lease, Reason, Refusal, Release, Store, Ver
 from celery_idempotent.stores.cached import CachedStore
 from celery_idempotent.stores.dynamodb import DynamoDBStore
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres.connections import TimedConnection
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.rules import MOST_DISPATCHED, MOST_MARKS, MOST_WAITING
 from celery_idempotent.stores.sqlite import SqliteStore
@@ -24,9 +23,7 @@ NAMES = [f"{number:036d}" for number in range(10_000)]
 
 
 @pytest.fixture(params=["memory_url", "redis_url", "sqlite_url", pytest.param("postgres_url", marks=thorough)])
-def crowded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    # A crowd is 40 MB of writes, for which a busy disk may keep one statement longer than the 2 s of production.
-    monkeypatch.setattr(TimedConnection, "seconds", 60.0)
+def crowded(request: pytest.FixtureRequest) -> Iterator[Store]:
     store = open_store(request.getfixturevalue(request.param))
     yield store
     store.close()
