@@ -190,6 +190,7 @@ def _run(command: list[str], env: dict[str, str]) -> None:
 
         coverage.process_startup()
     module, *sys.argv[1:] = command
+    sys.modules.pop(module, None)  # else runpy warns that it is run once more
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
