@@ -42,8 +42,17 @@ RQ = ("rq.cli", "rq.worker", "rq.worker_pool", "rq.scheduler")
 
 MESSAGE_BYTES = 1 << 20
 
-#: Without it, as on macOS, every process is a new interpreter.
-AVAILABLE = hasattr(os, "pidfd_open")
+
+def _is_available() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # not Linux, or a sandbox that forbids it
+        return False
+    return True
+
+
+#: Elsewhere every process is a new interpreter.
+AVAILABLE = _is_available()
 
 
 class PreloadedProcess:
