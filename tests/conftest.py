@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,11 +112,10 @@ def pytest_configure() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files without a test of this run: to collect all of them takes each process 4 s."""
-    parts = PARTS.get(config.option.markexpr)
-    if parts is None or not collection_path.name.startswith("test_"):
+    part = config.option.markexpr.removesuffix(" and not soak")
+    if part not in PARTS or not collection_path.name.startswith("test_"):
         return None
-    path = collection_path.relative_to(Path(__file__).parent)
-    return None if parts(path, collection_path.read_text(encoding="utf-8")) else True
+    return None if has_tests_of(part, collection_path) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -136,16 +136,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.oldest)
         if smoke or (not once and is_quick(item, path)):
             item.add_marker(pytest.mark.quick)
+        if not item.get_closest_marker("soak"):
+            for part in ("compat", "oldest", "unmeasured"):
+                if item.get_closest_marker(part) and not has_tests_of(part, item.path):
+                    raise pytest.UsageError(f"Expected no test of {part} in {path} by PARTS, got {item.name}: add it.")
 
 
-#: By the expression of a run: whether a file has tests of it, given its path and its text.
+@cache
+def has_tests_of(part: str, path: Path) -> bool:
+    """Return whether a file has tests of this part of the line, a key of `PARTS`."""
+    here = Path(__file__).parent
+    return not path.is_relative_to(here) or PARTS[part](path.relative_to(here), path.read_text(encoding="utf-8"))
+
+
+#: By the part of the line: whether a file has tests of it, given its path and its text.
 PARTS: dict[str, Callable[[Path, str], bool]] = {
     "compat": lambda path, text: (
         is_in(path, [*PYTHONS, CONTRACT]) or (is_in(path, WORKERS_ON_PYTHONS) and "mark.smoke" in text)
     ),
     "oldest": lambda path, text: is_in(path, [*LIBRARIES, CONTRACT]) or "mark.smoke" in text,
-    "unmeasured and not soak": lambda path, text: is_in(path, UNMEASURED) or "mark.unmeasured" in text,
-    "not unmeasured and not soak": lambda path, text: not is_in(path, UNMEASURED),
+    "unmeasured": lambda path, text: is_in(path, UNMEASURED) or "mark.unmeasured" in text,
+    "not unmeasured": lambda path, text: not is_in(path, UNMEASURED),
 }
 
 

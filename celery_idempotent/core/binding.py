@@ -85,7 +85,7 @@ class Binding:
             lease_ttl=policy.lease_ttl,
             keep_ttl=policy.failure_ttl,
             max_crashes=policy.max_crashes,
-            holder=holder(os.getpid()),
+            holder=current_holder(),
             **fields,
         )
 

@@ -102,7 +102,7 @@ def fingerprint(
         value, default = arguments[name], defaults.get(name, inspect.Parameter.empty)
         if value is default:
             continue
-        form = _quote(value) if type(value) is str else _comparable(name, value)
+        form = _comparable(name, value)
         if default is inspect.Parameter.empty or form != _form_of_default(default):
             members.append(f"{_quote(name)}:{form}")
     return sha256(f"{{{','.join(members)}}}".encode()).hexdigest()[:32]

@@ -114,7 +114,7 @@ class Claim:
     @property
     def attempt(self) -> int:
         """The pair of nesting and retries as one integer."""
-        return self.nesting * RETRIES_LIMIT + self.retries
+        return attempt_number(self.nesting, self.retries)
 
     @property
     def is_copy(self) -> bool:

@@ -80,7 +80,7 @@ def test_receivers_of_one_task_do_not_hear_of_another(app: Celery) -> None:
     assert heard == [wanted.name]
 
 
-def test_an_event_is_made_only_while_its_signal_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_is_made_only_while_its_signal_has_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     # The log hears it too, at the level that a test before this one may have set.
     monkeypatch.setattr(events, "_hooks", [each for each in events._hooks if each[0] is signals._send])
     assert len(events._hooks) == 1

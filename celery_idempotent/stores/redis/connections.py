@@ -53,10 +53,7 @@ class Packer(HiredisRespSerializer):
     """
 
     def pack(self, *command: Any) -> Any:
-        spelled = list(command)
-        for place, part in enumerate(command):
-            if type(part) in (int, float):
-                spelled[place] = str(part)
+        spelled: list[Any] = [str(part) if type(part) in (int, float) else part for part in command]
         return super().pack(*spelled)
 
 

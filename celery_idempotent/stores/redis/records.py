@@ -28,8 +28,8 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
         claim.sender,
         claim.fingerprint,
         claim.max_crashes,
-        round(claim.lease_ttl * 1000),
-        round(claim.keep_ttl * 1000),
+        ms(claim.lease_ttl),
+        ms(claim.keep_ttl),
         claim.holder,
         padded(attempt) if attempt else "",
     )
@@ -42,8 +42,8 @@ def lease_args(lease: Lease) -> tuple[Any, ...]:
     return (
         claim.owner,
         lease.fence,
-        round(claim.lease_ttl * 1000),
-        round(claim.keep_ttl * 1000),
+        ms(claim.lease_ttl),
+        ms(claim.keep_ttl),
         claim.holder,
         claim.task_id,
         claim.fingerprint,

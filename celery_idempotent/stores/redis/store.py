@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib import resources
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -171,7 +171,7 @@ class RedisStore(Store):
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
         args = (*lease_args(lease), outcome.state.value, outcome.payload, ms(ttl))
-        if not self._call("settle", (lease.claim.key,), args):
+        if not self._call("settle", (lease.key,), args):
             raise LeaseLost(
                 f"The lease on {lease.key!r} is held by another holder, or was deleted: nothing was settled."
             )
@@ -247,11 +247,11 @@ class RedisStore(Store):
             logger.warning("The refused lease on %s was not given back and runs out by itself: %s", lease.key, error)
 
     def _call(self, verb: str, keys: Sequence[str], args: Sequence[Any], **options: Any) -> Any:
-        (source, digest), execute = script(verb), self._connections.execute
+        source, digest = script(verb)
         try:
-            return self._at(execute, "EVALSHA", digest, len(keys), *keys, *args, **options)
+            return self._command("EVALSHA", digest, len(keys), *keys, *args, **options)
         except NoScriptError:
-            return self._at(execute, "EVAL", source, len(keys), *keys, *args, **options)
+            return self._command("EVAL", source, len(keys), *keys, *args, **options)
 
     def _places(self) -> Iterable[Any]:
         """Return what has `execute` and `pipeline`, for each server that has records."""
@@ -438,7 +438,7 @@ def _used_memory(info: bytes) -> int:
 PATIENCE = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Replicas:
     """Replicas that must confirm a claim.
 
@@ -468,7 +468,7 @@ class Replicas:
         rest = "&".join(part for part in parts if part.partition("=")[0] != OPTION)
         return f"{base}{mark if rest else ''}{rest}", int(values[-1])
 
-    @cached_property
+    @property
     def command(self) -> tuple[Any, ...] | None:
         """What to send along with a claim, or None."""
         return ("WAIT", self.wanted, int(PATIENCE * 1000)) if self.wanted else None
