@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 
-__all__ = ["app", "configured", "guarded", "keyed", "once_only", "plain"]
+__all__ = ["app", "configured", "guarded", "keyed", "once_only", "plain", "unique"]
 
 
 def configured(app: Celery) -> Celery:
@@ -41,6 +41,11 @@ def guarded(number: int) -> None:
 @app.task(base=IdempotentTask, idempotency={"key": "number"})
 def keyed(number: int) -> None:
     """Do nothing, once per number."""
+
+
+@app.task(base=IdempotentTask, unique="number")
+def unique(number: int) -> None:
+    """Do nothing, and is not published while a message of the number waits."""
 
 
 @app.task(base=IdempotentTask, bind=True)

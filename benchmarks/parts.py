@@ -61,7 +61,11 @@ def _throughput(quick: bool) -> list[Figure]:
 
 def _publishing(quick: bool) -> list[Figure]:
     with RedisServer() as server:
-        return publishing.measure(server, blocks=60 if quick else 300, calls=10)
+        blocks = 60 if quick else 300
+        return [
+            *publishing.measure(server, blocks=blocks, calls=10),
+            *publishing.measure_unique(server, blocks=blocks, calls=10),
+        ]
 
 
 def _memory(quick: bool) -> list[Figure]:

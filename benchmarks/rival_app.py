@@ -12,7 +12,7 @@ from celery_idempotent import IdempotentTask
 
 from .app import configured
 
-__all__ = ["app", "once", "ours", "plain", "singleton"]
+__all__ = ["app", "once", "ours", "plain", "singleton", "unique"]
 
 app = configured(Celery("benchmarks.rival_app"))
 app.conf.update(
@@ -31,6 +31,11 @@ def plain(number: int) -> None:
 
 @app.task(base=IdempotentTask, idempotency={"key": "number"})
 def ours(number: int) -> None:
+    """Do nothing."""
+
+
+@app.task(base=IdempotentTask, unique="number")
+def unique(number: int) -> None:
     """Do nothing."""
 
 

@@ -31,7 +31,9 @@ def installed() -> bool:
 def measure(server: RedisServer, *, blocks: int, messages: int) -> list[Figure]:
     """Publish and drain blocks of each in turns; the end-to-end rate is 1 / (1 / publish rate + 1 / drain rate)."""
     app = load_app(MODULE, environment(server))
-    arms = publishers({name: app.tasks[f"{MODULE}.{name}"] for name in ("ours", "singleton", "once", "plain")})
+    arms = publishers(
+        {name: app.tasks[f"{MODULE}.{name}"] for name in ("ours", "unique", "singleton", "once", "plain")}
+    )
     published = interleave({name: partial(arm, 1) for name, arm in arms.items()}, blocks=blocks, calls=messages)
     with server.client(BROKER_DB) as broker:
         broker.flushdb()
@@ -52,5 +54,11 @@ def measure(server: RedisServer, *, blocks: int, messages: int) -> list[Figure]:
         note = f"{', '.join(told)} published/s / worked/s / us of processor time to work one"
         figures.append(
             Figure("rivals", f"end to end, ours / {rival}", value, "x", spread, reach, at_least=True, note=note)
+        )
+    for rival in ("singleton", "once"):  # which ask their store at this point, as unique tasks do, and no other
+        value, spread = ratio(published[rival].medians, published["unique"].medians)
+        note = f"unique {1 / published['unique'].median:.0f}, {rival} {1 / published[rival].median:.0f} published/s"
+        figures.append(
+            Figure("rivals", f"publish rate, unique / {rival}", value, "x", spread, 1.0, at_least=True, note=note)
         )
     return figures

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .celery.task import IdempotentTask
     from .core.lease import current_lease
-    from .core.policy import Policy
+    from .core.policy import Policy, Unique
     from .errors import (
+        AlreadyPublished,
         ConfigurationError,
         Conflict,
         CrashLoop,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .stores.base import Store
 
 __all__ = [
+    "AlreadyPublished",
     "ConfigurationError",
     "Conflict",
     "CrashLoop",
@@ -48,6 +50,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreUnreachable",
+    "Unique",
     "add_hook",
     "current_lease",
     "idempotent",
@@ -60,6 +63,7 @@ _HOMES = {
     "IdempotentTask": "celery",
     "Policy": "core.policy",
     "Store": "stores",
+    "Unique": "core.policy",
     "open_store": "stores",
     "Event": "events",
     "add_hook": "events",

@@ -5,6 +5,7 @@
     IdempotencyError
     ├── ConfigurationError       an option, a store URL or a declaration is wrong (also a ValueError)
     ├── MissingKey               a call gives no key, or arguments that cannot be compared: it fails before it runs
+    ├── AlreadyPublished         a message that will do the work of this call is waiting; nothing was published
     ├── KeyReused                the same key came with other arguments
     ├── Conflict                 the operation is being done right now, and this caller may not wait
     ├── CrashLoop                the operation killed its worker too many times in a row
@@ -24,6 +25,7 @@ it survives pickling and result backends.
 from __future__ import annotations
 
 __all__ = [
+    "AlreadyPublished",
     "ConfigurationError",
     "Conflict",
     "CrashLoop",
@@ -55,6 +57,15 @@ class MissingKey(IdempotencyError):
 
 class KeyReused(IdempotencyError):
     """Raised when a key that is known comes with other arguments; nothing runs and nothing is retried."""
+
+
+class AlreadyPublished(IdempotencyError):
+    """Raised to a publisher, with ``unique={"on_duplicate": "raise"}``, when a message that will do the work waits."""
+
+    #: the id of that message
+    task_id: str = ""
+    #: seconds for which it has been waiting
+    age: float = 0.0
 
 
 class Conflict(IdempotencyError):

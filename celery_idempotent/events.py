@@ -24,6 +24,9 @@ __all__ = [
     "Failed",
     "KeyReused",
     "LeaseLost",
+    "PublishRepeated",
+    "PublishReplaced",
+    "PublishSkipped",
     "RanUnprotected",
     "ReleaseFailed",
     "Released",
@@ -100,7 +103,10 @@ class TakenOver(Acquired):
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """The result was settled. The body ran for ``ran`` seconds, and settling took ``took`` seconds."""
+    """The body succeeded, and its result was settled, unless the task has ``result_ttl=0``.
+
+    The body ran for ``ran`` seconds, and settling took ``took`` seconds.
+    """
 
     name: ClassVar = "completed"
     level: ClassVar = logging.DEBUG
@@ -250,6 +256,40 @@ class RanUnprotected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PublishSkipped(Event):
+    """A call was not published, since the message ``task_id`` waits; ``age`` seconds ago that one was published."""
+
+    name: ClassVar = "publish_skipped"
+    age: float = _seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishReplaced(Event):
+    """A call was published as ``task_id``, and takes the place of the message ``replaced``, which will not run."""
+
+    name: ClassVar = "publish_replaced"
+    replaced: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishRepeated(Event):
+    """A call was published although another message may do its work.
+
+    Arguments:
+        reason: Why that one does not do: ``unconfirmed``, ``due later``, ``expires sooner``, ``own message``,
+            ``open transaction``, ``store``, ``late``, ``result backend``, ``unreadable``, ``max_wait is over``, or the
+            state that the result backend has of it.
+        waiting: Its task id, where it is known.
+        error: The store's, where it did not answer.
+    """
+
+    name: ClassVar = "publish_repeated"
+    reason: str = ""
+    waiting: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
     """A store that served before no longer does."""
 
@@ -285,6 +325,9 @@ KINDS: tuple[type[Event], ...] = (
     SettleFailed,
     ReleaseFailed,
     RanUnprotected,
+    PublishSkipped,
+    PublishReplaced,
+    PublishRepeated,
     StoreFailed,
     StoreRecovered,
 )

@@ -9,7 +9,7 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -312,7 +312,7 @@ class FunctionBinding(Binding):
 
     def as_replayed(self, value: object) -> object:
         """Return what a body returned as a duplicate will get it, so that both get the same; itself where none will."""
-        if self._serializer == "pickle" or not self.policy.store_result:
+        if self._serializer == "pickle" or not (self.policy.store_result and self.policy.result_ttl):
             return value
         read = self._plain.decode(self._plain.encode_value(value))
         return read.data if read.kind is Kind.VALUE else value
@@ -374,7 +374,11 @@ def _in_thread_of_its_own(call: Callable[[], T], name: str) -> Future[T]:
 
 
 async def run_guarded(
-    guard: Guard, delivery: Delivery, body: Callable[[], Awaitable[Any]], conclude: Callable[[Decision], T]
+    guard: Guard,
+    delivery: Delivery,
+    body: Callable[[], Awaitable[Any]],
+    conclude: Callable[[Decision], T],
+    timeout: float | None = None,
 ) -> T:
     """Run a coroutine in the caller's task under a lease, or answer it without.
 
@@ -386,6 +390,7 @@ async def run_guarded(
         delivery: The delivery, whose own body is not called.
         body: Makes the coroutine.
         conclude: Makes the caller's result of the guard's decision, or raises; it may be called in any thread.
+        timeout: Seconds to wait for the end to be recorded, which goes on after that (default: None, no limit).
 
     Raises:
         BaseException: what `Guard.run` raises, and ``conclude``.
@@ -406,8 +411,34 @@ async def run_guarded(
     ended = _ending.submit(lambda: conclude(guard.finish(delivery, held, value, error)))
     if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
         raise error
-    await _done(ended)
-    return ended.result()
+    await _done(ended, timeout)
+    if ended.done():
+        return ended.result()
+    if error is not None:
+        raise error
+    return conclude(Ran(value))
+
+
+def finish_within(
+    timeout: float,
+    guard: Guard,
+    delivery: Delivery,
+    held: HeldLease,
+    value: object = None,
+    error: BaseException | None = None,
+) -> Decision:
+    """Record the end of a body as `Guard.finish` does, in a thread that goes on after so many seconds.
+
+    Raises:
+        BaseException: what `Guard.finish` raises.
+    """
+    ended = _ending.submit(lambda: guard.finish(delivery, held, value, error))
+    wait([ended], timeout)
+    if ended.done():
+        return ended.result()
+    if error is not None:
+        raise error
+    return Ran(value)
 
 
 async def _acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
@@ -442,8 +473,8 @@ def _give_back(guard: Guard, delivery: Delivery, future: Future[HeldLease | Deci
         _ending.submit(lambda: guard.finish(delivery, found, error=asyncio.CancelledError()))
 
 
-async def _done(future: Future[Any]) -> None:
-    """Wait until a thread is done, whose work goes on if this is cancelled."""
+async def _done(future: Future[Any], timeout: float | None = None) -> None:
+    """Wait until a thread is done, or for so many seconds; its work goes on after that, and if this is cancelled."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: Future[Any]) -> None:
@@ -451,4 +482,5 @@ async def _done(future: Future[Any]) -> None:
             loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(wake)
-    await done.wait()
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(done.wait(), timeout)

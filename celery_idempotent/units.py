@@ -23,7 +23,7 @@ def parse_duration(value: object, option: str, *, least: float = 0.001) -> float
     name in the error; ``least`` the shortest that is fit, in seconds (default: a millisecond).
     Raises ConfigurationError for anything else, and for what is below ``least`` or above 100 years.
     """
-    seconds = 0.0
+    seconds = -1.0
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(ms|s|m|h|d)", value.strip())):

@@ -24,7 +24,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from ..core import keys
 from ..core.binding import BACKEND, Binding, heartbeat
 from ..core.file_results import TASK, FileResultStorage
-from ..core.policy import Policy
+from ..core.policy import Policy, Unique
 from ..core.results import Codec, Kind, NotStored, Origin, Payload, ResultStorage
 from ..errors import ConfigurationError, MissingKey, StoreError, StoreUnreachable
 from ..events import logger
@@ -121,6 +121,20 @@ class TaskBinding(Binding):
         hidden = keys.hides_arguments(body)
         super().__init__(task.name, keys.own_signature(body), policy, namespace, hidden=hidden)
         self.task = task
+        #: the options of its unique publishing, or None
+        self.unique = self.unique_of(_unique_of(task))
+
+    def unique_of(self, wanted: object) -> Unique | None:
+        """Return the options of unique publishing of a task or a call, on top of those that lie below.
+
+        Raises:
+            ConfigurationError: an option is wrong, or does not fit the task.
+        """
+        own = getattr(self, "unique", None)
+        found = Unique.of(wanted, base=own or Unique.of(self.task._get_app().conf.get("idempotency_unique") or True))
+        if found is not None:
+            found.check_signature(self.signature, self.name, hidden=self.hidden)
+        return found
 
     def _store(self) -> Store:
         return store_of(self.task._get_app(), self.policy.store)
@@ -169,6 +183,12 @@ class TaskBinding(Binding):
         """
         enforced = limit if pool.enforces_limits else None
         return self.policy.max_lease or (enforced + GRACE if enforced else None)
+
+
+def _unique_of(task: Any) -> object:
+    """Return the option as it was declared: a callable in a class would be taken for a method."""
+    declared = inspect.getattr_static(task, "unique")
+    return declared.__func__ if isinstance(declared, staticmethod) else declared
 
 
 def _body_of(task: Any) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from celery.app.defaults import DEFAULTS
 from celery.app.task import Task
 
 from ..core.binding import GUARDED_AS
-from ..core.policy import OPTIONS, Policy
+from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
 from ..errors import ConfigurationError
 from ..stores import SCHEMES
 from .app import is_idempotent
@@ -29,6 +29,7 @@ SETTINGS = (
     "idempotency_namespace",
     "idempotency_renew_from_main",
     "idempotency_store",
+    "idempotency_unique",
     "idempotency_visibility_refresh",
 )
 #: What Celery reads from a task beside the attributes of its class: options of publishing, of autoretry, and those of
@@ -140,6 +141,8 @@ def _misplaced(cls: type, root: type, signature: inspect.Signature) -> Iterator[
                 yield name, _instead(name, value)
             elif option := _option_meant(name):
                 yield name, f'Write idempotency={{"{option}": ...}}.'
+            elif name in UNIQUE_OPTIONS:
+                yield name, f'Write unique={{"{name}": ...}}.'
             elif name in COMMON_WORDS and (decorated or _is_unmistakable(name, value, signature)):
                 yield name, f'Write idempotency={{"{name}": ...}}.'
 
@@ -191,7 +194,7 @@ def check_unprotected(app: Any) -> None:
     for task, name in unprotected(app):
         raise ConfigurationError(
             f"Expected base=IdempotentTask where a task has {name}=, got {task} without it: the task is not protected "
-            "at all. Write @app.task(base=IdempotentTask, idempotency={...})."
+            f"at all. Write @app.task(base=IdempotentTask, {name}=...)."
         )
 
 
@@ -204,9 +207,13 @@ def unprotected(app: Any) -> Iterator[tuple[str, str]]:
     for task in list(app._tasks.values()):
         if is_idempotent(task):
             continue
-        for base in [base for base in type(task).__mro__ if not issubclass(Task, base)]:
+        bases = [base for base in type(task).__mro__ if not issubclass(Task, base)]
+        for base in bases:
+            decorated = "_decorated" in vars(base)
             for name, value in vars(base).items():
-                if _is_protection(name, value) or ("_decorated" in vars(base) and _is_base(value)):
+                foreign = any(name in vars(other) for other in bases if other is not base)
+                option = decorated and (_is_base(value) or (name == "unique" and not foreign))
+                if _is_protection(name, value) or option:
                     yield str(task.name), name
 
 

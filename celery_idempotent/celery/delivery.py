@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from types import NoneType
 from typing import Any
 
 from celery import states
@@ -22,7 +23,7 @@ from ..core.history import DeliveryEvents
 from ..core.lease import HeldLease, running
 from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
-from . import canvas, message, monitoring, pool
+from . import canvas, message, monitoring, pool, unique
 from .app import TaskBinding, is_shared
 from .declarations import UNFINISHED
 from .message import DeliveryState
@@ -67,22 +68,41 @@ class CeleryDelivery(Delivery):
         Raises:
             IdempotencyError: the task fails without having run; see `celery_idempotent.errors`.
             Expired: the message expired; the worker's main process revokes it.
+            Replaced: a later message does its work; the worker's main process revokes it.
             Ignore: another copy of the message will be answered.
             Reject: the broker takes no copy.
             Exception: what the body raised.
         """
+        ended: BaseException | None = None
+        reservation = self.state.reservation = unique.reservation_of(self.task, self.state.identity.reservation)
         try:
             if self.state.identity.is_anothers:
+                self.state.stood_aside = True
                 raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
+            if reservation is not None and (later := reservation.replaced_by()) is not None:
+                raise Replaced(f"replaced by {later or 'a later message'}")
             self._prepare()
             return self._answer()
-        except Exception as error:
-            remembered = isinstance(error, (PreviouslyFailed, *self.binding.policy.remember_failures))
-            canvas.give_errback_ids(self.request, self.task.app, remembered=remembered)
+        except BaseException as error:
+            ended = error
+            if isinstance(error, Exception):
+                remembered = isinstance(error, (PreviouslyFailed, *self.binding.policy.remember_failures))
+                canvas.give_errback_ids(self.request, self.task.app, remembered=remembered)
             raise
         finally:
             if not self.state.begun:
                 pool.answer_unrun(self.state.identity.owner)
+            if reservation is not None:
+                self._leave(reservation, ended)
+
+    def _leave(self, reservation: unique.Reservation, error: BaseException | None) -> None:
+        """Give the reservation back, unless a message goes on with it: this one again, a copy, a retry."""
+        again = isinstance(error, Reject) and error.requeue
+        going_on = isinstance(error, Retry) or self.state.stood_aside or self.state.continued or again
+        if going_on or not isinstance(error, (Exception, NoneType)):
+            reservation.forget()
+        else:
+            reservation.end()
 
     def _prepare(self) -> None:
         task, request = self.task, self.request
@@ -106,7 +126,7 @@ class CeleryDelivery(Delivery):
         arguments = None if key else named.arguments
         key = key or named.operation
         self.state.key, self.state.named = key, named.key
-        compared = arguments is not None and binding.policy.fingerprint is not False
+        compared = arguments is not None and binding.compares
         if arguments is not None and compared and identity.fingerprint_of != key:
             # Every message that continues this operation carries it.
             fingerprint = binding.fingerprint(arguments)
@@ -158,6 +178,8 @@ class CeleryDelivery(Delivery):
             raise Expired(f"expired at {request.expires}")
         # A subclass's __call__ may yet call IdempotentTask's, which then enters the body; a task's own run is the body.
         state.holding, state.entered = held, self.run == task.run
+        if state.reservation is not None:
+            self._begin(state.reservation)
         state.begun = True
         if state.identity.copy and held.fence and not held.lease.taken_over:
             monitoring.send_resumed(held.key, task.name, request.id, state.identity.copy)
@@ -171,6 +193,21 @@ class CeleryDelivery(Delivery):
         if request.is_eager and isinstance(value, Retry):
             raise value  # from retry(throw=False): Celery runs what apply() has for its value
         return value
+
+    def _begin(self, reservation: unique.Reservation) -> None:
+        policy, patience = self.binding.policy, max(0.0, self.patience - self.waited)
+        try:
+            late = reservation.begin(policy.on_store_error, patience, pool.is_stopping)
+        except StoreError as error:
+            if policy.on_store_error == "raise" or was_acked(self.task, self.request):
+                raise
+            raise put_back(f"The store cannot note that the body starts ({error}), for which calls wait.") from error
+        if late is not None:
+            task, request, info = self.task, self.request, self.request.delivery_info or {}
+            options = {name: info[name] for name in ("exchange", "routing_key", "priority") if info.get(name)}
+            options.update(idempotency_key=self.state.identity.key, unique=False, headers=request.headers)
+            again = partial(task.apply_async, request.args, request.kwargs, **options)
+            reservation.begin_later(again)
 
     def ending(self, error: BaseException) -> Ending:
         """Return the ending to record, given what the body raised."""
@@ -307,6 +344,7 @@ class CeleryDelivery(Delivery):
                 self._continue_once(record)
                 return value
             case Dropped():
+                self.state.stood_aside = True
                 raise Ignore("a later copy of this message has taken its place")
         raise AssertionError(f"the guard decided nothing but {decision!r}")  # pragma: no cover
 
@@ -349,6 +387,8 @@ class CeleryDelivery(Delivery):
                 "Call apply_async(), or try again later."
             )
         delay = message.copy_delay(task.app, identity.copy, busy.remaining)
+        if self.state.reservation is not None:
+            self.state.reservation.defer(delay)
         publish = partial(message.publish_copy, task, request, identity, delay)
         try:
             try:
@@ -370,6 +410,7 @@ class CeleryDelivery(Delivery):
             time.sleep(min(delay, SLOT_PAUSE))
             return
         _requeue_pauses.pause = REQUEUE_PAUSE[0]
+        self.state.stood_aside = True
         self.emit(events.Deferred, delay=delay, copy=copy)
         raise Ignore(
             f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
@@ -421,6 +462,10 @@ def is_outage(app: Any, error: Exception) -> bool:
 
 class Expired(Ignore):
     """The message expired, and the operation is neither being done nor done by its task id."""
+
+
+class Replaced(Ignore):
+    """A later message took the place of this one, as its task's option ``unique`` has it."""
 
 
 def seconds_until(when: Any) -> float:

@@ -24,12 +24,15 @@ from kombu import entity
 from kombu.serialization import registry
 
 from ..core.lease import HeldLease
+from ..core.reservations import Token
 from ..stores.records import new_owner
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY_HEADER = "idempotency_key"
 #: Header with what this library writes about a message for itself: the fields of `MessageHeaders` but for the key.
 META_HEADER = "idempotency"
+#: Where a message has the token of its reservation, within that header.
+RESERVATION = "unique"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
 DELIVERY_ENTRY = "idempotency_delivery"
 #: Attribute of the request under which the read identity is kept.
@@ -64,6 +67,7 @@ class MessageHeaders:
         part: Which part it is, where Celery gives every part the same task id: in a call of ``apply()``.
         place: Which of the workers that all get the message this is, see `place_of`; empty where one gets it.
         meant_for: Of which of them it continues the delivery, or empty.
+        reservation: The token of the reservation that the message holds while it waits, or None.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
     """
 
@@ -81,6 +85,7 @@ class MessageHeaders:
     part: str = ""
     place: str = ""
     meant_for: str = ""
+    reservation: Token | None = None
     content_type: str | None = None
     compression: str | None = None
 
@@ -116,6 +121,7 @@ class MessageHeaders:
             part=str(message.get("part") or ""),
             place=delivery.get("place") or meant_for,
             meant_for=meant_for,
+            reservation=Token.read(message.get(RESERVATION)),
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
@@ -135,6 +141,7 @@ class MessageHeaders:
             "operation": self.operation,
             "part": self.part,
             "place": "" if SEVERAL in self.place else self.place,
+            RESERVATION: self.reservation and self.reservation.header(),
         }
         message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
         headers: dict[str, Any] = {META_HEADER: {name: value for name, value in message.items() if value is not None}}
@@ -169,6 +176,8 @@ class DeliveryState:
         "named",
         "nesting",
         "replaced",
+        "reservation",
+        "stood_aside",
     )
 
     def __init__(self, identity: MessageHeaders) -> None:
@@ -197,6 +206,10 @@ class DeliveryState:
         self.replaced = False
         #: whether what replaces it ends in its own task, as which the operation goes on
         self.continued = False
+        #: whether another copy of the message will be answered
+        self.stood_aside = False
+        #: what the message holds until its body starts, or its operation has ended
+        self.reservation: Any = None
 
     @classmethod
     def is_known(cls, request: Any) -> bool:
@@ -387,12 +400,14 @@ def kept_properties(request: Any) -> dict[str, Any]:
 def publisher(app: Any) -> Iterator[dict[str, Any]]:
     """Yield the options of a publish that returns only once the broker has the message.
 
-    What RabbitMQ has not confirmed may still sit in a socket, or was refused by a full queue: a message whose copy is
-    lost like that must not be acked.
+    What RabbitMQ has not confirmed may still sit in a socket, or was refused by a full queue; and it confirms, and
+    drops, what no queue is bound for, unless that is published as mandatory. A message whose copy is lost like that
+    must not be acked.
 
     Raises:
         OSError: the connection broke; whether the broker has the message is not known.
         amqp.exceptions.MessageNacked: the broker refused the message.
+        amqp.exceptions.ChannelError: no queue takes it.
     """
     if app.connection_for_write().transport.driver_name != "py-amqp":
         yield {}
@@ -403,7 +418,7 @@ def publisher(app: Any) -> Iterator[dict[str, Any]]:
         channel.basic_publish = channel.basic_publish_confirm
         with _within(connection.connection):
             # Celery's own second try would go through a channel that confirms nothing.
-            yield {"producer": app.amqp.Producer(channel, auto_declare=False), "retry": False}
+            yield {"producer": app.amqp.Producer(channel, auto_declare=False), "retry": False, "mandatory": True}
             channel.close()
 
 

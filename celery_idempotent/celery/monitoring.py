@@ -16,6 +16,8 @@ from dataclasses import asdict
 from typing import Any
 from weakref import ref
 
+from celery.bootsteps import RUN
+
 from ..events import KINDS, Event, add_hook, logger
 
 #: What is sent: each is a state of its task until the next one, or until the task has ended.
@@ -30,6 +32,8 @@ LONGEST_TEXT = 500
 _ends: tuple[int, int] | None = None
 _main = 0
 _consumer: Callable[[], Any] | None = None
+#: the process and the thread in which it consumes
+_consumes: tuple[int, int] = (0, 0)
 _unread = b""
 #: A thread may take it again: a signal's handler sends events too, wherever the main thread is.
 _reading = threading.RLock()
@@ -60,13 +64,21 @@ def reader() -> int | None:
 
 def attach(consumer: Any) -> None:
     """Send through the event dispatcher of this consumer from now on."""
-    global _consumer
-    _consumer = ref(consumer)
+    global _consumer, _consumes
+    _consumer, _consumes = ref(consumer), (os.getpid(), threading.get_ident())
 
 
 def consumer() -> Any:
     """Return the consumer that was attached last, or None."""
     return _consumer() if _consumer is not None else None
+
+
+def consumes_here() -> bool:
+    """Return whether the calling thread is the one in which a worker consumes, and so must not wait for a store."""
+    if _consumes != (os.getpid(), threading.get_ident()):
+        return False
+    attached = consumer()
+    return attached is not None and attached.blueprint.state == RUN
 
 
 def send(event: Event) -> None:

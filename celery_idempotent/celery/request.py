@@ -19,11 +19,11 @@ from ..errors import IdempotencyError
 from ..events import Released, logger
 from ..stores.base import Store
 from ..stores.records import Claim, Reason, new_owner
-from . import canvas, monitoring
+from . import canvas, monitoring, unique
 from . import message as messages
 from . import pool as shared
 from .app import TaskBinding, is_guarded
-from .delivery import Expired
+from .delivery import Expired, Replaced
 from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 
 #: Longest time in seconds that the worker's main process waits for a store.
@@ -41,6 +41,8 @@ class IdempotentRequest(Request):
     _exit_reason: Reason | None = None
     #: whether its body is a greenlet that was killed
     _cut_off = False
+    #: whether its operation goes on after its child was lost: the message comes back, or its retry was published
+    _goes_on = False
     #: whether its token of the task's rate limit was given back
     _token_back = False
 
@@ -101,6 +103,8 @@ class IdempotentRequest(Request):
             # What goes back to its queue to hit the limit again must not do so for ever.
             self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
         answer = super().on_timeout(soft, timeout)
+        if not soft and _acks_on_timeout(self.task):
+            self._end_reservation(Reason.DONE)
         if not soft and self.worker_pid and shared.enforces_limits:
             # billiard reports first and kills afterwards: free the key when the body has really ended. In other pools
             # the body has ended, and its "pid" is no process's.
@@ -117,14 +121,41 @@ class IdempotentRequest(Request):
         if isinstance(error, Expired):
             logger.info("Discarding revoked task: %s[%s]", self.name, self.id)  # as Celery does
             return self._announce_revoked("expired", False, None, True)
-        own_exit = isinstance(error, (SystemExit, KeyboardInterrupt))
-        if not return_ok and (own_exit or isinstance(error, (WorkerLostError, Terminated))):
+        if isinstance(error, Replaced):
+            return self._announce_revoked(str(error), False, None, False)
+        own_exit, lost = isinstance(error, (SystemExit, KeyboardInterrupt)), isinstance(error, WorkerLostError)
+        if not return_ok and (own_exit or lost or isinstance(error, Terminated)):
             # The child is gone. Released before Celery puts the message back, so that the next delivery does not wait
             # for the lease.
             self._within_limit(lambda: self._release(self._reason_of_loss(error)))
             if own_exit and not (self._already_cancelled or self._already_revoked):
                 exc_info = _lost(error)  # Celery before 5.7 acks it, and cannot store it
-        return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+                lost = True
+        answer = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        if lost and not self._goes_on:  # the child could not give it back
+            self._end_reservation(Reason.DONE)
+        return answer
+
+    def reject(self, requeue: bool = False) -> None:
+        """Do as Celery does, and take note of a message that comes back."""
+        self._goes_on = self._goes_on or (requeue and not self.acknowledged)
+        super().reject(requeue=requeue)
+
+    def _retry_worker_lost(self, *args: Any) -> bool:
+        """Do as Celery (>= 5.7) does, and take note of a retry that it publishes."""
+        self._goes_on = bool(super()._retry_worker_lost(*args))
+        return self._goes_on
+
+    def _announce_revoked(self, reason: Any, *args: Any, **options: Any) -> Any:
+        """Do as Celery does, and give the message's reservation back."""
+        answer = super()._announce_revoked(reason, *args, **options)
+        self._end_reservation(Reason.REVOKED)
+        return answer
+
+    def _end_reservation(self, reason: Reason) -> None:
+        token = unique.token_in(self._request_dict) if is_guarded(self.task) else None
+        if token is not None:
+            unique.end_in_background(lambda: self.task._binding.guard.store, token, reason)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's own name
         """Do as Celery does, after what the child has sent of this task."""

@@ -27,6 +27,9 @@ __all__ = [
     "task_failed",
     "task_key_reused",
     "task_lease_lost",
+    "task_publish_repeated",
+    "task_publish_replaced",
+    "task_publish_skipped",
     "task_ran_unprotected",
     "task_release_failed",
     "task_released",
@@ -103,6 +106,12 @@ task_settle_failed = EventSignal(events.SettleFailed)
 task_release_failed = EventSignal(events.ReleaseFailed)
 #: A run begins without a lease, because the policy allows it (`RanUnprotected`).
 task_ran_unprotected = EventSignal(events.RanUnprotected)
+#: A call was not published, since a message waits that will do its work (`PublishSkipped`).
+task_publish_skipped = EventSignal(events.PublishSkipped)
+#: A call was published, and takes the place of a message that waits (`PublishReplaced`).
+task_publish_replaced = EventSignal(events.PublishReplaced)
+#: A call was published although a message waits (`PublishRepeated`).
+task_publish_repeated = EventSignal(events.PublishRepeated)
 #: A store that served before does not any more (`StoreFailed`).
 store_failed = EventSignal(events.StoreFailed)
 #: The store serves again (`StoreRecovered`).

@@ -15,12 +15,13 @@ from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
 
 from ..core.backoff import sleep
+from ..core.binding import confirmations
 from ..core.history import history
 from ..core.lease import HeldLease, current_lease
 from ..core.policy import Policy
 from ..errors import MissingKey, StoreError
 from ..events import logger
-from . import canvas, declarations, message, worker
+from . import canvas, declarations, message, unique, worker
 from . import inspect as inspection
 from .app import TaskBinding
 from .declarations import mistaken_key
@@ -43,8 +44,10 @@ def connect() -> None:
         # No task of the app need be idempotent: that may be what is wrong with it.
         (signals.celeryd_init, check_when_started, "declarations"),
         # Children leave without Python's atexit.
-        (signals.worker_process_shutdown, write_history, "history"),
-        (signals.worker_shutdown, write_history, "history"),
+        (signals.worker_process_shutdown, finish, "end"),
+        (signals.worker_shutdown, finish, "end"),
+        (signals.task_unknown, unique.release_unrun, "unknown"),
+        (signals.task_rejected, unique.release_unrun, "rejected"),
     ):
         signal.connect(receiver, dispatch_uid=f"celery_idempotent.{name}", weak=False)
 
@@ -66,8 +69,9 @@ def check_when_started(instance: Any = None, **_: Any) -> None:
     instance.app.steps["worker"].add(worker.DeclarationStep)
 
 
-def write_history(**_: Any) -> None:
-    """Have the last notes of this process written before it ends."""
+def finish(**_: Any) -> None:
+    """Write the last notes and confirmations of this process before it ends."""
+    confirmations.close()
     history.flush()
 
 
@@ -114,6 +118,9 @@ class IdempotentTask(Task):
 
     #: Options of this task: a `Policy`, or a mapping of the options that differ from ``app.conf.idempotency``.
     idempotency: ClassVar[Policy | Mapping[str, Any] | None] = None
+    #: Which of its calls are not published while a message waits: True (of equal arguments), a key, a `Unique`, or a
+    #: mapping of its options.
+    unique: ClassVar[Any] = None
 
     @classmethod
     def bind(cls, app: Any) -> Any:
@@ -208,9 +215,14 @@ class IdempotentTask(Task):
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """Publish the task as Celery does; mark one with errbacks, which a later message of the same id is not.
+        """Publish the task as Celery does, unless it is ``unique`` and a message waits that will do its work.
+
+        Beside Celery's options there are ``idempotency_key``, and ``unique``: False to publish whatever waits, or
+        options of `Unique` for this call. Returns the result of the message that does the work: the one that was
+        published, or the one that waits.
 
         Raises:
+            errors.AlreadyPublished: a message waits, and the task has ``on_duplicate="raise"``.
             ConfigurationError: an option or an argument is meant as the key of the message, and is not.
         """
         # In what Celery dispatches for a task that has ended, an error would make its success a failure.
@@ -220,7 +232,10 @@ class IdempotentTask(Task):
         if link_error and not self.name.startswith(UNGUARDED):
             headers = options.get("headers") or {}
             options["headers"] = {**headers, META_HEADER: {"sending": new_token(), **(headers.get(META_HEADER) or {})}}
-        return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
+        wanted = options.pop("unique", None)
+        send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
+        ids = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error}
+        return unique.publish(self, wanted, args, kwargs, ids, options, send)
 
     def apply(
         self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any
@@ -230,6 +245,7 @@ class IdempotentTask(Task):
         Raises:
             ConfigurationError: an option or an argument is meant as the key of the delivery, and is not.
         """
+        options.pop("unique", None)  # a call in this process waits for nothing
         declarations.refuse_mistakes(self.name, options)
         declarations.refuse_key_argument(self, args[1] if len(args) > 1 else options.get("kwargs"))
         if idempotency_key is not None:

@@ -110,6 +110,7 @@ def _time(now: datetime, age: float) -> str:
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _RELEASED = {
+    Reason.DONE: "the run succeeded, and its task has result_ttl=0",
     Reason.FAILED: "the run failed, and the next delivery may run",
     Reason.RETRY: "the task retries",
     Reason.CRASHED: "its process died",

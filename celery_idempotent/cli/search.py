@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ..core.reservations import WaitingMessage
 from ..errors import ConfigurationError
-from ..stores.records import Record, State
+from ..stores.records import Record, State, is_reservation
 from ..units import parse_duration
 from .common import ProgressCounter, suggestion
 from .tables import age_of
@@ -69,6 +70,7 @@ _OPTIONS = (
     ),
     click.option("--younger", metavar="DURATION", callback=duration, help="Only what is held, or settled, for less."),
     click.option("--held", is_flag=True, help="Only what a live lease holds."),
+    click.option("--unique", is_flag=True, help="Not operations, but what messages of unique tasks hold."),
     click.option(
         "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many of a store."
     ),
@@ -97,6 +99,7 @@ class Filter:
     younger: float | None
     held: bool
     limit: int
+    unique: bool = False
 
     def __post_init__(self) -> None:
         if self.task and self.prefix:
@@ -117,14 +120,18 @@ class Filter:
         state = next(iter(self.wanted)) if len(self.wanted) == 1 else None
         prefixes = [self.prefix]
         if self.task:
-            from ..core.keys import compose_default  # with kombu behind it
+            from ..core.keys import compose_default, slots_of  # with kombu behind them
 
-            prefixes = [compose_default(namespace, self.task, "-")[:-1] for namespace in used.namespaces]
+            kind = slots_of if self.unique else lambda namespace, task: compose_default(namespace, task, "-")[:-1]
+            prefixes = [kind(namespace, self.task) for namespace in used.namespaces]
         for prefix in prefixes:
-            yield from filter(self.fits, used.store.scan(prefix=prefix, state=state))
+            found = filter(self.fits, used.store.scan(prefix=prefix, state=state))
+            yield from map(waiting, found) if self.unique else found
 
     def fits(self, record: Record) -> bool:
         """Return whether a record is one of them, but for its age."""
+        if is_reservation(record.key) is not self.unique:
+            return False
         return record.state in self.wanted and (not self.held or record.remaining > 0)
 
     @property
@@ -135,6 +142,12 @@ class Filter:
     def fits_age(self, age: float) -> bool:
         """Return whether a record of this age is one of them."""
         return (self.older is None or age > self.older) and (self.younger is None or age < self.younger)
+
+
+def waiting(record: Record) -> Record:
+    """Return the record of a reservation with its message as its task, and the publisher as its holder."""
+    message = WaitingMessage.read(record.holder)
+    return record if message is None else replace(record, task_id=message.task_id, holder=message.holder)
 
 
 @dataclass

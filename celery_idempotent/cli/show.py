@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..core.reservations import WaitingMessage
+from ..stores.records import is_reservation
 from .common import Exit, KeyCommand, Stores, keys_of, stores_of
 from .tables import show_facts
 
 if TYPE_CHECKING:
     from ..stores.records import Record
+
+
+#: What a reservation has to say of its message, beside what is for publishers and workers.
+SHOWN = ("task_id", "eta", "expires", "holder")
 
 
 @click.command("show", cls=KeyCommand)
@@ -68,4 +74,6 @@ def facts_of_record(record: Record) -> dict[str, Any]:
         "payload_bytes": len(payload),
         "payload": text + ("..." if len(payload) > len(text) else ""),
     }
+    if is_reservation(record.key) and (message := WaitingMessage.read(record.holder)):
+        facts |= {name: value for name, value in message._asdict().items() if name in SHOWN}
     return {name: value for name, value in facts.items() if value not in ("", 0, [], None)}

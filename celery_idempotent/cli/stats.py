@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import StoreError
-from ..stores.records import Reason, Record, State
+from ..stores.records import Reason, Record, State, is_reservation
 from ..units import format_size, shorten_duration
 from . import tables
 from .common import Exit, ProgressCounter, StoreCommand, stores_of
@@ -91,6 +91,7 @@ def _print(name: str, found: dict[str, Any], stats: StoreStats) -> None:
         "settled": f"{stats.settled_last_minute:,} in the last minute, {found['settled_last_hour']:,} in the last hour",
         "retries": stats.retries_waiting and f"{stats.retries_waiting:,} not due yet",
         "duplicates": stats.duplicates_waiting and f"{stats.duplicates_waiting:,} waiting",
+        "reservations": stats.reservations and f"{stats.reservations:,} messages of unique tasks wait",
         "crash loops": stats.crash_loops and Cell(f"{stats.crash_loops:,} refused", "bold red"),
         "payload": format_size(found["payload_bytes"]),
         "room": "; ".join(_room(what, room[what]) for what in sorted(room, key=lambda what: [*ROOM, what].index(what))),
@@ -162,6 +163,7 @@ class StoreStats:
     retries_waiting: int = 0
     duplicates_waiting: int = 0
     crash_loops: int = 0
+    reservations: int = 0
     settled_last_minute: int = 0
     oldest: Record | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -172,7 +174,10 @@ class StoreStats:
     _worst: list[tuple[int, str, Record]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Count one more."""
+        """Count one more; of the reservations of unique tasks, how many there are."""
+        if is_reservation(record.key):
+            self.reservations += record.state is State.IN_PROGRESS and record.remaining > 0
+            return
         self.by_state[record.state] += 1
         self.retries_waiting += record.state is State.RELEASED and record.remaining > 0
         self.duplicates_waiting += record.waiting
@@ -217,6 +222,7 @@ class StoreStats:
             "retries_waiting": self.retries_waiting,
             "duplicates_waiting": self.duplicates_waiting,
             "crash_loops": self.crash_loops,
+            "reservations": self.reservations,
             "settled_last_minute": self.settled_last_minute,
             "settled_last_hour": sum(task.settled_last_hour for task in tasks),
             "payload_bytes": sum(task.payload_bytes for task in tasks),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..stores.records import Reason, Record, State
+from ..stores.records import Reason, Record, State, is_reservation
 from ..units import shorten_duration
 
 GAP = 2
@@ -192,6 +192,8 @@ def task_of(key: str) -> str:
     from urllib.parse import unquote
 
     parts = key.split(":")
+    if is_reservation(key):
+        parts = parts[1:]
     return unquote(parts[1]) if len(parts) > 2 else ""
 
 

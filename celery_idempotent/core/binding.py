@@ -20,6 +20,7 @@ from .guard import Guard
 from .heartbeat import Heartbeat
 from .history import DeliveryEvents, history
 from .policy import Policy
+from .reservations import Confirmations
 from .results import Codec
 
 #: The option's word for a framework's own keeper of results.
@@ -27,6 +28,7 @@ BACKEND = "backend"
 
 heartbeat = Heartbeat()
 breaker = Breaker()
+confirmations = Confirmations(breaker)
 
 
 class Binding:
@@ -55,6 +57,7 @@ class Binding:
         if policy.large_results not in (None, BACKEND):
             check_prefix(str(policy.large_results))
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
+        self.hidden = hidden
         self._defaults = keys.defaults_of(signature)
 
     def _store(self) -> Store:
@@ -125,6 +128,31 @@ class Binding:
         scope = None if self.policy.scope is None else self._scope(self.policy.scope, arguments, headers)
         return keys.compose(self.namespace, self.name, key=key, scope=scope), arguments
 
+    def slot(
+        self,
+        source: keys.KeySource,
+        args: Any,
+        kwargs: Any,
+        headers: Mapping[str, Any] | None,
+        message: tuple[str, ...],
+    ) -> str:
+        """Return the key of the reservation that a message with these arguments holds while it waits.
+
+        Arguments:
+            source: What its calls share, as in `Unique`.
+            args: Of the call.
+            kwargs: Of the call.
+            headers: The producer's headers, where the scope may be.
+            message: What the message has beside its arguments.
+
+        Raises:
+            TypeError: the arguments do not fit the function.
+            MissingKey: they do not name it.
+        """
+        arguments = keys.bind(self.signature, args, kwargs)
+        scope = None if self.policy.scope is None else self._scope(self.policy.scope, arguments, headers)
+        return keys.compose_slot(self.namespace, self.name, source, arguments, scope=scope, message=message)
+
     def _scope(self, scope: Any, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object:
         value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments)
         if value is None or value == "":
@@ -133,6 +161,11 @@ class Binding:
                 f"Without it two tenants could share a key: {self.scope_hint}."
             )
         return value
+
+    @property
+    def compares(self) -> bool:
+        """Whether calls with the same key must share their arguments; those that take turns need not."""
+        return self.policy.fingerprint is not False and self.policy.result_ttl > 0
 
     def is_final(self, error: BaseException) -> bool:
         """Return whether the policy remembers this failure; it never remembers an error of the declaration itself."""
@@ -148,9 +181,9 @@ class Binding:
             MissingKey: an argument has no value that could be compared.
         """
         option = self.policy.fingerprint
-        if option is False or arguments is None:
+        if not self.compares or arguments is None:
             return ""
-        leave_out = set() if option is True else set(option)
+        leave_out = set(option) if isinstance(option, tuple) else set()
         if self.receiver and not keys.has_fields(arguments[self.receiver]):
             leave_out.add(self.receiver)
         return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)

@@ -20,7 +20,7 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from time import monotonic
 from typing import Any, TypeAlias
@@ -336,7 +336,10 @@ class Guard:
 
         It raises nothing: what the body did counts, and the user's exception wins.
         """
-        reason, ran = release.reason.value, monotonic() - held.began
+        if not self.policy.result_ttl:
+            release = replace(release, retry_in=0.0)  # what waits for its retry does not run
+        since = monotonic()
+        reason, ran = release.reason.value, since - held.began
         try:
             released: bool = retry_if_interrupted(lambda: held.store.release(held.lease, release))
         except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
@@ -348,7 +351,10 @@ class Guard:
             return True
         if not released:
             return _lost(delivery, held, error)
-        delivery.emit_end(held, events.Released, reason=reason, ran=ran)
+        if release.reason is Reason.DONE:
+            delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
+        else:
+            delivery.emit_end(held, events.Released, reason=reason, ran=ran)
         return True
 
     # -- steps of acquire ----------------------------------------------------------------------------------------------
@@ -461,6 +467,8 @@ class Guard:
             record = None
         if record is None:
             return Busy(STORE_PAUSE[1])
+        if not self.policy.result_ttl and not _is_anothers(delivery, record) and _runs_or_ran(record):
+            return Dropped()  # a redelivery took over, which has the message's turn
         if record.state in (State.COMPLETED, State.FAILED):
             return self._replay(delivery, record)
         return _busy_with(record)
@@ -485,7 +493,7 @@ class Guard:
             decision = retry_if_interrupted(lambda: self._settled_within(delivery, held, result))
         else:
             settled = retry_if_interrupted(lambda: self._settle_value(delivery, held, value))
-            decision = Ran(value) if settled else None
+            decision = Ran(value) if settled or not self.policy.result_ttl else None
         return self._answer_as_duplicate(delivery) if decision is None else decision
 
     def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision:
@@ -502,7 +510,7 @@ class Guard:
             return recorded
         # A run that raises LeaseLost may be acked for it: another delivery must be left to answer, also where the store
         # gave no answer.
-        if recorded and not isinstance(error, LeaseLost):
+        if (recorded or not self.policy.result_ttl) and not isinstance(error, LeaseLost):
             raise error
         if not isinstance(error, Exception):  # the process is to end, whichever delivery holds the lease
             raise error
@@ -516,6 +524,8 @@ class Guard:
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
             events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
             return Ran(within[0])
+        if isinstance(ending, Outcome) and not self.policy.result_ttl:
+            ending = Release(Reason.DONE)  # an end without a result: none that fails is remembered
         if isinstance(ending, Release):
             return self.release(delivery, held, ending, error)
         ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
@@ -527,6 +537,9 @@ class Guard:
         return Outcome(State.COMPLETED, payload)
 
     def _settle_value(self, delivery: Delivery, held: HeldLease, value: object) -> bool:
+        if not self.policy.result_ttl:
+            self.heartbeat.forget(held)
+            return self.release(delivery, held, Release(Reason.DONE))
         outcome = self._completed(delivery, held.lease, value)
         self.heartbeat.forget(held)  # not before: a large result may take longer to write than the lease lasts
         return self._settle(delivery, held, outcome, ttl=self.policy.result_ttl)
@@ -617,6 +630,10 @@ def _is_anothers(delivery: Delivery, record: Record) -> bool:
 
 def _other_task(delivery: Delivery, record: Record) -> str:
     return record.task_id if _is_anothers(delivery, record) else ""
+
+
+def _runs_or_ran(record: Record) -> bool:
+    return record.state is State.IN_PROGRESS or record.reason == Reason.DONE
 
 
 def _busy_with(record: Record) -> Busy:

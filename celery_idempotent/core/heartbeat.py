@@ -152,4 +152,5 @@ class _Server:
                 self.heartbeat.forget(holding)
             elif id(holding) in self.holdings:  # not forgotten meanwhile, when it was settled by its own work
                 holding.lost = True
-                logger.warning("The lease on %s (fence %d) is lost: it was taken over", holding.key, holding.fence)
+                level = logging.WARNING if holding.lease.claim.revive else logging.DEBUG  # a reservation: as it goes
+                logger.log(level, "The lease on %s (fence %d) is lost: it was taken over", holding.key, holding.fence)

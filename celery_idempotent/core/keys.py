@@ -39,6 +39,7 @@ from uuid import UUID
 from kombu.utils import json as kombu_json
 
 from ..errors import MissingKey
+from ..stores.records import RESERVED
 
 KeySource = str | Sequence[str] | Callable[..., object] | None
 
@@ -244,6 +245,55 @@ def compose_default(namespace: str, task: str, task_id: str) -> str:
     Returns ``namespace:task:task_id``: three parts, which no given key has. Raises MissingKey for an empty id.
     """
     return f"{_prefix(namespace, task)}:{_part(task_id, 'the task id')}"
+
+
+def compose_slot(
+    namespace: str,
+    task: str,
+    source: KeySource,
+    arguments: Mapping[str, object],
+    *,
+    scope: object | None = None,
+    message: tuple[str, ...],
+) -> str:
+    """Write the name of the reservation that a waiting message holds: ``namespace:~unique:task:scope:key:message``.
+
+    No task's escaped name begins with a tilde.
+
+    Arguments:
+        namespace: How the task's keys begin.
+        task: Its name.
+        source: What its calls share, as in `resolve`; None: all arguments.
+        arguments: What `bind` returns.
+        scope: The tenant (default: none).
+        message: What the message has beside its arguments, as its queue.
+
+    Raises:
+        MissingKey: the arguments do not name it.
+    """
+    part = _whole(arguments) if source is None else _part(resolve(source, arguments), "the unique key")
+    tenant = "" if scope is None else _part(scope, "the scope")
+    return f"{slots_of(namespace, task)}{tenant}:{part}:{_message_part(message)}"
+
+
+@lru_cache(maxsize=1024)
+def slots_of(namespace: str, task: str) -> str:
+    """Return how the names of all reservations of a task begin."""
+    return f"{_escape(namespace)}:{RESERVED}:{_escape(task)}:"
+
+
+@lru_cache(maxsize=1024)
+def _message_part(message: tuple[str, ...]) -> str:
+    return _part(message, "the message")
+
+
+def _whole(arguments: Mapping[str, object]) -> str:
+    try:
+        encoded = _strict.encode(dict(arguments), 0)
+    except TypeError as exc:
+        raise MissingKey(f"Expected arguments of which a unique key can be made. {exc}") from exc
+    part = "~" + _escape(encoded)
+    return part if len(part) <= MAX_PART else f"~~{sha256(encoded.encode('ascii')).hexdigest()}"
 
 
 @lru_cache(maxsize=1024)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from ..errors import LeaseLost, StoreUnreachable
+from ..errors import ConfigurationError, LeaseLost, StoreUnreachable
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Release, State
 
@@ -132,7 +132,7 @@ class HeldLease:
         Raises:
             errors.LeaseLost: another delivery may run the operation now, or has run it; nothing was written. Let the
                 error roll your transaction back.
-            ConfigurationError: the store cannot write there, or no transaction is open.
+            ConfigurationError: the store cannot write there, no transaction is open, or the task has ``result_ttl=0``.
             StoreUnreachable: this run has no lease to settle (``on_store_error="run"``).
         """
         if self.lost:
@@ -141,6 +141,11 @@ class HeldLease:
             raise StoreUnreachable(
                 f"Expected a lease on {self.key!r} to settle, and this run is unprotected: the store did not answer "
                 'when it began, and the task has on_store_error="run". Set "wait" where effects must happen once.'
+            )
+        if not self.result_ttl:
+            raise ConfigurationError(
+                f"Expected a result to be remembered where it is settled, and {self.key!r} has result_ttl=0: a "
+                'redelivery would repeat what the transaction does. Write result_ttl="24h".'
             )
         try:
             self.store.settle_within(self.lease, self.encode(result), ttl=self.result_ttl, using=using)

@@ -1,4 +1,4 @@
-"""The options of one task: checked when they are declared, layered library < app < task."""
+"""The options of one task, `Policy` and `Unique`: checked when they are declared, layered library < app < task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from kombu.utils.url import maybe_sanitize_url
 
@@ -20,6 +20,8 @@ Scope = str | Callable[..., object] | None
 OnConflict = Literal["defer", "wait", "raise"]
 OnDuplicate = Literal["replay", "raise"]
 OnStoreError = Literal["wait", "run", "raise"]
+Until = Literal["start", "done"]
+OnPublished = Literal["skip", "raise", "replace"]
 
 
 @dataclass(init=False, repr=False, frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Policy:
     key: KeySource = None  #: name(s) of arguments, or a callable over the arguments; None: the task id
     scope: Scope = None  #: a callable, or the name of a header, that gives the tenant; part of the key
     lease_ttl: float = 60.0  #: how long a dead holder blocks others, at least 0.5 s; renewed every third of it
-    result_ttl: float = 86400.0  #: how long a duplicate is recognised after success, at least 0.5 s
+    result_ttl: float = 86400.0  #: how long a duplicate is recognised after success; 0: only while it runs
     failure_ttl: float = 86400.0  #: the same after a remembered failure; how long released and lapsed records are kept
     on_conflict: OnConflict = "defer"  #: what a duplicate does that meets a live lease
     on_duplicate: OnDuplicate = "replay"  #: what a duplicate does that meets a settled record
@@ -52,7 +54,8 @@ class Policy:
     max_crashes: int = 5  #: deaths in a row before `CrashLoop`
     on_store_error: OnStoreError = "wait"  #: what a delivery does while the store does not answer
     max_lease: float | None = None  #: stop renewing after this long; None: the task's hard time limit + 60 s
-    fingerprint: bool | tuple[str, ...] = True  #: compare the arguments of an explicit key; or names to leave out
+    #: compare the arguments of an explicit key; or names to leave out; compares nothing with ``result_ttl=0``
+    fingerprint: bool | tuple[str, ...] = True
     history: bool = True  #: note what happens to a key, for ``explain``; False spares the store those writes
     allow_early_ack: bool = False  #: allow ``acks_late=False``, with which a killed worker loses the task
     _given: frozenset[str] = field(default=frozenset(), compare=False)
@@ -95,6 +98,9 @@ class Policy:
                 object.__setattr__(self, name, _CHECKS[name](options[name], name) if name in options else default)
             given = frozenset(n for n in options if n in before or getattr(self, n) != _DEFAULTS[n])
             object.__setattr__(self, "_given", given)
+            if self.remember_failures and not self.result_ttl:
+                expected = "nothing to be remembered with result_ttl=0"
+                raise unfit("remember_failures", expected, self.remember_failures, "write remember_failures=()")
             if self.max_lease is not None and self.max_lease < self.lease_ttl:
                 expected = f"at least lease_ttl, {self.lease_ttl:g} s"
                 raise unfit("max_lease", expected, self.max_lease, "give a longer max_lease or a shorter lease_ttl")
@@ -118,21 +124,10 @@ class Policy:
         A task that takes ``**kwargs`` has any argument, unless a decorator takes them for it: ``hidden``. Raises
         ConfigurationError for a name that it has not, and for a callable that would be given what it does not take.
         """
-        # What *args collects stands under the parameter's name; within a decorator that may be anything.
-        kinds = {inspect.Parameter.VAR_KEYWORD, *([inspect.Parameter.VAR_POSITIONAL] if hidden else [])}
-        collected = {p.name for p in signature.parameters.values() if p.kind in kinds}
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        known = [name for name in signature.parameters if name not in collected]
         for option in ("key", "fingerprint"):
-            names = getattr(self, option)
-            for name in [names] if isinstance(names, str) else names if isinstance(names, tuple) else ():
-                # What **kwargs collects is known by its own name, not by that of the parameter.
-                if name in known or (takes_any and not hidden and name not in collected):
-                    continue
-                hint = _hint(name, known) if not hidden else _HIDDEN[option]
-                raise unfit(option, f"names of arguments of {task}{signature}", name, hint)
+            _check_names(getattr(self, option), option, signature, task, hidden=hidden)
         for option in ("key", "scope"):
-            _check_callable(getattr(self, option), option, known)
+            _check_callable(getattr(self, option), option, _names_of(signature, hidden=hidden))
 
     def __repr__(self) -> str:
         """Show the options that were given, without the password of a store."""
@@ -142,6 +137,160 @@ class Policy:
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _DEFAULTS if name in self._given}
+
+
+@dataclass(init=False, repr=False, frozen=True, slots=True, kw_only=True)
+class Unique:
+    """Hold the options of unique publishing: which calls of a task are not published while a message waits.
+
+    Durations are as in `Policy`. The option ``for`` is ``for_`` where Python allows no such name. Raises
+    ConfigurationError for an unknown option, an unfit value, and for options that contradict each other.
+
+    Example::
+
+        @app.task(base=IdempotentTask, unique=Unique(key="document_id", until="done"))
+    """
+
+    key: KeySource = None  #: name(s) of arguments, or a callable over the arguments; None: all arguments
+    until: Until = "start"  #: until the body is about to run, or until the operation has ended for good
+    for_: float = 3600.0  #: how long a reservation outlives its due time without a sign of life
+    on_duplicate: OnPublished = "skip"  #: what a call does that finds a waiting message
+    debounce: float | None = None  #: run once it has been quiet for so long, with the newest arguments
+    max_wait: float | None = None  #: at the latest so long after the first call; None: ten times ``debounce``
+    throttle: float | None = None  #: the first call runs now, those within the period once at its end
+    _given: frozenset[str] = field(default=frozenset(), compare=False)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            key: KeySource = None,
+            until: Until = "start",
+            for_: Duration = "1h",
+            on_duplicate: OnPublished = "skip",
+            debounce: Duration | None = None,
+            max_wait: Duration | None = None,
+            throttle: Duration | None = None,
+        ) -> None: ...
+    else:
+
+        def __init__(self, **options: Any) -> None:
+            given = {"for" if name == "for_" else name: value for name, value in options.items() if name != "_given"}
+            for name in given:
+                if name not in _UNIQUE_CHECKS:
+                    raise unfit("unique", "options of Unique", name, _hint(name, _UNIQUE_CHECKS))
+            for name, default in _UNIQUE_DEFAULTS.items():
+                value = _UNIQUE_CHECKS[name](given[name], name) if name in given else default
+                object.__setattr__(self, _attribute(name), value)
+            object.__setattr__(self, "_given", frozenset(given))
+            self._check()
+
+    def _check(self) -> None:
+        if self.debounce is not None and self.throttle is not None:
+            raise unfit("throttle", "no debounce beside it", self.throttle, "choose one of the two")
+        for name, given in (("debounce", self.debounce is not None), ("replace", self.on_duplicate == "replace")):
+            if given and self.until == "done":
+                hint = "a message that runs already cannot be replaced; leave until out"
+                raise unfit("until", f'"start" beside {name}', self.until, hint)
+        if self.debounce is not None and self.on_duplicate == "raise":
+            raise unfit("on_duplicate", "no debounce beside it", self.on_duplicate, "leave one of the two out")
+        if self.max_wait is not None and (self.debounce is None or self.max_wait < self.debounce):
+            expected = "a debounce that is no longer than it"
+            raise unfit("max_wait", expected, self.max_wait, 'write {"debounce": 30, "max_wait": "5m"}')
+
+    @property
+    def newest(self) -> bool:
+        """Whether a later call replaces the message that waits."""
+        return self.on_duplicate == "replace" or self.debounce is not None
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds after the first call at which a debounced message runs at the latest."""
+        return self.max_wait if self.max_wait is not None else 10 * (self.debounce or 0.0)
+
+    @classmethod
+    def of(cls, value: object, *, base: Unique | None = None) -> Unique | None:
+        """Lay what a task, an app or a call declares on top of a ``base`` (default: the library's defaults).
+
+        True is the base, names or a callable are a key, a mapping or a `Unique` override what they hold; None and False
+        are no uniqueness, for which None is returned. Raises ConfigurationError for anything else.
+        """
+        if value is None or value is False:
+            return None
+        below = base._options() if base is not None else {}
+        if value is True:
+            return cls(**below)
+        if isinstance(value, Unique):
+            return cls(**below | value._options())
+        if isinstance(value, Mapping):
+            return cls(**below | {str(name): option for name, option in value.items()})
+        if isinstance(value, (str, list, tuple)) or callable(value):
+            return cls(**below | {"key": value})
+        hint = 'write unique="document_id", or unique={"key": "document_id", "until": "done"}'
+        raise unfit("unique", "True, False, a key, a Unique or a mapping of its options", value, hint)
+
+    def check_signature(self, signature: inspect.Signature, task: str, *, hidden: bool = False) -> None:
+        """Compare the key with the signature of the task called ``task``, as `Policy.check_signature` does.
+
+        A call is made without the task's ``self``, so a callable that needs what is no argument is refused too.
+        """
+        _check_names(self.key, "key", signature, task, hidden=hidden)
+        known = _names_of(signature, hidden=hidden)
+        _check_callable(self.key, "key", known)
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        for name in [] if takes_any or hidden else _required(self.key):
+            if name not in known:
+                hint = (
+                    f"it is called before the task runs, with arguments alone: {', '.join(known) or 'there are none'}"
+                )
+                raise unfit("key", f"a callable over arguments of {task}{signature}", name, hint)
+
+    def __repr__(self) -> str:
+        """Show the options that were given."""
+        return f"Unique({', '.join(f'{_attribute(name)}={value!r}' for name, value in self._options().items())})"
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, _attribute(name)) for name in _UNIQUE_DEFAULTS if name in self._given}
+
+
+def _attribute(name: str) -> str:
+    return "for_" if name == "for" else name
+
+
+def _required(source: object) -> list[str]:
+    """Return the names of the arguments without which a callable cannot be called."""
+    if not callable(source):
+        return []
+    try:
+        parameters = inspect.signature(source).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+
+
+def _names_of(signature: inspect.Signature, *, hidden: bool) -> list[str]:
+    """Return the names under which the arguments of a task are known."""
+    collected = _collected(signature, hidden=hidden)
+    return [name for name in signature.parameters if name not in collected]
+
+
+def _collected(signature: inspect.Signature, *, hidden: bool) -> set[str]:
+    # What *args collects stands under the parameter's name; within a decorator that may be anything.
+    kinds = {inspect.Parameter.VAR_KEYWORD, *([inspect.Parameter.VAR_POSITIONAL] if hidden else [])}
+    return {p.name for p in signature.parameters.values() if p.kind in kinds}
+
+
+def _check_names(names: object, option: str, signature: inspect.Signature, task: str, *, hidden: bool) -> None:
+    known, collected = _names_of(signature, hidden=hidden), _collected(signature, hidden=hidden)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in [names] if isinstance(names, str) else names if isinstance(names, tuple) else ():
+        # What **kwargs collects is known by its own name, not by that of the parameter.
+        if name in known or (takes_any and not hidden and name not in collected):
+            continue
+        hint = _hint(name, known) if not hidden else _HIDDEN[option]
+        raise unfit(option, f"names of arguments of {task}{signature}", name, hint)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -253,6 +402,15 @@ def _is_scope(value: object) -> bool:
 
 
 _flag = _fit(lambda value: isinstance(value, bool), "True or False", "write True")
+
+
+def _result_ttl(value: object, option: str) -> float:
+    seconds = parse_duration(value, option, least=0.0)
+    if 0 < seconds < 0.5:
+        raise unfit(option, "0, or a duration from 0.5 s", value, 'write "24h"; 0 remembers an operation while it runs')
+    return seconds
+
+
 _ttl = partial(parse_duration, least=0.5)  # a third of a lease must outlast a round trip to the store
 _DEFAULTS = {option.name: option.default for option in fields(Policy) if option.name != "_given"}
 #: The names of all options.
@@ -262,7 +420,7 @@ _CHECKS: dict[str, Callable[[object, str], object]] = {
     "key": _key,
     "scope": _fit(_is_scope, "None, the name of a header, or a callable", 'write "tenant"'),
     "lease_ttl": _ttl,
-    "result_ttl": _ttl,
+    "result_ttl": _result_ttl,
     "failure_ttl": _ttl,
     "on_conflict": _one_of(get_args(OnConflict)),
     "on_duplicate": _one_of(get_args(OnDuplicate)),
@@ -280,3 +438,23 @@ _CHECKS: dict[str, Callable[[object, str], object]] = {
     "history": _flag,
     "allow_early_ack": _flag,
 }
+
+
+def _period(value: object, option: str) -> float | None:
+    return None if value is None else parse_duration(value, option)
+
+
+_UNIQUE_CHECKS: dict[str, Callable[[object, str], object]] = {
+    "key": _key,
+    "until": _one_of(get_args(Until)),
+    "for": _ttl,
+    "on_duplicate": _one_of(get_args(OnPublished)),
+    "debounce": _period,
+    "max_wait": _period,
+    "throttle": _period,
+}
+_UNIQUE_DEFAULTS = {
+    option.name.rstrip("_"): cast(object, option.default) for option in fields(Unique) if option.name != "_given"
+}
+#: The names of its options that nothing else is called.
+UNIQUE_OPTIONS = ("debounce", "throttle")

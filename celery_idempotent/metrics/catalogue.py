@@ -88,6 +88,11 @@ SUPERSEDED = _counter("superseded", "Copies that were dropped for a later one of
 KEYS_REUSED = _counter("keys_reused", "Deliveries refused: their key had other arguments.", unit="{delivery}")
 CRASH_LOOPS = _counter("crash_loops", "Deliveries refused: their holders keep dying.", unit="{delivery}")
 UNPROTECTED = _counter("unprotected", "Runs without a lease, since the store could not serve.")
+SKIPPED = _counter("publish_skipped", "Calls that were not published, since a message waits.", unit="{call}")
+REPLACED = _counter("publish_replaced", "Calls that took the place of a message that waits.", unit="{call}")
+REPEATED = _counter(
+    "publish_repeated", "Calls that were published although a message waits.", "task", "reason", unit="{call}"
+)
 STORE_FAILURES = _counter("store_failures", "Times that a process found the store down.", "store", unit="{time}")
 STORE_RECOVERIES = _counter(
     "store_recoveries", "Times that a process found the store serving again.", "store", unit="{time}"
@@ -205,6 +210,9 @@ _MEASURES: dict[type[Event], Callable[[Measures, Any], None]] = {
     events.KeyReused: _one(KEYS_REUSED),
     events.CrashLooped: _one(CRASH_LOOPS),
     events.RanUnprotected: _one(UNPROTECTED),
+    events.PublishSkipped: _one(SKIPPED),
+    events.PublishReplaced: _one(REPLACED),
+    events.PublishRepeated: lambda measures, event: measures.write(REPEATED, 1.0, event.task, event.reason),
     events.StoreFailed: Measures._store_fails,
     events.StoreRecovered: Measures._store_recovers,
 }

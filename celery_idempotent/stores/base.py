@@ -20,7 +20,7 @@ class Store(ABC):
     1. If several callers acquire a key at the same time, one of them gets the lease.
     2. The store refuses every write of a holder whose lease was taken over, settled, or deleted and acquired again. It
        accepts the write if the record is missing and the key was not acquired since: an operation must not run again
-       because a server lost its data.
+       because a server lost its data. (A renewal that is not to revive a record is refused.)
     3. acquire, renew, settle and release are idempotent for the same owner, so that a caller may repeat a request
        whose reply was lost.
     4. The fences of a key only rise, also after the record was deleted. A store documents where it is weaker.
@@ -42,7 +42,11 @@ class Store(ABC):
 
     @abstractmethod
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Extend each lease by its ttl from now on, in one round trip, and return those that are lost."""
+        """Extend each lease by its ttl from now on, in one round trip, and return those that are lost.
+
+        The ttl may be another one than that with which the lease was taken. A record that is gone is restored, unless
+        the claim is not to ``revive`` it: then the lease is lost.
+        """
 
     def shard(self, key: str) -> str:
         """Return the name of the part of the store that has a key (default: one part, "").
@@ -152,6 +156,13 @@ class Store(ABC):
     @abstractmethod
     def ping(self) -> None:
         """Return if the store can serve; else raise what `acquire` would raise."""
+
+    def bounded(self, seconds: float) -> Store | None:
+        """Return a store of the same records whose requests take at most so long each, or None: there is none.
+
+        It is for callers that must not wait for this store's own time-outs. It is made once, and closed with this one.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to close
         """Close the connections of this process. The store opens new ones when it is used again."""

@@ -14,6 +14,15 @@ from enum import Enum
 RETRIES_LIMIT = 1_000_000
 
 
+#: Stands for the task in the keys of reservations, which messages of unique tasks hold while they wait.
+RESERVED = "~unique"
+
+
+def is_reservation(key: str) -> bool:
+    """Return whether a key is that of a reservation, and not of an operation."""
+    return key.partition(":")[2].startswith(f"{RESERVED}:")
+
+
 class Word(str, Enum):
     """A string enum that prints as its word on every Python."""
 
@@ -45,9 +54,13 @@ class Reason(Word):
     """The reason for which a lease was released unsettled.
 
     ``crashed`` adds to the crash count. ``shutdown`` and ``revoked``, which an operator intended, leave it. Every other
-    reason was recorded by a living holder, and resets it.
+    reason was recorded by a living holder, and resets it. ``done`` is the end of what is remembered only until then:
+    of an operation with ``result_ttl=0``, or of a message that held a reservation; ``started`` is the start of the
+    body for which a message held one.
     """
 
+    DONE = "done"
+    STARTED = "started"
     FAILED = "failed"
     RETRY = "retry"
     REJECTED = "rejected"
@@ -88,6 +101,8 @@ class Claim:
         max_crashes: How many holders in a row may die before the operation is refused.
         holder: Host and process, for people.
         message_id: The id under which the callbacks of this message are marked, where ``task_id`` is empty.
+        revive: Whether a renewal restores the record if it is gone (default). Of a lease that another process may have
+            released, and whose record may have expired since, it must not.
     """
 
     key: str
@@ -105,6 +120,7 @@ class Claim:
     max_crashes: int = 5
     holder: str = ""
     message_id: str = ""
+    revive: bool = True
 
     @property
     def announcer(self) -> str:

@@ -187,6 +187,8 @@ def forgotten(lease: Lease) -> Row:
 
 def renew(row: Row | None, lease: Lease, now: int) -> Row | None:
     """Return the row with the lease extended, or None if the lease is lost."""
+    if row is None and not lease.claim.revive:
+        return None
     row = row or forgotten(lease)
     if row.state is not State.IN_PROGRESS or row.owner != lease.owner:
         return None

@@ -382,7 +382,7 @@ class CopyFacts(Ages):
         free(store, take(store), Reason.CRASHED)
         take(store, retries=1, redelivered=True)
 
-    @pytest.mark.parametrize("reason", [Reason.FAILED, Reason.REJECTED, Reason.REVOKED])
+    @pytest.mark.parametrize("reason", [Reason.DONE, Reason.STARTED, Reason.FAILED, Reason.REJECTED, Reason.REVOKED])
     def test_an_ending_forgets_the_attempts_of_its_task(self, store: Store, reason: Reason) -> None:
         retry(store, take(store, retries=1))
         free(store, take(store, retries=2), reason)
@@ -443,7 +443,7 @@ class CrashFacts(Ages):
         lease = take(store, retries=1, sender=ended.owner)
         assert (lease.crashes, lease.taken_over) == (0, False)
 
-    @pytest.mark.parametrize("reason", [Reason.FAILED, Reason.RETRY, Reason.REJECTED, Reason.REQUEUED])
+    @pytest.mark.parametrize("reason", [Reason.DONE, Reason.FAILED, Reason.RETRY, Reason.REJECTED, Reason.REQUEUED])
     def test_an_ending_that_a_living_holder_recorded_resets_the_count(self, store: Store, reason: Reason) -> None:
         free(store, take(store), Reason.CRASHED)
         free(store, take(store, redelivered=True), reason)

@@ -62,6 +62,34 @@ class HoldingFacts(Ages):
         assert known(store, "short").remaining <= 30
         assert known(store, "long").remaining > 590
 
+    @pytest.mark.parametrize("ttl", [10 * LEASE, LEASE / 10])
+    def test_a_renewal_may_change_how_long_a_lease_lasts(self, store: Store, ttl: float) -> None:
+        lease = take(store)
+        other = replace(lease, claim=replace(lease.claim, lease_ttl=ttl, revive=False))
+        assert store.renew([other]) == []
+        assert ttl - 5 < known(store).remaining <= ttl
+        self.age(store, KEY, ttl + KEEP - 5)
+        assert known(store).owner == lease.owner
+
+    def test_a_renewal_that_is_not_to_revive_makes_no_record(self, store: Store) -> None:
+        """Its holder may have released it long ago, and would not release it again."""
+        lease, other = take(store, revive=False), take(store, "other")
+        store.delete(KEY)
+        store.delete("other")
+        assert store.renew([lease, other]) == [lease]
+        assert store.get(KEY) is None
+        assert known(store, "other").owner == other.owner
+
+    def test_a_renewal_that_is_not_to_revive_leaves_a_release_as_it_is(self, store: Store) -> None:
+        lease = take(store, revive=False)
+        free(store, lease, Reason.STARTED)
+        before = known(store)
+        assert store.renew([lease]) == [lease]
+        assert still(known(store)) == still(before)
+        self.age(store, KEY, KEEP + 1)
+        assert store.renew([lease]) == [lease]
+        assert store.get(KEY) is None
+
     def bounces(self, store: Store, zombie: Lease) -> None:
         """See that nothing which the zombie writes changes the record."""
         before = store.get(zombie.key)

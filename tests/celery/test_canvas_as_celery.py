@@ -62,22 +62,24 @@ def test_every_canvas_runs_the_same_tasks_with_the_same_messages_to_the_same_res
     tmp_path: Path,
     worker_env: dict[str, str],
 ) -> None:
-    ours = worker_env
-    plain = {
-        "PLAIN": "1",
-        "BROKER_URL": fresh_redis(),
-        "RESULT_URL": fresh_redis(),
-        "JOURNAL": str(tmp_path / "plain journal"),
-    }
-    urls = {"broker_url": plain["BROKER_URL"], "result_url": plain["RESULT_URL"]}
-    nodes = [start_worker(CANVAS, queues=("celery", "side"), ready=False)]
-    nodes += [start_worker(CANVAS, queues=("celery", "side"), ready=False, env=plain, **urls)]
+    """Also where every task is unique."""
+    envs = [worker_env]
+    for base in ("unique", "plain"):
+        urls = {"BROKER_URL": fresh_redis(), "RESULT_URL": fresh_redis(), "STORE_URL": fresh_redis()}
+        envs.append({**worker_env, **urls, "BASE": base, "JOURNAL": str(tmp_path / f"{base} journal")})
+    nodes = []
+    for env in envs:
+        urls = {name: env[name.upper()] for name in ("broker_url", "result_url", "store_url")}
+        nodes.append(start_worker(CANVAS, queues=("celery", "side"), ready=False, env=env, **urls))
     for node in nodes:
         node.ready()
-    seen = [sight(client_app(CANVAS, **env), Journal(env["JOURNAL"])) for env in (ours, plain)]
-    assert Journal(ours["JOURNAL"]).entries("replayed") == []
-    found = {name: differences(seen[0][name], seen[1][name]) for name in seen[1] if seen[0][name] != seen[1][name]}
-    assert not found, pformat(found, width=200)
+    apps = [client_app(CANVAS, **env) for env in envs]
+    assert apps[1].module.add._binding.unique is not None
+    *ours, plain = [sight(app, Journal(env["JOURNAL"])) for app, env in zip(apps, envs, strict=True)]
+    for env, seen in zip(envs, ours, strict=False):
+        assert Journal(env["JOURNAL"]).entries("replayed") == []
+        found = {name: differences(seen[name], plain[name]) for name in plain if seen[name] != plain[name]}
+        assert not found, pformat(found, width=200)
 
 
 def sight(app: Celery, journal: Journal) -> dict[str, Any]:

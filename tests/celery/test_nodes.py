@@ -119,8 +119,12 @@ def test_a_cold_stop_cuts_the_running_task_off(
 ) -> None:
     gate = gates.close("before")
     node = start_worker()
-    client_app().tasks[CHARGE].delay("ORD-7")
+    app = client_app()
+    app.tasks[CHARGE].delay("ORD-7")
     gate.reached()
+    # Celery cuts off what its main process knows to run, and would wait for a body of which it has not heard yet.
+    active = app.control.inspect().active
+    wait_until(lambda: any(task["worker_pid"] for tasks in (active() or {}).values() for task in tasks))
     node.quit()
     assert journal.count("charged") == 0
     assert node.members() == []

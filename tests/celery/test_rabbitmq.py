@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from amqp.exceptions import ChannelError, InternalError, MessageNacked
 from celery import Celery
+from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
@@ -81,10 +84,24 @@ def start(start_worker: StartWorker, vhost: Vhost) -> Callable[..., WorkerNode]:
 def app(client_app: Callable[..., Celery], kind: tuple[str, str]) -> Celery:
     """The app to publish with; all its queues are there, as if each had its workers."""
     app = client_app(RABBIT)
+    if kind == NATIVE:
+        wait_until(lambda: _delays(app), 60, "RabbitMQ to have the 28 quorum queues of Celery's delayed delivery")
     with app.connection_for_write() as connection:
         for queue in app.amqp.queues.values():
             queue.bind(connection.default_channel).declare()
     return app
+
+
+def _delays(app: Celery) -> bool:
+    """Declare what delays messages; a worker whose declaration fails on a busy machine goes on without."""
+    from kombu.transport.native_delayed_delivery import declare_native_delayed_delivery_exchanges_and_queues
+
+    try:
+        with app.connection_for_write() as connection:
+            declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+    except InternalError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -182,6 +199,69 @@ def test_a_monitor_sees_a_duplicate_deferred_while_it_waits_and_replayed_before_
         assert monitor.types(second.id)[-2:] == ["replayed", "succeeded"]
         assert monitor.facts(second.id, "replayed")["original"] == first.id
         assert monitor.task(second.id).state == "SUCCESS"
+
+
+@on(NATIVE)
+def test_a_copy_that_rabbitmq_would_drop_for_want_of_a_route_is_not_lost(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates
+) -> None:
+    """A broker confirms what it cannot route, too. Celery goes on where it could declare a part of its queues alone."""
+    gate = gates.close("before ORD-1")
+    node = start()
+    first = app.module.charge.delay("ORD-1")
+    gate.reached()
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("celery_delayed_0")
+    second = app.module.charge.delay("ORD-1")
+    logged(node, "cannot be published again")
+    gate.open()
+    assert first.get(timeout=30) == second.get(timeout=30) == "charged ORD-1"
+    assert journal.count("started") == 1
+
+
+@on(CLASSIC, QUORUM, NATIVE)
+def test_a_call_is_skipped_once_the_broker_has_confirmed_the_message_that_waits(
+    app: Celery, start: Callable[..., WorkerNode], left: Callable[..., dict[str, int]], journal: Journal
+) -> None:
+    index = app.module.index
+    first = index.delay(7)
+    assert [index.delay(7).id, index.apply_async((7,), countdown=5).id] == [first.id] * 2
+    assert index.delay(8).id != first.id
+    node = start()
+    assert first.get(timeout=30) == 7
+    assert index.delay(7).get(timeout=30) == 7
+    assert left(node) == {}
+    assert (journal.count("indexed", 7), journal.count("indexed", 8)) == (2, 1)
+
+
+@on(NATIVE)
+def test_a_debounced_task_waits_for_whole_seconds_where_the_broker_delays(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal
+) -> None:
+    start()
+    results = [app.module.settle.delay(7, version) for version in range(3)]
+    assert results[-1].get(timeout=30) == 2
+    assert [entry.fields["version"] for entry in journal.entries("settled")] == [2]
+
+
+@on(CLASSIC)
+def test_nothing_is_skipped_for_a_message_that_the_broker_has_not_confirmed(app: Celery, vhost: Vhost) -> None:
+    index, name = app.module.index, vhost.name("full")
+    with app.producer_or_acquire() as producer:  # which does not confirm
+        assert len({index.apply_async((7,), producer=producer).id for _ in range(2)}) == 2
+    limits = {"x-max-length": 1, "x-overflow": "reject-publish", "x-expires": 60_000}
+    with app.connection_for_write() as connection:
+        full = Queue(name, Exchange(name, type="direct"), name, queue_arguments=limits)
+        full.bind(connection.default_channel).declare()
+    there = {"exchange": name, "routing_key": name, "retry": False}
+    assert index.apply_async((8,), **there).id
+    for _ in range(2):
+        with pytest.raises(OperationalError) as refused:
+            index.apply_async((9,), **there)
+        assert isinstance(refused.value.__cause__, MessageNacked)
+        with pytest.raises(ChannelError, match="NO_ROUTE"):
+            index.apply_async((9,), **{**there, "routing_key": "nowhere"})
+    assert index.delay(9).id == index.delay(9).id
 
 
 @on(NATIVE)

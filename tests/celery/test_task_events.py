@@ -221,7 +221,7 @@ class TestThePipe:
 
     @pytest.fixture(autouse=True)
     def prepared(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        for name in ("_ends", "_main", "_consumer", "_unread"):
+        for name in ("_ends", "_main", "_consumer", "_consumes", "_unread"):
             monkeypatch.setattr(monitoring, name, getattr(monitoring, name))
         monitoring._ends, monitoring._main = None, 0
         monitoring.prepare()

@@ -10,6 +10,7 @@ import json
 import logging
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
-from celery_idempotent.celery.visibility import UnackedMessages, VisibilityStep, copied
+from celery_idempotent.celery.visibility import LONGEST_MUTEX, UnackedMessages, VisibilityStep, copied
 from celery_idempotent.errors import ConfigurationError
 from tests.support import processes
 from tests.support.celery.apps import messages
@@ -505,6 +506,32 @@ class TestTheTagsOfAChannel:
         held.restore()
         assert redis_client.zcard(f"{prefix}unacked_index") == 0
         assert redis_client.llen(f"{prefix}celery") == 1
+
+    def test_a_worker_that_is_killed_while_it_puts_back_holds_others_up_for_seconds(
+        self, connect: Callable[..., Any], queue: Queue, redis_client: redis.Redis, redis_url: str
+    ) -> None:
+        redis_client.zadd("unacked_index", {queue.get().delivery_tag: 1})
+        code = (
+            "import os, signal\n"
+            "from kombu import Connection\n"
+            "from celery_idempotent.celery import visibility\n"
+            "visibility.LONGEST_MUTEX = 2.0\n"
+            f"options = {{'visibility_timeout': {TIMEOUT}}}\n"
+            f"channel = Connection({redis_url!r}, transport_options=options).default_channel\n"
+            "channel._active_queues.append('celery')\n"
+            "channel.qos.restore_by_tag = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "visibility.UnackedMessages(channel).restore()\n"
+        )
+        assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+        assert 0 < redis_client.pttl("unacked_mutex") <= 2_000
+        channel = connect()
+        channel._active_queues.append("celery")
+        held = UnackedMessages(channel)
+        wait_until(lambda: held.restore() or redis_client.llen("celery") == 1)
+        assert channel.qos.unacked_mutex_expire == LONGEST_MUTEX
+        configured = connect(unacked_mutex_expire=5)
+        UnackedMessages(configured)
+        assert configured.qos.unacked_mutex_expire == 5
 
     def test_a_look_at_nothing_is_one_command_and_takes_no_mutex(
         self, connect: Callable[..., Any], queue: Queue, redis_client: redis.Redis

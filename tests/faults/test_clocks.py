@@ -125,7 +125,9 @@ def test_a_retry_of_a_worker_with_a_wrong_clock_is_not_overtaken(
     second = app.module.flaky.apply_async(("ORD-1",), {"failures": 1, "countdown": 3}, queue="right")
     assert first.get(timeout=30) == second.get(timeout=30) == "ORD-1 after 1"
     tries = journal.entries("tried")
-    assert [entry.fields["retries"] for entry in tries] == [0, 1]
+    # Once the retry is due, the duplicate may come first: then an attempt of its own runs, and the retry waits for it.
+    assert [entry.fields["retries"] for entry in tries] in ([0, 1], [0, 0, 1])
+    assert journal.count("charged") == 1
     assert tries[1].at - tries[0].at > 2.5
 
 

@@ -16,6 +16,7 @@ from celery_idempotent import (
     Policy,
     Store,
     StoreUnreachable,
+    Unique,
     add_hook,
     current_lease,
     idempotent,
@@ -38,6 +39,8 @@ def by_order(order_id: str) -> str:
 policy = Policy(key="order_id", lease_ttl=30, result_ttl="7d", failure_ttl=timedelta(hours=1), on_conflict="wait")
 Policy(key=["order_id", "line"], remember_failures=ValueError, fingerprint=["note"], compress_above="4KiB")
 Policy(key=by_order, on_store_error="raise")
+assert_type(Unique(key="order_id", until="done", for_="2h"), Unique)
+Unique(key=by_order, debounce=30, max_wait=timedelta(minutes=5))
 Policy(on_conflict="wiat")  # pyright: ignore[reportArgumentType]
 Policy(lese_ttl=30)  # pyright: ignore[reportCallIssue]
 assert_type(policy.lease_ttl, float)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_idempotent import events as library_hooks
+from celery_idempotent.core.binding import confirmations
 from celery_idempotent.stores import open_store
 from tests.conftest import missing
 from tests.support.servers import RedisServer, ServerMissing, redis_binary
@@ -140,6 +141,19 @@ def test_publishing_asks_nothing_of_the_store_and_leaves_nothing_behind(server: 
     figures = publishing.measure(server, blocks=2, calls=2)
     assert all(figure.value > 0 for figure in figures)
     assert subject.commands().get("evalsha", 0) == before
+    assert subject.client.dbsize() == 0
+
+
+def test_a_call_of_a_unique_task_asks_the_store_once_and_what_is_published_is_confirmed_many_at_once(
+    server: RedisServer, subject: Subject
+) -> None:
+    before = subject.commands().get("evalsha", 0)
+    figures = publishing.measure_unique(server, blocks=2, calls=2)
+    assert all(figure.value > 0 for figure in figures)
+    published, skipped = 2 + 6, 100 + 6 + 6 + 2
+    confirmations.close()
+    asked = subject.commands().get("evalsha", 0) - before
+    assert published + skipped < asked <= 2 * published + skipped
     assert subject.client.dbsize() == 0
 
 

@@ -134,7 +134,7 @@ UNFIT: dict[str, list[Any]] = {
         10**400,
         0.4,
     ],
-    "result_ttl": [0, "0s", "100ms", timedelta(0), "99999999d", "9" * 400 + "s", b"1s"],
+    "result_ttl": [-1, "100ms", timedelta(microseconds=1), "99999999d", "9" * 400 + "s", b"1s"],
     "failure_ttl": [0.1, timedelta(seconds=-1)],
     "on_conflict": ["ignore", None, True, ["defer"]],
     "on_duplicate": ["wait", ""],

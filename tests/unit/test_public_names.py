@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 HOMES = {
+    "AlreadyPublished": "errors",
     "ConfigurationError": "errors",
     "Conflict": "errors",
     "CrashLoop": "errors",
@@ -30,6 +31,7 @@ HOMES = {
     "Store": "stores.base",
     "StoreError": "errors",
     "StoreUnreachable": "errors",
+    "Unique": "core.policy",
     "add_hook": "events",
     "current_lease": "core.lease",
     "idempotent": "functions",

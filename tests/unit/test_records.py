@@ -40,6 +40,7 @@ def test_a_claim_without_more_is_the_first_delivery_of_a_message() -> None:
         "max_crashes": 5,
         "holder": "",
         "message_id": "",
+        "revive": True,
     }
     assert not CLAIM.is_copy
     assert CLAIM.attempt == 0

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
+from urllib.parse import unquote
 
 from ...core.keys import compose_default
+from ...core.reservations import WaitingMessage, is_confirmed
 from ...errors import StoreRefused
-from ...stores.records import Claim, Lease, Outcome, Reason, Release, State, new_owner
+from ...stores.records import RESERVED, Claim, Lease, Outcome, Reason, Release, State, new_owner
 from .findings import Checks, Finding, Findings, Target, error, info, ok, warning
 
 #: The checks of a store of which nothing else is known.
@@ -137,3 +140,47 @@ def compared(server_time: Callable[[], float]) -> Finding:
             "visibility_timeout go by the clocks of the workers.",
         )
     return ok("the clocks of the store and of this machine agree")
+
+
+#: The checks of every store whose app is known.
+OF_APPS = Checks()
+
+
+@OF_APPS.add("every reservation is that of a message", when=lambda target: target.messages is not None)
+def reservation_orphaned(target: Target) -> Findings:
+    lost: list[str] = []
+    for _ in range(2):  # what was put back into its queue during the first look is there in the second
+        held = dict(_reservations(target, lost))
+        ids = target.messages(set(filter(None, map(_queue, held)))) if target.messages is not None else None
+        if ids is None:
+            yield info("The broker has too many messages to look for those that hold reservations.")
+            return
+        lost = [key for key, task_id in held.items() if _queue(key) and task_id not in ids]
+        if not lost:
+            return
+    # What began meanwhile has none any more.
+    lost = [key for key, _ in _reservations(target, lost)]
+    if lost:
+        yield warning(
+            f"{len(lost)} reservation{'' if len(lost) == 1 else 's'} of unique tasks whose message is in no queue, as "
+            f"after a purge: calls are skipped until they end, of {', '.join(lost[:3])}.",
+            "celery -A proj idempotency forget KEY, for each of them",
+        )
+
+
+def _reservations(target: Target, keys: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the keys and the task ids of confirmed reservations: of these keys, or of all if there are none."""
+    prefix = f"{target.namespace}:{RESERVED}:"
+    for record in map(target.store.get, keys) if keys else target.store.scan(prefix=prefix):
+        met = WaitingMessage.read(record.holder) if record is not None and is_confirmed(record) else None
+        if record is not None and met is not None:
+            yield record.key, met.task_id
+
+
+def _queue(slot: str) -> str:
+    """Return the queue that the name of a reservation has; "" if it has none."""
+    try:
+        parts = json.loads(unquote(slot.rpartition(":~")[2]))
+    except ValueError:
+        return ""
+    return next((part.removeprefix("queue=") for part in parts if part.startswith("queue=")), "")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...core.binding import BACKEND
 from ...errors import ConfigurationError, IdempotencyError
 from ...stores import hide_password
 from ...stores.maintenance import NamedStore
+from ...stores.memory import MemoryStore
 from . import broker
 from .app_config import AppConfig, DeclaredTask, listed, shortest_interval
 from .findings import Checks, Findings, Section, Target, error, failed, info, ok, run_checks, warning
@@ -252,12 +254,42 @@ def result_ttl_short(config: AppConfig) -> Findings:
     what, wait = config.longest_wait
     latest = max(wait, config.visibility)
     source = what if wait > config.visibility else "the visibility_timeout of the broker"
-    if short := [each for each in config.tasks if each.policy.result_ttl < latest]:
+    if short := [each for each in config.tasks if 0 < each.policy.result_ttl < latest]:
         least = min(each.policy.result_ttl for each in short)
         yield error(
             f"result_ttl is {least:g} s ({listed(each.name for each in short)}), and a duplicate may come {latest:g} s "
             f"late ({source}): it is not recognised, and runs again.",
             'idempotency={"result_ttl": "24h"}',
+        )
+
+
+@CHECKS.add("operations that take turns share a key")
+def turns_without_key(config: AppConfig) -> Findings:
+    if unkeyed := [each.name for each in config.tasks if each.policy.key is None and not each.policy.result_ttl]:
+        yield warning(
+            f"{listed(unkeyed)} has result_ttl=0 and no key: each message is an operation of its own, and none waits "
+            "for another, unless its producer gives an idempotency_key.",
+            'idempotency={"key": "customer_id", "result_ttl": 0}, or "key": lambda: "one" for the task as a whole',
+        )
+
+
+@CHECKS.add("reservations of unique tasks are shared")
+def unique_not_shared(config: AppConfig) -> Findings:
+    unique = [each for each in config.tasks if each.is_unique]
+    if alone := [each.name for each in unique if isinstance(each.task._binding.guard.store, MemoryStore)]:
+        yield error(
+            f"{listed(alone)} is unique, and its store is the memory of one process: every call is published.",
+            'app.conf.idempotency_store = "redis://..."',
+        )
+
+
+@CHECKS.add("unique tasks do not expire")
+def unique_expires(config: AppConfig) -> Findings:
+    if brief := [each.name for each in config.tasks if each.is_unique and each.task.expires]:
+        yield info(
+            f"{listed(brief)} is unique and has expires: each call would expire later than the message that waits, and "
+            "so is published.",
+            "Leave expires out; a call that is skipped adds nothing to a queue that is not worked off.",
         )
 
 
@@ -373,17 +405,19 @@ def checkup(app: Any, load: Callable[[], object] = lambda: None) -> tuple[Sectio
     Returns:
         What was found, and the stores that the app uses as far as its configuration shows them.
     """
-    section = Section(f"app {app.main or '(without a name)'}")
+    section, messages = Section(f"app {app.main or '(without a name)'}"), None
     try:
         load()
         config = AppConfig(app)
         section.findings += run_checks(CHECKS, config)
         stores, purged = used_stores(app), any(entry["task"] == PURGE for entry in config.scheduled.values())
+        if config.broker == "redis" and any(each.is_unique for each in config.tasks):
+            messages = partial(broker.messages, app)
     except ConfigurationError as error:
         if not any(found.error for found in section.findings):
             section.findings.append(failed(error))
         stores, purged = _own_store(app), False
-    return section, [Target(used.store, used.name, used.namespaces[0], purged) for used in stores]
+    return section, [Target(used.store, used.name, used.namespaces[0], purged, messages) for used in stores]
 
 
 def _own_store(app: Any) -> list[NamedStore]:

@@ -37,6 +37,11 @@ class DeclaredTask:
         """What the task is called."""
         return str(self.task.name)
 
+    @property
+    def is_unique(self) -> bool:
+        """Whether its calls are skipped while a message waits."""
+        return self.task._binding.unique is not None
+
 
 class AppConfig:
     """An app with its tasks, its broker, its schedule.

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import json
 from math import ceil
+from typing import Any
 
 from .app_config import ASSUMED, HOUR, AppConfig, listed
 from .findings import Checks, Findings, error, info, ok, warning
 
 CHECKS = Checks()
+#: Messages of a Redis broker that are read at most, and with one command.
+MOST, CHUNK = 50_000, 500
 #: Seconds below which a stall is enough to lose messages, and above which a dead worker's are missed.
 SHORT_TIMEOUT, LONG_TIMEOUT = 10.0, 600.0
 #: The most that SQS takes.
@@ -21,6 +25,35 @@ SELDOM_LOOKING = {True: {"solo"}, False: {"gevent", "eventlet", "solo"}}
 SELDOM = 60
 GOOD = 'app.conf.broker_transport_options = {"visibility_timeout": 30}'
 OFTEN = GOOD.replace("}", ', "unacked_restore_interval": 5, "unacked_restore_throttle": 1}')
+
+
+def messages(app: Any, queues: set[str]) -> set[str] | None:
+    """Return the task ids of the messages that a Redis broker has, waiting and handed out; None if it has too many.
+
+    Arguments:
+        app: The app.
+        queues: The queues to read.
+    """
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        with channel.conn_or_acquire() as client:
+            lists = [channel._q_for_pri(queue, step) for queue in queues for step in channel.priority_steps]
+            if client.hlen(channel.unacked_key) + sum(client.llen(name) for name in lists) > MOST:
+                return None
+            found = set()
+            for name in lists:
+                for start in range(0, MOST, CHUNK):
+                    chunk = client.lrange(name, start, start + CHUNK - 1)
+                    found |= {_task_id(json.loads(text)) for text in chunk}
+                    if len(chunk) < CHUNK:
+                        break
+            # After the queues: what is handed out meanwhile is seen here.
+            found |= {_task_id(json.loads(text)[0]) for text in client.hvals(channel.unacked_key)}
+            return found
+
+
+def _task_id(message: Any) -> str:
+    return str((message.get("headers") or {}).get("id"))
 
 
 def _times_out(config: AppConfig) -> bool:

@@ -71,12 +71,15 @@ class Target:
         name: Its name, without a password.
         namespace: The beginning of its keys, without the colon.
         purged: Whether beat purges it; None where there is no app that would know.
+        messages: Returns the task ids of what the app's broker has for these queues, or None if that is too much to
+            read; None where it cannot be asked.
     """
 
     store: Store
     name: str
     namespace: str = NAMESPACE
     purged: bool | None = None
+    messages: Callable[[set[str]], set[str] | None] | None = None
 
 
 class CheckSkipped(Exception):

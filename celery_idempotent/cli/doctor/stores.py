@@ -42,9 +42,11 @@ def sections(target: Target) -> Iterator[Section]:
     elif kind == "redis":
         from . import redis
 
-        yield Section(redis.title(target), list(redis.findings(target, redis.SERVER_CHECKS, redis.CHECKS)))
+        yield Section(
+            redis.title(target), list(redis.findings(target, redis.SERVER_CHECKS, [*redis.CHECKS, *any_store.OF_APPS]))
+        )
     else:
-        yield Section(target.name, list(run_checks(_checks(kind), target)))
+        yield Section(target.name, list(run_checks([*_checks(kind), *any_store.OF_APPS], target)))
 
 
 def _checks(kind: str) -> list[Check]:

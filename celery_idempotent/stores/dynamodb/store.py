@@ -376,7 +376,7 @@ def renewed(records: Records, lease: Lease) -> bool:
 
 def _renew(records: Records, lease: Lease) -> None:
     now, machine = records.now(), records.clock.machine
-    row = rules.renew(None, lease, now)
+    row = rules.renew(rules.forgotten(lease), lease, now)
     assert row is not None
     with_new_lease = item_of(lease.key, records.with_new_lease(row, lease.claim))
     update = Update()

@@ -97,6 +97,7 @@ def lease_args(leases: Sequence[Lease]) -> tuple[list[Any], ...]:
         [claim.task_id for claim in claims],
         [claim.fingerprint for claim in claims],
         [claim.attempt for claim in claims],
+        [claim.revive for claim in claims],
     )
 
 

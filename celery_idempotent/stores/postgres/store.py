@@ -87,7 +87,7 @@ class PostgresStore(Store):
         record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
         render = schema.render
         self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
-        self._renew = render(f"select {{renew}}({marks(9)})")
+        self._renew = render(f"select {{renew}}({marks(10)})")
         self._settle = render(f"select {{settle}}({marks(9)})")
         self._release = render(f"select {{release}}({marks(6)})")
         # What an open transaction settles right now is not waited for.

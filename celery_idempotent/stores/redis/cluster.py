@@ -19,7 +19,7 @@ from ...errors import StoreError
 from .. import hide_password
 from ..records import Lease
 from .connections import OPTION, REFUSALS, Addresses, Connections
-from .records import lease_args
+from .records import renewal_args
 from .store import BATCH, RedisStore, Replicas, together
 
 EXAMPLE = "redis+cluster://:password@host1:6379,host2:6379"
@@ -97,7 +97,7 @@ class ClusterStore(RedisStore):
     def _renew_at(self, node: ClusterNode, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
         wait = self._replicas.command
-        calls = [(lease.key, *lease_args(lease)) for lease in leases]
+        calls = [(lease.key, *renewal_args(lease)) for lease in leases]
         replies = together(lambda commands: self._at(node.pipeline, commands), "renew", calls, wait)
         missing = self._replicas.missing(replies[-1]) if wait else ""
         if missing:
@@ -105,7 +105,7 @@ class ClusterStore(RedisStore):
         lost: list[Lease] = []
         for lease, reply in zip(leases, replies, strict=False):
             if isinstance(reply, Exception):  # as when it has moved
-                reply, missing = self._replicated("renew", (lease.key,), lease_args(lease))
+                reply, missing = self._replicated("renew", (lease.key,), renewal_args(lease))
                 if missing:
                     raise self._unreplicated(missing)
             lost += [lease] * len(reply)

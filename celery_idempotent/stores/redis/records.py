@@ -36,7 +36,7 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
 
 
 def lease_args(lease: Lease) -> tuple[Any, ...]:
-    """Return a lease as renew.lua and settle.lua want it: the proof, and what it takes to restore a lost record."""
+    """Return a lease as settle.lua wants it: the proof, and what it takes to restore a lost record."""
     claim = lease.claim
     attempt = claim.attempt
     return (
@@ -49,6 +49,11 @@ def lease_args(lease: Lease) -> tuple[Any, ...]:
         claim.fingerprint,
         padded(attempt) if attempt else "",
     )
+
+
+def renewal_args(lease: Lease) -> tuple[Any, ...]:
+    """Return a lease as renew.lua wants it."""
+    return (*lease_args(lease), int(lease.claim.revive))
 
 
 def padded(attempt: int) -> str:

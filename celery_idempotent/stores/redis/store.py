@@ -42,7 +42,18 @@ from ..records import (
 )
 from ..rules import SECOND
 from .connections import ESCAPING, OPTION, PARSE, REFUSALS, Connections, as_redis, check_parameters, translate_error
-from .records import ANSWERED, answered, by_name, claim_args, lease_args, ms, padded, record_of, unreadable
+from .records import (
+    ANSWERED,
+    answered,
+    by_name,
+    claim_args,
+    lease_args,
+    ms,
+    padded,
+    record_of,
+    renewal_args,
+    unreadable,
+)
 
 logger = logging.getLogger("celery_idempotent.stores")
 
@@ -71,6 +82,8 @@ class RedisStore(Store):
     """
 
     keeps_history = True
+    #: for callers that must not wait for this one, see `bounded`
+    _bounded: RedisStore | None = None
 
     def __init__(self, client: redis.Redis, *, url: str = "redis", wait_replicas: int = 0) -> None:
         pool = getattr(client, "connection_pool", None)
@@ -162,7 +175,7 @@ class RedisStore(Store):
             batch = leases[start : start + size]
             args: list[Any] = []
             for lease in batch:
-                args += lease_args(lease)
+                args += renewal_args(lease)
             positions, missing = self._replicated("renew", [lease.key for lease in batch], args)
             if missing:
                 raise self._unreplicated(missing)
@@ -225,7 +238,23 @@ class RedisStore(Store):
     def ping(self) -> None:
         self._command("PING")
 
+    def bounded(self, seconds: float) -> RedisStore | None:
+        """Return a store with connections of its own, where the client's pool is one of a single server."""
+        pool: Any = getattr(getattr(self, "_client", None), "connection_pool", None)
+        if self._bounded is None and type(pool) in (redis.ConnectionPool, redis.BlockingConnectionPool):
+            options = {**pool.connection_kwargs, "socket_timeout": seconds}
+            if "socket_connect_timeout" in options:
+                options["socket_connect_timeout"] = seconds
+            client = redis.Redis(
+                connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **options)
+            )
+            client.auto_close_connection_pool = True  # no other client uses it
+            self._bounded = RedisStore(client, url=self._url)
+        return None if self._replicas.command else self._bounded
+
     def close(self) -> None:
+        if self._bounded is not None:
+            self._bounded.close()
         self._connections.close()
 
     def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[Any, str]:

@@ -11,6 +11,8 @@ from unittest import mock
 
 from celery import Celery, _state
 
+from celery_idempotent.celery import app as celery_app
+from celery_idempotent.celery import unique
 from tests.support.celery import measuring
 from tests.support.servers import open_client
 
@@ -56,8 +58,16 @@ def close_app(app: Celery) -> None:
     if hasattr(app.backend, "result_consumer"):
         # A result that outlives its test would, when it is collected, ask a server that is gone.
         app.backend.result_consumer.cancel_for = lambda task_id: None
-        app.backend.result_consumer.stop()
-    app.backend.client.close()
+        if getattr(app.backend.result_consumer, "_consumer", True) is not None:
+            app.backend.result_consumer.stop()
+    if hasattr(app.backend, "client"):
+        app.backend.client.close()
+    for store in celery_app._stores.get(app, {}).values():  # publishers of unique tasks use it
+        store.close()
+    _, confirming = unique._confirming_pools.pop(app, (0, None))
+    if confirming is not None:
+        confirming.force_close_all()
+        confirming.connections.force_close_all()
     app.close()
 
 

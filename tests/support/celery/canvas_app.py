@@ -1,4 +1,4 @@
-"""A Celery app of which every task has one base: IdempotentTask, or, where PLAIN is set, Celery's own.
+"""A Celery app of which every task has one base: IdempotentTask, or what BASE names, as Celery's own.
 
 Every task writes down what it saw of its message, so that the two can be compared; the signatures that `canvases` puts
 together carry the name of their canvas as `tag`.
@@ -28,8 +28,15 @@ class PlainTask(Task):
     reject_on_worker_lost = True
 
 
-PLAIN = bool(os.environ.get("PLAIN"))
-app = from_env(Celery("canvas", task_cls=PlainTask if PLAIN else IdempotentTask))
+class UniqueTask(IdempotentTask):
+    """Of which a call is skipped while an equal one waits, unless it is part of a canvas."""
+
+    abstract = True
+    unique = True
+
+
+BASES = {"": IdempotentTask, "plain": PlainTask, "unique": UniqueTask}
+app = from_env(Celery("canvas", task_cls=BASES[os.environ.get("BASE", "")]))
 app.conf.task_queues = [Queue(name) for name in ("celery", "side")]
 app.conf.broker_transport_options["queue_order_strategy"] = "sorted"
 app.conf.task_inherit_parent_priority = True

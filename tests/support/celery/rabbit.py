@@ -65,6 +65,20 @@ def charge(self: Any, order_id: str) -> str:
     return f"charged {order_id}"
 
 
+@app.task(base=IdempotentTask, unique="document")
+def index(document: int) -> int:
+    """Is not published while a message waits."""
+    Journal.from_env().write("indexed", document)
+    return document
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "debounce": 0.4})
+def settle(document: int, version: int) -> int:
+    """Runs once it has been quiet."""
+    Journal.from_env().write("settled", document, version=version)
+    return version
+
+
 @app.task(base=IdempotentTask, bind=True, idempotency={"key": "order_id"}, max_retries=3)
 def flaky(self: Any, order_id: str, failures: int, countdown: float) -> str:
     """Retries by hand until it has failed often enough."""

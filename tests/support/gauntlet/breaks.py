@@ -281,7 +281,11 @@ BREAKS = [
     broken(
         24,
         "what a zombie raises is stored",
-        ("core/guard.py", "if recorded and not isinstance(error, LeaseLost):", "if True:"),
+        (
+            "core/guard.py",
+            "if (recorded or not self.policy.result_ttl) and not isinstance(error, LeaseLost):",
+            "if True:",
+        ),
     ),
     broken(
         25,

@@ -9,7 +9,8 @@ create or replace function {renew}(
   holders text[],
   tasks text[],
   prints text[],
-  nexts bigint[]
+  nexts bigint[],
+  revives boolean[]
 )
 returns setof bigint
 language plpgsql
@@ -57,8 +58,8 @@ begin
   for l in
     select *
     from
-      unnest(keys, owners, fences, leases, keeps, holders, tasks, prints, nexts) with ordinality
-      a (key, owner, fence, lease, keep, holder, task, print, next, place)
+      unnest(keys, owners, fences, leases, keeps, holders, tasks, prints, nexts, revives) with ordinality
+      a (key, owner, fence, lease, keep, holder, task, print, next, revive, place)
     where place <> all (held)
     order by a.key
   loop
@@ -79,6 +80,8 @@ begin
           expires = clock + l.lease + l.keep
         where t.key = c_key;
       end if;
+    elsif not l.revive then
+      return next l.place;
     elsif {unsettled} then -- the server lost its data, and the key was not claimed since
       delete from {table} t where t.key = c_key;
       insert into {table} (

@@ -1,6 +1,6 @@
 -- Extend leases: rules.renew in Python.
--- KEYS: the keys. ARGV, eight for each key: owner, fence, lease ms, keep ms, holder, task,
--- fingerprint, attempt.
+-- KEYS: the keys. ARGV, nine for each key: owner, fence, lease ms, keep ms, holder, task,
+-- fingerprint, attempt, '1' to restore a record that is gone.
 -- Reply: the positions, from 0, of the leases that are lost.
 local RENEWALS = 10 -- a holder that has lived for so many of them, three to a ttl, is no crash loop
 
@@ -28,16 +28,17 @@ end
 
 local lost = {}
 for place, key in ipairs(KEYS) do
-  local first = 8 * place - 7
+  local first = 9 * place - 8
   local owner, fence, lease_ms, keep_ms = unpack(ARGV, first, first + 3)
-  local holder, task, fingerprint, attempt = unpack(ARGV, first + 4, first + 7)
+  local holder, task, fingerprint, attempt, revive = unpack(ARGV, first + 4, first + 8)
   local found = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes')
   if found.err and not found.err:find('WRONGTYPE') then
     return found -- as for a right that is missing; a key that is no hash is lost
   end
   local state, last_owner, last_fence, crashes = unpack(found, 1, 4)
   local held = state == 'in_progress' and last_owner == owner
-  if not found.err and not state and redis.call('EXISTS', key) == 0 then
+  local gone = not found.err and not state and redis.call('EXISTS', key) == 0
+  if gone and revive == '1' then
     local error -- the server lost its data, and the key was not claimed since
     error, held = restore(key, owner, fence, holder, task, fingerprint, attempt)
     if error then

@@ -1,0 +1,679 @@
+"""Unique publishing: a call of a task is not published while a message that will do the same work is waiting.
+
+A publisher passes `publish`, a message that goes on (a retry, what continues a replaced task) `publish_next`. A worker
+gives the reservation of a message back when its body is about to run (`begin`), or when its operation has ended
+(`end`). `core/reservations.py` has what a reservation is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from time import monotonic, time
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+from celery import states
+from celery._state import get_current_worker_task
+from celery.backends.redis import RedisBackend
+from celery.backends.rpc import RPCBackend
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.uuid import uuid
+
+from ..core import reservations
+from ..core.backoff import Backoff, never
+from ..core.binding import breaker, confirmations, current_holder, heartbeat
+from ..core.guard import STORE_PAUSE
+from ..core.lease import HeldLease
+from ..core.policy import Unique
+from ..core.reservations import BUDGET, UNCONFIRMED, Reserved, Token, WaitingMessage
+from ..errors import AlreadyPublished, ConfigurationError, MissingKey, StoreError
+from ..events import PublishRepeated, PublishReplaced, PublishSkipped, logger, receivers, send
+from ..stores.base import Store
+from ..stores.memory import MemoryStore
+from ..stores.records import Lease, Reason, Record, new_owner
+from . import monitoring
+from .app import is_shared, store_of
+from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively
+
+#: What of an app may not be skipped; it was logged.
+_warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+#: Why a call was published: it could not wait any longer to know whether a message waits; one of the two expires first.
+LATE, SOONER = "late", "expires sooner"
+#: Options of messages that are parts of a canvas.
+OF_CANVASES = {"chain", "chord", "group_id", "replaced_task_nesting"}
+
+#: What names the broker of a connection.
+_ADDRESS = ("transport_cls", "hostname", "port", "virtual_host")
+
+Send = Callable[..., Any]
+T = TypeVar("T")
+
+
+def publish(
+    task: Any, given: object, args: Any, kwargs: Any, ids: Mapping[str, Any], options: dict[str, Any], send: Send
+) -> Any:
+    """Publish a call, or return the result of the message that will do its work.
+
+    Arguments:
+        task: The task.
+        given: The option ``unique`` of the call; None: the task's.
+        args: Of the call.
+        kwargs: Of the call.
+        ids: What else `apply_async` was given: ``task_id``, ``producer``, ``link``, ``link_error``.
+        options: The other options of the call.
+        send: Publishes it, with the options that it is given.
+
+    Raises:
+        AlreadyPublished: a message waits, and the task has ``on_duplicate="raise"``.
+        ConfigurationError: the call gives wrong options.
+        Exception: what publishing raises.
+    """
+    token = _token_of(options)
+    if token is not None:
+        return publish_next(task, token, args, kwargs, ids, options, send)
+    wanted = task._binding.unique if given is None else task._binding.unique_of(given)
+    if wanted is None or not _may_be_skipped(task, ids, options):
+        return send(**ids, **options)
+    return _Call(task, wanted, args, kwargs, ids, options).publish(send)
+
+
+def _may_be_skipped(task: Any, ids: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Return whether a call may share the message of another one, and whether another may share its own."""
+    if ids["task_id"] or ids["link"] or ids["link_error"] or "parent_id" in options:
+        return False  # with a parent's id Celery calls what it dispatches for a task that has ended
+    if not OF_CANVASES.isdisjoint(options) and any(options.get(name) for name in OF_CANVASES):
+        return False
+    app = task._get_app()
+    if _goes_elsewhere(app, ids["producer"], options):
+        return False
+    if app.conf.task_always_eager or task.name.startswith(UNGUARDED):
+        return False
+    if isinstance(task.backend, RPCBackend) and not _ignores_result(task, options):
+        return False  # its result is a message to one caller
+    if monitoring.consumes_here() and get_current_worker_task() is None:
+        return False  # it would hold up the messages of a worker
+    transport = _transport(app)
+    if transport.driver_type == "memory":
+        return _not_shared(app, task, "the broker memory:// is this process's own")
+    if transport.task_protocol == 1:
+        return _not_shared(app, task, "a message of task_protocol 1 has no headers to name what it has reserved")
+    if isinstance(task._binding.guard.store, MemoryStore):
+        return _not_shared(app, task, "the store memory:// is this process's own, and no worker could free what it has")
+    return True
+
+
+def _goes_elsewhere(app: Any, producer: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a call may go to another broker than the app's, whose messages do not stand for each other."""
+    if options.get("connection") is not None:
+        return True
+    if producer is None:
+        return False
+    given, own = producer.connection, app.connection_for_write()
+    return [getattr(given, name) for name in _ADDRESS] != [getattr(own, name) for name in _ADDRESS]
+
+
+def _not_shared(app: Any, task: Any, why: str) -> bool:
+    known = _warned.setdefault(app, set())
+    if why not in known:
+        known.add(why)
+        logger.warning("Every call of %s and other unique tasks is published: %s.", task.name, why)
+    return False
+
+
+class _Call:
+    """One call of a task that is unique.
+
+    Arguments:
+        task: The task.
+        wanted: Its options.
+        args, kwargs, ids, options: As `publish` is given them.
+    """
+
+    def __init__(
+        self, task: Any, wanted: Unique, args: Any, kwargs: Any, ids: Mapping[str, Any], options: dict[str, Any]
+    ) -> None:
+        self.task, self.wanted, self.ids, self.options = task, wanted, ids, options
+        self.app, self.store = task._get_app(), task._binding.guard.store
+        self.args, self.kwargs = args or (), kwargs or {}
+        #: with those that the task is published with in any case
+        self.all = {**task._get_exec_options(), **options}
+        self.id, self.end = uuid(), monotonic() + BUDGET
+        #: how long it waits, where that is this module's to decide
+        self.countdown = wanted.debounce
+        # What is this thread's own; the store is waited for in another one.
+        self.own, self.in_transaction = _own_token(), _in_transaction()
+
+    def publish(self, send: Send) -> Any:
+        """Publish the call, or return the result of the message that stands for it."""
+        wanted = self.wanted
+        if wanted.debounce is not None and (self.all.get("countdown") or self.all.get("eta")):
+            raise ConfigurationError(
+                f"Expected no countdown or eta for {self.task.name}, whose debounce decides when it runs. "
+                "Pass unique=False to publish this call by itself."
+            )
+        try:
+            token, note = self._token(), self._note()
+            for written in (note.eta, note.expires):
+                _time(written, self.app)  # which raises what is no time
+        except (MissingKey, TypeError, ValueError) as error:
+            # The worker reports the key, and Celery a wrong option; nothing may be lost for want of a key.
+            logger.error("%s is published whatever waits: %s", self.task.name, error)
+            return send(**self.ids, **self.options)
+        try:
+            found = _ask(self.store, partial(self._reserve, token, note))
+        except StoreError as error:
+            self._emit(PublishRepeated, token, self.id, reason="store", error=str(error))
+            return self._send(send, token, sure=False)
+        if found is None:
+            self._emit(PublishRepeated, token, self.id, reason=LATE)
+            return self._send(send, token, sure=False)
+        if isinstance(found, Record):
+            return self._skip(found, token)
+        return self._send(send, self._granted(found, token), sure=True)
+
+    # -- what it needs of the store ------------------------------------------------------------------------------------
+
+    def _token(self) -> Token:
+        binding, wanted, headers = self.task._binding, self.wanted, self.options.get("headers")
+        given = self.options.get(KEY_HEADER) or (headers or {}).get(KEY_HEADER)
+        args, kwargs = _sent(self.task, self.args, self.kwargs, self.all)
+        message = {**self._route(), "ignore_result": self._is_ignored(), **_kind_of(wanted)}
+        if given is not None or binding.policy.key is not None:  # else the task id is the key
+            message["operation"], _ = binding.operation(given, self.id, args, kwargs, headers)
+        beside = tuple([f"{name}={value}" for name, value in message.items() if value])
+        slot = binding.slot(wanted.key, args, kwargs, headers, beside)
+        return Token(slot, new_owner(), 0, wanted.until, wanted.for_, wanted.newest, wanted.throttle or 0.0)
+
+    def _route(self) -> dict[str, Any]:
+        """Return where the message goes; and have it go there, also where a router would choose again."""
+        router = self.app.amqp.router
+        routed = router.route(dict(self.all), self.task.name, self.args, self.kwargs, self.task)
+        if router.routes:
+            self.options = {
+                **self.options,
+                **{n: routed[n] for n in ("queue", "exchange", "routing_key") if routed.get(n)},
+            }
+        queue, exchange = routed.get("queue"), routed.get("exchange")
+        return {
+            "queue": getattr(queue, "name", queue),
+            "exchange": getattr(exchange, "name", exchange),
+            "routing_key": routed.get("routing_key"),
+            "priority": routed.get("priority"),
+        }
+
+    def _is_ignored(self) -> bool:
+        return _ignores_result(self.task, self.options)
+
+    def _note(self) -> WaitingMessage:
+        return self._due(_note_of(self.app, self.id, self.all))
+
+    def _due(self, note: WaitingMessage) -> WaitingMessage:
+        """Return the note with the time at which this module has the message run, if it decides that."""
+        if self.countdown is None:
+            return note
+        return note._replace(eta=_text(self.app.now() + timedelta(seconds=self.countdown)))
+
+    def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | None:
+        if token.throttle and not note.eta:
+            remaining = reservations.throttle(store, token, note.holder)
+            if remaining:
+                self.countdown = remaining
+                note = self._due(note)
+        doubt, follow = partial(self._doubt, note), partial(self._follow, note)
+        return reservations.reserve(store, token, note, doubt, self.end, confirmations, follow)
+
+    def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
+        """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
+        reason = reservations.REPLACED
+        if _expiry(note.expires, self.app) < _expiry(met.expires, self.app):
+            reason = SOONER
+        if self.wanted.debounce is not None:
+            left = self.wanted.longest_wait - reservations.waited(record, met)
+            if left <= 0:  # it is due, and a stream of calls must not take its place again and again
+                reason, left = reservations.OVERDUE, self.wanted.longest_wait
+            self.countdown = min(self.wanted.debounce, left)
+        return self._due(note), reason
+
+    def _doubt(self, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
+        """Return why a message that waits does not do for this call; "" if it does."""
+        if self.countdown is None and _time(met.eta, self.app) > _time(own.eta, self.app):
+            return "due later"
+        if _expiry(met.expires, self.app) < _expiry(own.expires, self.app):
+            return SOONER
+        if self.own == record.owner:
+            return "own message"  # which would end its own chain
+        if self.in_transaction:
+            return "open transaction"  # before whose commit the message may start
+        return self._ended(met)
+
+    def _ended(self, met: WaitingMessage) -> str:
+        """Return what the result backend knows of a message that has begun, or ended."""
+        backend = self.task.backend
+        if not is_shared(backend) or self._is_ignored():
+            return ""
+        look = partial(backend.get_task_meta, met.task_id, cache=False)
+        # Outside tasks a Redis that hangs holds up a call of plain Celery too, which subscribes to the result there.
+        as_celery = isinstance(backend, RedisBackend) and get_current_worker_task() is None
+        try:
+            state = (look() if as_celery else reservations.within(BUDGET, look))["status"]
+        except Exception as error:  # noqa: BLE001 - the backend's own; in doubt, publish
+            logger.warning("What became of %s is not known, so a call is published: %r", met.task_id, error)
+            return "result backend"
+        begun = state == states.STARTED and self.wanted.until == "start"
+        return str(state) if begun or state in states.READY_STATES else ""
+
+    # -- what comes of it ----------------------------------------------------------------------------------------------
+
+    def _skip(self, record: Record, token: Token) -> Any:
+        met = WaitingMessage.read(record.holder) or WaitingMessage("")
+        if self.wanted.on_duplicate == "raise":
+            error = AlreadyPublished(
+                f"{self.task.name} waits as task {met.task_id}, published {record.held_for:.1f} s ago. Call it with "
+                'unique=False, or have it skipped with on_duplicate="skip".'
+            )
+            error.task_id, error.age = met.task_id, record.held_for
+            raise error
+        self._emit(PublishSkipped, token, met.task_id, age=record.held_for)
+        result = self.task.AsyncResult(met.task_id)
+        result.ignored = self._is_ignored()
+        parent = get_current_worker_task() if self.options.get("add_to_parent", True) else None
+        if parent is not None:
+            parent.add_trail(result)
+        return result
+
+    def _granted(self, found: Reserved, token: Token) -> Token:
+        if found.instead is not None:
+            older = WaitingMessage.read(found.instead.holder)
+            replaced = older.task_id if older is not None else ""
+            if found.reason == reservations.REPLACED:
+                self._emit(PublishReplaced, token, self.id, replaced=replaced)
+            else:
+                self._emit(PublishRepeated, token, self.id, reason=found.reason, waiting=replaced)
+        return replace(token, fence=found.lease.fence)
+
+    def _send(self, send: Send, token: Token, *, sure: bool) -> Any:
+        options = {**self.options, "headers": _with_token(self.options, token)}
+        if self.countdown is not None:
+            options["countdown"] = self.countdown
+            if delays_natively(self.app):
+                options["countdown"] = -(-self.countdown // 1)
+        return _send_confirmed(self.task, token, {**self.ids, "task_id": self.id}, options, send, sure=sure)
+
+    def _emit(self, kind: Any, token: Token, task_id: str, **fields: Any) -> None:
+        hooks = receivers(kind)
+        if hooks:
+            send(kind(token.slot, self.task.name, task_id, holder=current_holder(), **fields), hooks)
+
+
+def publish_next(
+    task: Any, token: Token, args: Any, kwargs: Any, ids: Mapping[str, Any], options: dict[str, Any], send: Send
+) -> Any:
+    """Publish a message that goes on with one which had a reservation: a retry, or what a task is replaced by.
+
+    Until its start, it takes the slot again if that is free; until its end, it keeps what it has. Where its arguments
+    name another slot it has none: what it does is not what calls of the first are skipped for.
+    """
+    store, wait = task._binding.guard.store, _seconds_until(options, task._get_app())
+    headers = dict(options.get("headers") or {})
+    own = {name: value for name, value in (headers.get(META_HEADER) or {}).items() if name != RESERVATION}
+    if not _names_slot_of(token, task, args, kwargs, options):
+        _forget_own(token)
+        Reservation(token, store).end()
+        return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
+    if token.until == "done":
+        _forget_own(token)
+        _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
+        return send(**ids, **options)
+    again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
+    found = _try(store, lambda store: store.acquire(again.claim(UNCONFIRMED, note=note.write())))
+    if not isinstance(found, Lease):
+        return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
+    again = replace(again, fence=found.fence)
+    options = {**options, "headers": {**headers, META_HEADER: {**own, RESERVATION: again.header()}}}
+    return _send_confirmed(task, again, ids, options, send, sure=True)
+
+
+def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a message with these arguments does what calls of a slot are skipped for."""
+    request = task.request_stack.top
+    if request is not None and [*(request.args or ())] == [*(args or ())] and (request.kwargs or {}) == (kwargs or {}):
+        return True
+    binding = task._binding
+    if binding.unique is None:  # the key is an option of one call
+        return False
+    try:
+        args, kwargs = _sent(task, args or (), kwargs or {}, options)
+        slot = binding.slot(binding.unique.key, args, kwargs, options.get("headers"), ("any",))
+    except (MissingKey, TypeError):
+        return False
+    return bool(_without_message(slot) == _without_message(token.slot))
+
+
+def _kind_of(wanted: Unique) -> dict[str, str]:
+    """Return what distinguishes messages that are unique by other options, as one call may give them."""
+    key = wanted.key
+    names = "a callable" if callable(key) else key if isinstance(key, str) else ",".join(key or ())
+    return {"key": names, "until": wanted.until if wanted.until != "start" else ""}
+
+
+def _without_message(slot: str) -> str:
+    return slot.rpartition(":")[0]
+
+
+def _sent(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the arguments as the message has them."""
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None or options.get("serializer") == "pickle" else dump(args, kwargs)
+
+
+def _send_confirmed(
+    task: Any, token: Token, ids: Mapping[str, Any], options: dict[str, Any], send: Send, *, sure: bool
+) -> Any:
+    app, store = task._get_app(), task._binding.guard.store
+    with _confirming(app, ids.get("producer")) as (sending, certain):
+        result = send(**{**ids, **options, **sending})
+    if sure and certain:
+        wait = _seconds_until(options, app)
+        if token.newest:  # a message that it replaces may be due now, and runs unless this one is confirmed
+            _try(store, lambda store: reservations.confirm(store, token, wait))
+        else:
+            confirmations.add(store, token, wait)
+    return result
+
+
+def _ask(store: Store, call: Callable[[Store], T]) -> T:
+    """Return what a call makes of a store, for which a publisher waits no longer than `BUDGET`.
+
+    Raises:
+        StoreError: the store cannot serve, or not in time.
+    """
+    quick = store.bounded(BUDGET / 2)
+    if quick is not None:
+        return breaker.call(quick, call, quick)
+    return reservations.within(BUDGET, partial(breaker.call, store, call, store))
+
+
+def _try(store: Store, call: Callable[[Store], T]) -> T | None:
+    """Return what `_ask` returns, None where it raises: no call fails for want of a reservation."""
+    try:
+        return _ask(store, call)
+    except StoreError as error:
+        logger.info("A reservation is not known: %s", error)
+        return None
+
+
+# -- in a worker -------------------------------------------------------------------------------------------------------
+
+
+class Reservation:
+    """The reservation of the message that a delivery answers.
+
+    Arguments:
+        token: What the message carries.
+        store: The store of its task.
+    """
+
+    def __init__(self, token: Token, store: Store) -> None:
+        self.token, self.store = token, store
+        #: whether it was given back
+        self.over = False
+        self._held: HeldLease | None = None
+
+    def replaced_by(self) -> str | None:
+        """Return the id of the message that took the place of this one, "" if it has none any more, None for none."""
+        try:
+            return reservations.replaced_by(self.store, self.token)
+        except StoreError as error:
+            logger.warning("Whether a later message replaces this one is not known, so it runs: %s", error)
+            return None
+
+    def begin(self, on_store_error: str, patience: float, stopping: Callable[[], bool]) -> StoreError | None:
+        """Give it back before the body runs, or keep it until the operation has ended.
+
+        Returns the store's error if it could not be given back, and the task is to run all the same.
+
+        Raises:
+            StoreError: it could not be given back, and the policy is ``on_store_error="raise"``, or ``"wait"`` and the
+                patience of the delivery is at its end.
+        """
+        if self.token.until == "done":
+            ttl = self.token.hold + UNCONFIRMED
+            held = HeldLease(self.store, Lease(self.token.claim(ttl), self.token.fence), monotonic() - ttl)
+            self._held = heartbeat.watch(held)
+            return None
+        pauses = Backoff(STORE_PAUSE, patience, stopping)
+        while True:
+            try:
+                self._started()
+            except StoreError as error:
+                if on_store_error == "run":
+                    return error
+                if on_store_error == "raise" or not pauses.wait():
+                    raise
+            else:
+                return None
+
+    def _started(self) -> None:
+        if self.token.throttle:
+            reservations.throttle(self.store, self.token, current_holder())
+        reservations.release(self.store, self.token, Reason.STARTED)
+        self.over = True
+
+    def begin_later(self, publish_again: Callable[[], object]) -> None:
+        """Give it back as soon as the store answers, then publish once more: calls may have been skipped meanwhile."""
+
+        def work() -> None:
+            pauses = Backoff(STORE_PAUSE, self.token.hold, never)
+            while True:
+                try:
+                    self._started()
+                    break
+                except StoreError:
+                    if not pauses.wait():
+                        return
+            try:
+                publish_again()
+            except Exception:  # noqa: BLE001 - the broker's own
+                logger.exception("What calls of %s were skipped for meanwhile is not published", self.token.slot)
+
+        threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()
+
+    def forget(self) -> None:
+        """Renew it no more; the message, or what was published to go on with it, still has it."""
+        if self._held is not None:
+            heartbeat.forget(self._held)
+            self._held = None
+
+    def defer(self, delay: float) -> None:
+        """Keep it for as long as a deferred copy of the message waits."""
+        if not self.over:
+            _try(self.store, lambda store: reservations.confirm(store, self.token, delay))
+
+    def end(self, reason: Reason = Reason.DONE) -> None:
+        """Give it back, since nothing will be done for it any more; an error of the store is logged."""
+        self.forget()
+        if self.over:
+            return
+        self.over = True
+        try:
+            reservations.release(self.store, self.token, reason)
+        except Exception as error:  # noqa: BLE001 - it ends by itself
+            logger.warning("The reservation %s ends by itself, in %g s: %s", self.token.slot, self.token.hold, error)
+
+
+def reservation_of(task: Any, header: Token | None) -> Reservation | None:
+    """Return the reservation of a message that carries this token."""
+    return None if header is None else Reservation(header, task._binding.guard.store)
+
+
+def _forget_own(token: Token) -> None:
+    """Have the body that publishes what goes on in its place renew nothing after that."""
+    state = _current_state()
+    own = getattr(state, "reservation", None)
+    if own is not None and own.token.owner == token.owner:
+        own.forget()
+
+
+def _own_token() -> str:
+    """Return the owner of the reservation that the body holds which is running here; "" if there is none."""
+    own = getattr(_current_state(), "reservation", None)
+    return own.token.owner if own is not None and not own.over else ""
+
+
+def _current_state() -> Any:
+    task = get_current_worker_task()
+    request = task.request_stack.top if task is not None else None
+    return None if request is None else request.__dict__.get(STATE_ATTRIBUTE)
+
+
+# -- messages, brokers, times ------------------------------------------------------------------------------------------
+
+
+def _token_of(options: Mapping[str, Any]) -> Token | None:
+    headers = options.get("headers") or {}
+    own = headers.get(META_HEADER)
+    return Token.read(own.get(RESERVATION)) if isinstance(own, Mapping) and RESERVATION in own else None
+
+
+def _with_token(options: Mapping[str, Any], token: Token) -> dict[str, Any]:
+    headers = options.get("headers") or {}
+    return {**headers, META_HEADER: {**(headers.get(META_HEADER) or {}), RESERVATION: token.header()}}
+
+
+def _ignores_result(task: Any, options: Mapping[str, Any]) -> bool:
+    option = options.get("ignore_result")
+    return bool(task.ignore_result if option is None else option)
+
+
+def _note_of(app: Any, task_id: str, options: Mapping[str, Any]) -> WaitingMessage:
+    """Return the note of a message that is published with these options."""
+    expires = options.get("expires")
+    if isinstance(expires, (int, float)):
+        expires = app.now() + timedelta(seconds=expires)
+    return WaitingMessage(task_id, _text(_due(options, app)), _text(expires), holder=current_holder())
+
+
+def _text(when: object) -> str:
+    return when.isoformat() if isinstance(when, datetime) else str(when or "")
+
+
+def _due(options: Mapping[str, Any], app: Any) -> Any:
+    countdown = options.get("countdown")
+    return app.now() + timedelta(seconds=countdown) if countdown else options.get("eta")
+
+
+def _time(written: str, app: Any, never: float = 0.0) -> float:
+    """Return a time that a message has, in seconds since 1970; ``never`` where it has none."""
+    if not written:
+        return never
+    found: datetime = maybe_make_aware(maybe_iso8601(written), app.conf.timezone)
+    return found.timestamp()
+
+
+def _expiry(written: str, app: Any) -> float:
+    return _time(written, app, float("inf"))
+
+
+def _seconds_until(options: Mapping[str, Any], app: Any) -> float:
+    if options.get("countdown"):
+        return float(options["countdown"])
+    due = _time(_text(options.get("eta")), app)
+    return max(0.0, due - time()) if due else 0.0
+
+
+def _in_transaction() -> bool:
+    """Return whether a transaction of Django's is open here: what waits may start before its commit."""
+    if "django.db" not in sys.modules:
+        return False
+    from django.db import connections
+
+    return any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+
+
+class _Transport(NamedTuple):
+    """How an app publishes."""
+
+    driver_type: str
+    driver_name: str
+    task_protocol: int
+
+
+_transports: WeakKeyDictionary[Any, _Transport] = WeakKeyDictionary()
+
+
+def _transport(app: Any) -> _Transport:
+    """Return how an app publishes; its configuration takes longer to ask than the rest of a call's checks."""
+    found = _transports.get(app)
+    if found is None:
+        transport = app.connection_for_write().transport
+        found = _Transport(transport.driver_type, transport.driver_name, app.conf.task_protocol)
+        _transports[app] = found
+    return found
+
+
+#: By app: the process that made it, and its producers whose channels confirm.
+_confirming_pools: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
+
+
+@contextmanager
+def _confirming(app: Any, producer: Any) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield the options to publish with, and whether that returns with the broker's word.
+
+    RabbitMQ confirms, and drops, what no queue is bound for, unless that is mandatory.
+    """
+    if _transport(app).driver_name != "py-amqp":
+        yield {"producer": producer}, True
+        return
+    options = app.conf.broker_transport_options or {}
+    if producer is not None or options.get("confirm_publish"):
+        of_its_own = producer is not None and getattr(producer.connection, "transport_options", None)
+        confirms = bool((of_its_own or options).get("confirm_publish"))
+        yield {"producer": producer, **({"mandatory": True} if confirms else {})}, confirms
+        return
+    pid, pool = _confirming_pools.get(app, (0, None))
+    if pid != os.getpid():
+        from kombu.pools import ProducerPool
+
+        connection = app.connection_for_write(transport_options={"confirm_publish": True})
+        limit = app.pool.limit
+        make: Any = ProducerPool
+        pool = make(connections=connection.Pool(limit=limit), limit=limit, Producer=app.amqp.Producer)
+        _confirming_pools[app] = (os.getpid(), pool)
+    with pool.acquire(block=True) as confirming:
+        try:
+            yield {"producer": confirming, "mandatory": True}, True
+        except BaseException:
+            confirming.connection.collect()  # what comes later would be taken for the answer to something else
+            raise
+
+
+def token_in(headers: Mapping[str, Any] | None) -> Token | None:
+    """Return the token in the headers of a message, whatever else they are."""
+    return _token_of({"headers": headers}) if isinstance(headers, Mapping) else None
+
+
+def release_unrun(sender: Any = None, message: Any = None, **_: Any) -> None:
+    """Give back what a message holds that a worker cannot read, or whose task it does not know."""
+    token = token_in(getattr(message, "headers", None))
+    if token is not None:
+        end_in_background(lambda: store_of(sender.app), token)
+
+
+def end_in_background(store: Callable[[], Store], token: Token, reason: Reason = Reason.DONE) -> None:
+    """Give a reservation back, in a thread: a worker's main process must not wait for a store."""
+
+    def work() -> None:
+        try:
+            Reservation(token, store()).end(reason)
+        except ConfigurationError as error:
+            logger.warning("The reservation %s ends by itself, in %g s: %s", token.slot, token.hold, error)
+
+    threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()

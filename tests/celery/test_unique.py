@@ -1,0 +1,550 @@
+"""Unique tasks on real workers: a call is skipped while a message waits that will do its work, and only then."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from kombu import Connection
+from kombu.exceptions import OperationalError
+
+from celery_idempotent import events
+from celery_idempotent.errors import AlreadyPublished, ConfigurationError
+from celery_idempotent.events import Event, PublishRepeated, PublishReplaced, PublishSkipped
+from tests.support.celery.apps import messages
+from tests.support.celery.fixtures import StartWorker
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+from tests.support.servers import free_port
+from tests.support.waiting import wait_until
+
+UNIQUE = "tests.support.celery.unique_app"
+
+
+@pytest.fixture
+def app(client_app: Callable[..., Celery]) -> Celery:
+    return client_app(UNIQUE)
+
+
+@pytest.fixture
+def heard() -> Any:
+    """The events of the publisher."""
+    seen: list[Event] = []
+    kinds = {PublishSkipped, PublishReplaced, PublishRepeated}
+    events.add_hook(seen.append, kinds)
+    yield seen
+    events.remove_hook(seen.append)
+
+
+def names(heard: list[Event]) -> list[str]:
+    return [event.reason if isinstance(event, PublishRepeated) else type(event).__name__ for event in heard]
+
+
+# -- until its start ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_a_call_is_skipped_while_a_message_waits_and_gets_its_result(
+    app: Celery, start_worker: StartWorker, journal: Journal, broker_url: str, heard: list[Event]
+) -> None:
+    index = app.module.index
+    first, second, other = index.delay(7), index.delay(document=7, version=3), index.delay(8)
+    assert (second.id, messages(broker_url)) == (first.id, 2)
+    assert other.id != first.id
+    assert names(heard) == ["PublishSkipped"]
+    assert (heard[0].task, heard[0].task_id) == (index.name, first.id)
+    start_worker(UNIQUE)
+    assert (second.get(timeout=20), first.get(timeout=20), other.get(timeout=20)) == (7, 7, 8)
+    assert journal.count("begin") == 2
+    assert index.delay(7).id != first.id
+
+
+def test_a_change_that_is_made_while_the_body_runs_is_not_missed(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, broker_url: str
+) -> None:
+    gate = gates["in 7"].close()
+    start_worker(UNIQUE, concurrency=2)
+    first = app.module.one_running.delay(7)
+    gate.reached()
+    second = app.module.one_running.delay(7)
+    third = app.module.one_running.delay(7)
+    assert second.id not in (first.id, None)
+    assert third.id == second.id
+    gate.open()
+    assert [result.get(timeout=30) for result in (first, second, third)] == [7, 7, 7]
+    assert journal.count("begin", 7) == 2
+
+
+def test_a_call_may_be_published_whatever_waits(app: Celery, broker_url: str) -> None:
+    index = app.module.index
+    first, again = index.delay(7), index.apply_async((7,), unique=False)
+    assert (again.id != first.id, messages(broker_url)) == (True, 2)
+    assert index.apply_async((7,), unique=True).id == first.id
+    assert index.s(7).set(unique=False).apply_async().id not in (first.id, again.id)
+    assert (
+        app.module.other.apply_async((7,), unique="document").id
+        == app.module.other.apply_async((7,), unique="document").id
+    )
+
+
+def test_a_call_may_be_refused_instead(app: Celery, broker_url: str) -> None:
+    first = app.module.strict.delay(7)
+    with pytest.raises(AlreadyPublished, match=f"waits as task {first.id}") as raised:
+        app.module.strict.delay(7)
+    assert raised.value.task_id == first.id
+    assert 0 <= raised.value.age < 60
+    assert messages(broker_url) == 1
+
+
+def test_what_differs_in_more_than_its_arguments_is_unique_by_itself(app: Celery, broker_url: str) -> None:
+    index, elsewhere = app.module.index, app.module.elsewhere
+    ids = {
+        index.delay(7).id,
+        index.apply_async((7,), queue="other").id,
+        index.apply_async((7,), priority=5).id,
+        index.apply_async((7,), ignore_result=True).id,
+        index.apply_async((7,), idempotency_key="a").id,
+        index.apply_async((7,), idempotency_key="b").id,
+        elsewhere.delay(7).id,
+        elsewhere.delay(7, flag=True).id,
+    }
+    assert len(ids) == 8
+    assert {elsewhere.delay(7).id, elsewhere.delay(7, flag=False).id, index.delay(7).id} <= ids
+
+
+def test_members_of_canvases_are_published_each(app: Celery, broker_url: str) -> None:
+    index = app.module.index
+    index.delay(7)
+    for canvas in (
+        group(index.si(7), index.si(7)),
+        chain(index.si(7), index.si(7)),
+        chord([index.si(7), index.si(7)], index.si(7)),
+    ):
+        before = messages(broker_url)
+        canvas.apply_async()
+        assert messages(broker_url) > before
+    for options in (
+        {"task_id": "mine"},
+        {"link": index.si(8)},
+        {"link_error": index.si(8)},
+        {"chain": [index.si(8)]},
+    ):
+        before = messages(broker_url)
+        index.apply_async((7,), **options)
+        assert messages(broker_url) == before + 1
+
+
+def test_a_canvas_of_unique_tasks_ends(app: Celery, start_worker: StartWorker, journal: Journal) -> None:
+    start_worker(UNIQUE)
+    index = app.module.index
+    index.apply_async((7,), countdown=600)
+    assert group(index.si(7), index.si(7)).apply_async().get(timeout=20) == [7, 7]
+    assert chord([index.si(7), index.si(7)], index.si(7)).apply_async().get(timeout=20) == 7
+    assert chain(index.si(7), index.si(7)).apply_async().get(timeout=20) == 7
+
+
+def test_a_skipped_call_joins_the_trail_of_its_parent(app: Celery, start_worker: StartWorker) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    children = app.module.parent.delay(7).get(timeout=20)
+    assert len(children) == 2
+    assert len(set(children)) == 1
+
+
+# -- a message at least as good ----------------------------------------------------------------------------------------
+
+
+def test_a_message_that_is_due_later_does_not_do_and_one_that_is_due_sooner_does(
+    app: Celery, broker_url: str, heard: list[Event]
+) -> None:
+    index = app.module.index
+    late = index.apply_async((7,), countdown=600)
+    assert index.apply_async((7,), countdown=900).id == late.id
+    now = index.delay(7)
+    assert now.id != late.id
+    assert index.delay(7).id == index.apply_async((7,), countdown=5).id == now.id
+    assert names(heard) == ["PublishSkipped", "due later", "PublishSkipped", "PublishSkipped"]
+    assert heard[1].waiting == late.id  # type: ignore[attr-defined]
+
+
+def test_a_message_that_expires_sooner_does_not_do(app: Celery, heard: list[Event]) -> None:
+    index = app.module.index
+    brief = index.apply_async((7,), expires=60)
+    lasting = index.delay(7)
+    assert lasting.id != brief.id
+    assert index.apply_async((7,), expires=60).id == lasting.id
+    assert names(heard) == ["expires sooner", "PublishSkipped"]
+
+
+def test_what_the_result_backend_has_as_ended_does_not_do(app: Celery, heard: list[Event]) -> None:
+    """Revoked by id, unknown to its worker, or released in a store that forgot it."""
+    index = app.module.index
+    first = index.delay(7)
+    for state, expected in (("STARTED", True), ("SUCCESS", True), ("REVOKED", True), ("RETRY", False)):
+        app.backend.store_result(first.id, None, state)
+        again = index.delay(7)
+        assert (again.id != first.id) == expected, state
+        first = again
+    assert names(heard) == ["STARTED", "SUCCESS", "REVOKED", "PublishSkipped"]
+
+
+@pytest.mark.parametrize("backend", ["redis", "file"])
+def test_what_the_result_backend_cannot_read_does_not_do(
+    client_app: Callable[..., Celery], tmp_path: Path, result_url: str, heard: list[Event], backend: str
+) -> None:
+    app = client_app(UNIQUE, RESULT_URL=result_url if backend == "redis" else tmp_path.as_uri())
+    index = app.module.index
+    first = index.delay(7)
+    assert index.delay(7).id == first.id
+    app.backend.set(app.backend.get_key_for_task(first.id), b"{")
+    assert index.delay(7).id != first.id
+    assert names(heard) == ["PublishSkipped", "result backend"]
+
+
+def test_a_message_that_is_revoked_while_it_waits_stands_for_none(
+    app: Celery, start_worker: StartWorker, gates: Gates
+) -> None:
+    """No result is stored, so that only the worker can free what the message holds."""
+    gate = gates["in 9"].close()
+    start_worker(UNIQUE, concurrency=1)
+    app.module.other.delay(9)
+    gate.reached()
+    index = app.module.index
+    first = index.apply_async((7,), ignore_result=True)
+    app.control.revoke(first.id, reply=True)
+    gate.open()
+    wait_until(lambda: index.apply_async((7,), countdown=600, ignore_result=True).id != first.id)
+
+
+def test_a_message_that_expires_while_it_waits_stands_for_none(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    index = app.module.index
+    first = index.apply_async((7,), expires=0.1, ignore_result=True)
+    time.sleep(0.2)
+    start_worker(UNIQUE, concurrency=1)
+    wait_until(lambda: index.apply_async((7,), expires=0.05, countdown=600, ignore_result=True).id != first.id)
+    assert journal.count("begin", 7) == 0
+
+
+def test_a_message_of_a_task_that_its_worker_does_not_know_stands_for_none(
+    app: Celery, start_worker: StartWorker
+) -> None:
+    index = app.module.index
+    first = index.apply_async((7,), ignore_result=True)
+    start_worker("tests.support.celery.turns_app")
+    wait_until(lambda: index.apply_async((7,), countdown=600, ignore_result=True).id != first.id)
+
+
+@pytest.fixture
+def nowhere(client_app: Callable[..., Celery]) -> Celery:
+    """The same app in a process whose broker is down."""
+    return client_app(UNIQUE, BROKER_URL=f"redis://127.0.0.1:{free_port()}/0")
+
+
+def test_a_publisher_that_fails_leaves_nothing_that_others_are_skipped_for(
+    nowhere: Celery, app: Celery, heard: list[Event]
+) -> None:
+    with pytest.raises(OperationalError):
+        nowhere.module.index.apply_async((7,), retry=False)
+    index = app.module.index
+    first = index.delay(7)
+    assert names(heard) == ["unconfirmed"]
+    assert index.delay(7).id == first.id
+
+
+def test_a_call_to_another_broker_is_published_there(
+    app: Celery, fresh_redis: Callable[[], str], broker_url: str
+) -> None:
+    index, url = app.module.index, fresh_redis()
+    first = index.delay(7)
+    with Connection(url) as connection, connection.Producer() as producer:
+        ids = {index.apply_async((7,), **way).id for way in ({"connection": connection}, {"producer": producer})}
+    assert len({first.id, *ids}) == 3
+    assert (messages(broker_url), messages(url)) == (1, 2)
+    with app.producer_pool.acquire() as own:
+        assert index.apply_async((7,), producer=own).id == first.id
+
+
+def test_calls_that_are_unique_by_different_options_do_not_stand_for_each_other(app: Celery) -> None:
+    index = app.module.index
+    own = index.apply_async((7, 3)).id
+    by_version = index.apply_async((3, 7), unique="version").id
+    done = index.apply_async((7, 3), unique={"until": "done"}).id
+    assert len({own, by_version, done}) == 3
+    assert index.apply_async((7, 4)).id == own
+    assert index.apply_async((4, 7), unique="version").id == by_version
+
+
+def test_a_key_in_the_headers_is_that_of_the_operation(app: Celery) -> None:
+    index = app.module.index
+    ids = [index.apply_async((7,), headers={"idempotency_key": key}).id for key in ("A", "B", "A")]
+    assert ids[0] == ids[2] != ids[1]
+    assert index.apply_async((7,), idempotency_key="A").id == ids[0]
+
+
+@pytest.mark.parametrize("options", [{"eta": "tomorrow"}, {"countdown": "3"}, {"expires": [3]}])
+def test_a_wrong_option_has_the_outcome_that_celery_gives_it(
+    app: Celery, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def outcome(**more: object) -> object:
+        try:
+            return type(app.module.index.apply_async((7,), **options, **more))
+        except Exception as error:  # noqa: BLE001 - whatever Celery makes of it
+            return type(error), str(error)
+
+    assert outcome() == outcome(unique=False)
+    assert "index is published whatever waits" in caplog.text
+
+
+def test_the_callback_of_a_task_of_celerys_is_published_whatever_waits(
+    app: Celery, start_worker: StartWorker, journal: Journal, heard: list[Event]
+) -> None:
+    """An error there would make a failure of the task's success."""
+    module = app.module
+    module.strict.delay(7)
+    parents = [
+        module.plain.apply_async((1,), link=module.strict.si(7)),
+        module.plain.apply_async((2,), link=module.quiet.si(7, 1).set(countdown=1)),
+    ]
+    start_worker(UNIQUE, concurrency=1)
+    assert [parent.get(timeout=20) for parent in parents] == [1, 2]
+    journal.wait_for_count(3, "begin", 7)
+
+
+@pytest.mark.parametrize(("task", "how"), [("lost", "kill"), ("lost_early", "kill"), ("lost_early", "exit")])
+def test_a_child_that_is_lost_with_its_message_holds_up_no_call(
+    app: Celery, start_worker: StartWorker, journal: Journal, task: str, how: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    lost = getattr(app.module, task)
+    first = lost.apply_async((7, how), ignore_result=True)
+    journal.wait_for_count(1, "dies", 7)
+    wait_until(lambda: lost.apply_async((7, how), countdown=600, ignore_result=True).id != first.id)
+
+
+def test_a_retry_that_celery_publishes_for_a_lost_child_keeps_what_it_reserves(
+    app: Celery, start_worker: StartWorker, broker_url: str, store_url: str
+) -> None:
+    node = start_worker(UNIQUE, concurrency=1)
+    task = app.module.lost_and_retried
+    first = task.apply_async((7, "kill"), ignore_result=True)
+    node.wait_for_log("retry: Retry in 600s", timeout=20)
+    assert task.apply_async((7, "kill"), ignore_result=True).id == first.id
+
+
+# -- until its end -----------------------------------------------------------------------------------------------------
+
+
+def test_until_it_is_done_a_call_is_skipped_while_the_body_runs(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    gate = gates["in 7"].close()
+    start_worker(UNIQUE, concurrency=2)
+    first = app.module.rebuild.delay(7)
+    gate.reached()
+    assert app.module.rebuild.delay(7).id == first.id
+    gate.open()
+    assert first.get(timeout=20) == 7
+    again = app.module.rebuild.delay(7)
+    assert again.id != first.id
+    assert again.get(timeout=20) == 7
+    assert journal.count("begin", 7) == 2
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "ignore", "reject", "replace"])
+def test_however_an_operation_ends_the_next_call_is_published(
+    app: Celery, start_worker: StartWorker, journal: Journal, how: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    first = app.module.ending.delay(7, how)
+    journal.wait_for_count(1, "ends", 7)
+    app.module.other.delay(9).get(timeout=20)  # behind it
+    wait_until(lambda: app.module.ending.apply_async((7, how), countdown=600).id != first.id)
+
+
+# -- retries, and tasks that publish themselves ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["retried", "retried_until_done"])
+def test_a_retry_stands_for_calls_as_its_first_attempt_did(
+    app: Celery, start_worker: StartWorker, journal: Journal, name: str
+) -> None:
+    start_worker(UNIQUE)
+    task = getattr(app.module, name)
+    first = task.delay(7, delay=3)
+    journal.wait_for_count(1, "tried", 7)
+    wait_until(lambda: first.state == "RETRY")
+    assert task.apply_async((7,), {"delay": 3}, countdown=60).id == first.id
+    assert first.get(timeout=20) == 7
+    assert task.apply_async((7,), countdown=600).id != first.id
+
+
+@pytest.mark.parametrize("name", ["moved", "moved_until_done"])
+@pytest.mark.parametrize("how", ["retry", "replace", "same"])
+def test_what_goes_on_with_another_key_stands_for_no_call_of_the_first(
+    app: Celery, start_worker: StartWorker, journal: Journal, broker_url: str, name: str, how: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    task = getattr(app.module, name)
+    first = task.delay(7, how)
+    journal.wait_for_count(1, "moves", 7)
+    app.module.other.delay(9).get(timeout=20)  # behind it
+    later = task.apply_async((7, how), countdown=900)
+    assert (later.id == first.id) == (how == "same")
+
+
+def test_a_retry_beside_a_message_that_waits_already_is_published_all_the_same(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    """No retry is lost, and what came meanwhile keeps its reservation."""
+    gate = gates["retry 7"].close()
+    start_worker(UNIQUE, concurrency=1)
+    first = app.module.retried.delay(7)
+    gate.reached()
+    waiting = app.module.retried.apply_async((7,), countdown=600)
+    gate.open()
+    assert first.get(timeout=20) == 7
+    assert app.module.retried.apply_async((7,), countdown=900).id == waiting.id != first.id
+
+
+@pytest.mark.parametrize("name", ["chained", "chained_until_done"])
+def test_a_task_that_schedules_itself_goes_on(
+    app: Celery, start_worker: StartWorker, journal: Journal, name: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    getattr(app.module, name).delay("a", 100)
+    journal.wait_for_count(100, "round", "a", timeout=60)
+
+
+# -- replace, debounce, throttle ---------------------------------------------------------------------------------------
+
+
+def test_the_newest_arguments_run_and_the_older_messages_are_revoked(
+    app: Celery, start_worker: StartWorker, journal: Journal, heard: list[Event]
+) -> None:
+    results = [app.module.newest.delay(7, version) for version in range(3)]
+    assert names(heard) == ["PublishReplaced"] * 2
+    start_worker(UNIQUE, concurrency=1)
+    assert results[2].get(timeout=20) == 2
+    wait_until(lambda: [result.state for result in results[:2]] == ["REVOKED"] * 2)
+    assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [2]
+    assert str(results[0].result) == f"replaced by {results[2].id}" or "later message" in str(results[0].result)
+    assert app.module.newest.delay(7, 4).get(timeout=20) == 4
+
+
+def test_a_message_whose_replacement_was_never_published_runs(
+    app: Celery, nowhere: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    first = app.module.newest.delay(7, 1)
+    with pytest.raises(OperationalError):
+        nowhere.module.newest.apply_async((7, 2), retry=False)
+    start_worker(UNIQUE)
+    assert first.get(timeout=20) == 1
+
+
+def test_a_debounced_task_runs_once_it_is_quiet_with_the_newest_arguments(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    for version in range(20):
+        last = app.module.quiet.delay(7, version)
+    assert last.get(timeout=20) == 19
+    assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [19]
+    with pytest.raises(ConfigurationError, match="Expected no countdown or eta"):
+        app.module.quiet.apply_async((7,), countdown=3)
+
+
+def test_a_stream_of_calls_does_not_put_a_debounced_task_off_for_ever(
+    app: Celery, start_worker: StartWorker, journal: Journal, heard: list[Event]
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    begun = time.monotonic()
+    calls, published = [begun], {}
+    while calls[-1] < begun + 7:
+        published[len(calls)] = app.module.quiet.delay(7, len(calls)).id
+        time.sleep(0.1)
+        calls.append(time.monotonic())
+    runs = [published[entry.fields["version"]] for entry in journal.wait_for_count(2, "begin", 7)]
+    # What is due while the next message is on its way to the broker is in doubt, and runs.
+    replaced = {event.replaced for event in heard if isinstance(event, PublishReplaced)}
+    # A call of which the store did not answer in time runs by itself, and where the machine paused it was quiet.
+    doubts = [event for event in heard if isinstance(event, PublishRepeated)]
+    pauses = [later for earlier, later in itertools.pairwise(calls) if later - earlier > 0.5]
+    assert len([run for run in runs if run not in replaced]) <= 4 + len(doubts) + len(pauses)
+
+
+def test_a_backlog_does_not_put_a_debounced_task_off_for_ever(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    """What has waited for max_wait runs, however many calls come before a worker gets to it."""
+    unique, begun, version = {"debounce": 0.3, "max_wait": 0.6}, time.monotonic(), 0
+    while time.monotonic() < begun + 2:
+        version += 1
+        last = app.module.quiet.apply_async((7, version), unique=unique)
+        time.sleep(0.05)
+    start_worker(UNIQUE, concurrency=1)
+    assert last.get(timeout=20) == version
+    runs = [entry.fields["version"] for entry in journal.entries("begin", 7)]
+    assert 3 <= len(runs) <= 5
+    assert runs == sorted(runs)
+
+
+def test_a_message_that_expires_first_does_not_replace_one_that_does_not(
+    app: Celery, start_worker: StartWorker, journal: Journal, heard: list[Event]
+) -> None:
+    newest = app.module.newest
+    newest.delay(7, 0)
+    first = newest.delay(7, 1)
+    newest.apply_async((7, 2), expires=0.3)
+    last = newest.apply_async((7, 3), expires=0.5)
+    assert names(heard) == ["PublishReplaced", "expires sooner", "PublishReplaced"]
+    time.sleep(0.6)
+    start_worker(UNIQUE)
+    assert first.get(timeout=20) == 1
+    wait_until(lambda: last.state == "REVOKED")
+    assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [1]
+
+
+def test_a_call_that_is_due_sooner_is_not_skipped_for_what_a_debounce_or_throttle_holds_back(
+    app: Celery, start_worker: StartWorker
+) -> None:
+    quiet, gathered = app.module.quiet, app.module.gathered
+    held = quiet.apply_async((7,), unique={"debounce": 600, "max_wait": 6000})
+    assert quiet.apply_async((7,), unique={"debounce": None, "max_wait": None}).id != held.id
+    start_worker(UNIQUE, concurrency=1)
+    gathered.apply_async((7,), unique={"throttle": 600}).get(timeout=20)
+    held = gathered.apply_async((7,), unique={"throttle": 600})
+    assert gathered.apply_async((7,), unique={"throttle": 600}).id == held.id
+    assert gathered.apply_async((7,), countdown=3).id != held.id
+
+
+def test_a_call_that_does_not_expire_is_not_skipped_for_a_retry_that_does(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    first = app.module.retried.apply_async((7, 600.0), expires=300)
+    journal.wait_for_count(1, "tried", 7)
+    wait_until(lambda: first.state == "RETRY")
+    assert app.module.retried.apply_async((7, 600.0), countdown=900).id != first.id
+
+
+def test_a_throttled_task_runs_now_and_once_at_the_end_of_the_period(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    first = app.module.gathered.delay(7, 0)
+    assert first.get(timeout=20) == 0
+    others = [app.module.gathered.delay(7, version) for version in range(1, 10)]
+    assert len({result.id for result in others}) == 1
+    assert others[0].get(timeout=20) == 1
+    begins = journal.entries("begin", 7)
+    assert [entry.fields["version"] for entry in begins] == [0, 1]
+    assert begins[1].at - begins[0].at > 1
+    last = app.module.gathered.delay(7, 11)  # the run at the end has begun a period of its own
+    assert last.get(timeout=20) == 11
+    assert journal.entries("begin", 7)[2].at - begins[1].at > 1

@@ -1,0 +1,235 @@
+"""A Celery app whose tasks are unique: while a message waits, calls that want the same are not published."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore, Reject
+from pydantic import BaseModel
+
+from celery_idempotent import IdempotentTask
+from tests.support.celery.apps import from_env
+from tests.support.celery.gates import Gates
+from tests.support.celery.journal import Journal
+
+app = from_env(Celery("unique"))
+app.conf.idempotency = {"lease_ttl": 30, "on_store_error": os.environ.get("ON_STORE_ERROR", "wait")}
+app.conf.worker_prefetch_multiplier = 1
+app.conf.task_routes = {"*.elsewhere": {"queue": "other"}}
+
+
+def work(document: object, **fields: object) -> Any:
+    """Note that a body begins and ends, with a gate between."""
+    journal = Journal.from_env()
+    journal.write("begin", document, **fields)
+    Gates.from_env().wait(f"in {document}")
+    journal.write("end", document)
+    return document
+
+
+@app.task(base=IdempotentTask, unique="document")
+def index(document: int, version: int = 0) -> Any:
+    """Until its body starts."""
+    return work(document, version=version)
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "until": "done"})
+def rebuild(document: int) -> Any:
+    """Until its operation has ended."""
+    return work(document)
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "on_duplicate": "raise"})
+def strict(document: int) -> Any:
+    """A second call is an error."""
+    return work(document)
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "on_duplicate": "replace"})
+def newest(document: int, version: int = 0) -> Any:
+    """The newest arguments count."""
+    work(document, version=version)
+    return version
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "debounce": 1, "max_wait": 3})
+def quiet(document: int, version: int = 0) -> Any:
+    """Runs once it has been quiet."""
+    work(document, version=version)
+    return version
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "throttle": 2})
+def gathered(document: int, version: int = 0) -> Any:
+    """Runs now, and once at the end of each period."""
+    work(document, version=version)
+    return version
+
+
+@app.task(base=IdempotentTask, unique=True)
+def elsewhere(document: int, flag: bool = False) -> Any:
+    """Of equal arguments; in a queue of its own."""
+    return work(document)
+
+
+@app.task(base=IdempotentTask, bind=True, unique="document", max_retries=5)
+def retried(self: Any, document: int, delay: float = 1.0) -> Any:
+    """Retries once."""
+    Journal.from_env().write("tried", document, retries=self.request.retries)
+    if not self.request.retries:
+        Gates.from_env().wait(f"retry {document}")
+        raise self.retry(countdown=delay)
+    return work(document)
+
+
+@app.task(base=IdempotentTask, bind=True, unique={"key": "document", "until": "done"}, max_retries=5)
+def retried_until_done(self: Any, document: int, delay: float = 1.0) -> Any:
+    """Retries once, and holds its reservation."""
+    Journal.from_env().write("tried", document, retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(countdown=delay)
+    return work(document)
+
+
+@app.task(base=IdempotentTask, bind=True, unique={"key": "document", "until": "done"})
+def ending(self: Any, document: int, how: str) -> Any:
+    """End as it is told."""
+    Journal.from_env().write("ends", document, how=how)
+    match how:
+        case "raise":
+            raise ValueError(document)
+        case "ignore":
+            raise Ignore
+        case "reject":
+            raise Reject("no", requeue=False)
+        case "replace":
+            self.replace(other.si(document))
+    return document
+
+
+@app.task(base=IdempotentTask)
+def other(document: int) -> Any:
+    """Is not unique."""
+    return work(document)
+
+
+@app.task
+def plain(document: int) -> Any:
+    """A task of Celery's own."""
+    return work(document)
+
+
+def die(document: int, how: str) -> None:
+    """Take the child along."""
+    Journal.from_env().write("dies", document)
+    if how == "exit":
+        raise SystemExit(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(base=IdempotentTask, unique={"key": "document", "until": "done"}, reject_on_worker_lost=False)
+def lost(document: int, how: str) -> None:
+    """Its message does not come back."""
+    die(document, how)
+
+
+@app.task(
+    base=IdempotentTask,
+    unique={"key": "document", "until": "done"},
+    acks_late=False,
+    idempotency={"allow_early_ack": True},
+)
+def lost_early(document: int, how: str) -> None:
+    """Likewise, since it was acknowledged."""
+    die(document, how)
+
+
+@app.task(
+    base=IdempotentTask,
+    unique={"key": "document", "until": "done"},
+    retry_on_worker_lost=True,
+    default_retry_delay=600,
+)
+def lost_and_retried(document: int, how: str) -> None:
+    """Celery publishes its retry."""
+    die(document, how)
+
+
+@app.task(base=IdempotentTask, unique="name")
+def chained(name: str, rounds: int) -> None:
+    """Publish the next round of itself."""
+    Journal.from_env().write("round", name, rounds=rounds)
+    if rounds > 1:
+        chained.delay(name, rounds - 1)
+
+
+@app.task(base=IdempotentTask, unique={"key": "name", "until": "done"})
+def chained_until_done(name: str, rounds: int) -> None:
+    """Publish the next round of itself, while it holds its own reservation."""
+    Journal.from_env().write("round", name, rounds=rounds)
+    if rounds > 1:
+        chained_until_done.delay(name, rounds - 1)
+
+
+@app.task(base=IdempotentTask, unique="document", idempotency={"key": "document", "result_ttl": 0})
+def one_running(document: int, version: int = 0) -> Any:
+    """At most one runs, and one waits."""
+    return work(document, version=version)
+
+
+@app.task(base=IdempotentTask, bind=True)
+def parent(self: Any, document: int) -> list[str]:
+    """Publish twice, and return the ids of the children that it has."""
+    index.delay(document)
+    index.delay(document)
+    return [child.id for child in self.request.children]
+
+
+@app.task(base=IdempotentTask, unique="document", idempotency={"key": "document", "result_ttl": 0})
+def slow(document: int) -> None:
+    """Takes longer than the interval at which beat publishes it."""
+    Journal.from_env().write("begin", document)
+    time.sleep(1)
+
+
+@app.task(base=IdempotentTask, unique=lambda document: document % 10)
+def called(document: int) -> None:
+    """Its key is computed."""
+
+
+class Document(BaseModel):
+    """An argument that its message has as a mapping."""
+
+    number: int
+
+
+@app.task(base=IdempotentTask, unique=True, pydantic=True)
+def modelled(document: Document) -> None:
+    """Its argument is a model."""
+
+
+def move(self: Any, document: int, how: str, version: int) -> Any:
+    """Go on with another document, or with another version of the same, ten minutes later."""
+    Journal.from_env().write("moves", document, version=version)
+    if version:
+        return work(document, version=version)
+    target = document if how == "same" else document + 1
+    if how == "replace":
+        raise self.replace(self.si(target, how, 1).set(countdown=600))
+    raise self.retry(args=(target, how), kwargs={"version": 1}, countdown=600)
+
+
+@app.task(base=IdempotentTask, bind=True, unique="document")
+def moved(self: Any, document: int, how: str, version: int = 0) -> Any:
+    """Until its body starts."""
+    return move(self, document, how, version)
+
+
+@app.task(base=IdempotentTask, bind=True, unique={"key": "document", "until": "done"})
+def moved_until_done(self: Any, document: int, how: str, version: int = 0) -> Any:
+    """Until its operation has ended."""
+    return move(self, document, how, version)

@@ -1,0 +1,147 @@
+"""The options of unique publishing: what they mean, what they are layered on, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_idempotent.core import keys
+from celery_idempotent.core.policy import Unique
+from celery_idempotent.errors import ConfigurationError, MissingKey
+from celery_idempotent.stores.records import is_reservation
+
+
+def of(value: object, **options: Any) -> Unique:
+    unique = Unique.of(value, **options)
+    assert unique is not None
+    return unique
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_a_task_is_not_unique_unless_it_says_so(value: object) -> None:
+    assert Unique.of(value, base=Unique(until="done")) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (True, None),
+        ("document_id", "document_id"),
+        (["shop", "number"], ("shop", "number")),
+        ({"key": "document_id"}, "document_id"),
+        (Unique(key="document_id"), "document_id"),
+    ],
+)
+def test_a_key_may_be_written_short(value: object, key: object) -> None:
+    assert of(value) == Unique(key=key)
+    assert of(value).until == "start"
+
+
+def test_what_a_call_says_goes_before_the_task_and_that_before_the_app() -> None:
+    app = Unique(until="done", for_="2h")
+    task = of({"key": "a", "for": "3h"}, base=app)
+    assert (task.key, task.until, task.for_) == ("a", "done", 10800)
+    call = of({"until": "start"}, base=task)
+    assert (call.key, call.until, call.for_) == ("a", "start", 10800)
+    assert of(True, base=task) == task
+    assert repr(task) == "Unique(key='a', until='done', for_=10800.0)"
+
+
+def test_a_debounced_task_waits_at_most_ten_times_as_long() -> None:
+    assert Unique(debounce=30).longest_wait == 300
+    assert Unique(debounce=30, max_wait=timedelta(minutes=1)).longest_wait == 60
+    assert Unique(debounce=30).newest
+    assert Unique(on_duplicate="replace").newest
+    assert not Unique(throttle="1m").newest
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"debounc": 3}, "expected options of Unique, got 'debounc': did you mean 'debounce'"),
+        ({"until": "end"}, "until: expected one of 'start', 'done', got 'end'"),
+        ({"for": "soon"}, "for: expected a duration"),
+        ({"on_duplicate": "drop"}, "on_duplicate: expected one of 'skip', 'raise', 'replace'"),
+        ({"debounce": 3, "throttle": 3}, "throttle: expected no debounce beside it"),
+        ({"until": "done", "debounce": 3}, 'until: expected "start" beside debounce'),
+        ({"until": "done", "on_duplicate": "replace"}, 'until: expected "start" beside replace'),
+        ({"debounce": 3, "on_duplicate": "raise"}, "on_duplicate: expected no debounce beside it"),
+        ({"max_wait": 3}, "max_wait: expected a debounce that is no longer"),
+        ({"debounce": 3, "max_wait": 2}, "max_wait: expected a debounce that is no longer"),
+        ({"key": 3}, "key: expected None, name"),
+    ],
+)
+def test_what_is_unfit_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Unique.of(options)
+    assert said in str(error.value)
+
+
+def test_what_is_no_declaration_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unique: expected True, False, a key"):
+        Unique.of(3)
+
+
+def index(document_id: int, force: bool = False) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("documnt_id", "did you mean 'document_id'"),
+        (lambda self, document_id: document_id, "expected a callable over arguments of index"),
+    ],
+)
+def test_a_key_that_cannot_be_made_when_a_call_is_published_is_refused(key: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Unique(key=key).check_signature(inspect.signature(index), "index")
+    assert said in str(error.value)
+
+
+def test_a_key_over_the_arguments_is_fit() -> None:
+    for key in (None, "document_id", ("document_id", "force"), lambda document_id: document_id, lambda **all: 1, dict):
+        Unique(key=key).check_signature(inspect.signature(index), "index")
+
+
+def slot(
+    source: Any = "document_id",
+    arguments: Any = None,
+    scope: object = None,
+    message: Any = ("queue=celery",),
+) -> str:
+    given = {"document_id": 7, "force": False} if arguments is None else arguments
+    return keys.compose_slot("idem", "shop.index", source, given, scope=scope, message=message)
+
+
+def test_a_slot_is_no_key_of_an_operation() -> None:
+    assert slot() == 'idem:~unique:shop.index::~7:~["queue=celery"]'
+    assert is_reservation(slot())
+    assert slot().startswith(keys.slots_of("idem", "shop.index"))
+    for key in (keys.compose("idem", "~unique", key="a"), keys.compose("idem", "shop.index", key="~unique:b")):
+        assert not is_reservation(key)
+
+
+def test_calls_that_differ_have_slots_that_differ() -> None:
+    slots = [
+        slot(),
+        slot(arguments={"document_id": "7"}),
+        slot(source=None),
+        slot(source=None, arguments={"document_id": 7, "force": True}),
+        slot(scope="acme"),
+        slot(message=("queue=celery", "priority=5")),
+        slot(message=("queue=other",)),
+    ]
+    assert len(set(slots)) == len(slots)
+
+
+def test_a_task_without_arguments_has_a_slot() -> None:
+    assert slot(source=None, arguments={}) == 'idem:~unique:shop.index::~{}:~["queue=celery"]'
+
+
+def test_long_arguments_are_digested_and_unnameable_ones_refused() -> None:
+    assert len(slot(source=None, arguments={"text": "x" * 5000})) < 200
+    with pytest.raises(MissingKey, match="unique key"):
+        slot(source=None, arguments={"text": object()})
