@@ -1,0 +1,13 @@
+"""HTTP requests that take effect once: middlewares for the Idempotency-Key header.
+
+`IdempotencyMiddleware` is that for ASGI; those for WSGI and Django are in `celery_idempotent.http.wsgi` and
+`celery_idempotent.http.django`.
+"""
+
+from __future__ import annotations
+
+from .asgi import IdempotencyMiddleware
+from .options import UNGUARDED, Options
+from .response import Response
+
+__all__ = ["UNGUARDED", "IdempotencyMiddleware", "Options", "Response"]

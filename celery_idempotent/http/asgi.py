@@ -1,0 +1,300 @@
+"""The middleware for ASGI applications on asyncio: Starlette, FastAPI, Litestar, Quart, Django.
+
+The application runs in a task of its own, which a client that goes away does not cancel: its request is carried out,
+and its repetition gets the response. What the application sends is held back until it is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+from ..events import logger
+from ..functions import run_guarded
+from . import problems
+from .delivery import Fact, HttpBinding, HttpDelivery
+from .options import UNGUARDED, Options
+from .problems import Problem
+from .request import Request
+from .response import PATIENCE, Response
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: What a server could send by itself, past this middleware.
+HIDDEN = {"http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"}
+
+#: Requests that are carried out, also those whose client has gone: asyncio itself forgets tasks that none waits for.
+_tasks: set[asyncio.Task[None]] = set()
+
+
+class IdempotencyMiddleware:
+    """Carry out each request with an Idempotency-Key once, and replay its response.
+
+    Put it inside authentication, rate limits, CORS and compression: what is outside sees every request.
+
+    Arguments:
+        app: The application.
+        options: Those of `Options`; ``scope``, and ``store`` or ``celery_app`` must be among them.
+
+    Raises:
+        ConfigurationError: an option is wrong or missing.
+
+    Example::
+
+        app.add_middleware(IdempotencyMiddleware, store="redis://localhost/1", scope=lambda scope: scope["user"].id)
+    """
+
+    def __init__(self, app: App, **options: Any) -> None:
+        self.app, self.options = app, Options.of(options)
+        self.binding = HttpBinding(self.options)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or pass on what is none that is guarded."""
+        if scope["type"] != "http" or not self.options.guards(scope["method"], scope["path"]):
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(self.app, self.binding, scope, receive, send)
+        try:
+            delivery = await exchange.begin()
+        except Problem as problem:
+            await exchange.answer(problem.response(self.options.docs_url))
+            return
+        if delivery is None:
+            return
+        task = asyncio.ensure_future(exchange.carry_out(delivery))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+        await asyncio.shield(task)
+
+
+class _Incomplete(Exception):
+    """The application returned without a whole response, which its server reports."""
+
+
+class _Exchange:
+    """One request and its response.
+
+    Arguments:
+        app, scope, receive, send: As ASGI has them.
+        binding: The middleware's.
+    """
+
+    def __init__(self, app: App, binding: HttpBinding, scope: Scope, receive: Receive, send: Send) -> None:
+        self.app, self.binding, self.scope, self.receive, self.send = app, binding, scope, receive, send
+        self.options = binding.options
+        self.request = _request(scope)
+        #: what the application has sent and the client has not
+        self.held_back: list[Message] = []
+        self.status, self.body = 0, b""
+        self.headers: tuple[tuple[bytes, bytes], ...] = ()
+        self.first_part = 0.0
+        #: whether parts are passed on as they come
+        self.passing = False
+        self.sending = asyncio.Lock()
+        self.complete, self.answered = asyncio.Event(), asyncio.Event()
+        self.flushing: asyncio.Task[None] | None = None
+        self.running: asyncio.Task[None] | None = None
+
+    # -- before the application is called ------------------------------------------------------------------------------
+
+    async def begin(self) -> HttpDelivery | None:
+        """Return the delivery of the request; None where it passed by, or its client has gone.
+
+        Raises:
+            Problem: it is refused.
+        """
+        key = self.binding.key_of(self.request)
+        if key is None:
+            await self.app(self.scope, self.receive, self.send)
+            return None
+        account = self.binding.scope_of(self.request)
+        account = self.binding.account_of(await account if inspect.isawaitable(account) else account)
+        if account is UNGUARDED:
+            await self.app(self.scope, self.receive, self.send)
+            return None
+        self.binding.check_length(self.request)
+        body = await self._read() if self.binding.reads_body else b""
+        if body is None:
+            return None
+        if self.binding.reads_body:
+            self.receive = self._given_back(body, self.receive)
+        return self.binding.delivery(self.request, key, account, body)
+
+    async def _read(self) -> bytes | None:
+        parts, size = [], 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self.options.request_max_bytes:
+                raise problems.too_large(self.options.request_max_bytes)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _given_back(self, body: bytes, receive: Receive) -> Receive:
+        """Return what hands the body on, and then what comes once the response is out."""
+        left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            if left:
+                return left.pop()
+            await self.answered.wait()  # before, frameworks would cancel the work of a client that has gone
+            return await receive()
+
+        return again
+
+    # -- under the lease -----------------------------------------------------------------------------------------------
+
+    async def carry_out(self, delivery: HttpDelivery) -> None:
+        """Have the request carried out, or answer it with what is known of it; send the response."""
+        try:
+            try:
+                decision = await run_guarded(
+                    self.binding.guard,
+                    delivery,
+                    lambda: self._run(delivery),
+                    lambda decision: decision,
+                    self.options.settle_timeout,
+                )
+                response = delivery.answer(decision)
+            except _Incomplete:
+                await self._flush()
+                return
+            except Exception as error:  # noqa: BLE001 - raised again if it is the application's
+                response = delivery.answer_error(error)
+            await self._respond(response)
+        finally:
+            self.answered.set()
+            await self._leave()
+
+    async def _run(self, delivery: HttpDelivery) -> Response | Fact:
+        """Run the application until its response is complete, and return what is to be recorded."""
+        extensions = {name: value for name, value in (self.scope.get("extensions") or {}).items() if name not in HIDDEN}
+        scope = {**self.scope, "extensions": extensions}
+        running = self.running = asyncio.ensure_future(self.app(scope, self.receive, self._take))
+        waiting = [running]
+        if self.options.settle_at == "response":
+            waiting.append(asyncio.ensure_future(self._completed()))
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server ends
+            running.cancel()
+            await asyncio.wait([running])
+            raise
+        finally:
+            for each in waiting[1:]:
+                each.cancel()
+        if running.done() and (self.options.settle_at == "return" or not self.complete.is_set()):
+            error = running.exception()
+            if isinstance(error, Exception):
+                return delivery.result_of_error(error)
+            if error is not None:
+                raise error
+            if not self.complete.is_set():
+                raise _Incomplete
+        return delivery.result_of(Response(self.status, self.headers, self.body), sent=self.passing)
+
+    async def _completed(self) -> None:
+        await self.complete.wait()
+
+    async def _take(self, message: Message) -> None:
+        """Take what the application sends."""
+        kind = message["type"]
+        if kind not in ("http.response.start", "http.response.body"):
+            await self.send(message)  # early hints and the like, which are no part of the response
+            return
+        async with self.sending:
+            if self.passing:
+                await self._send(message)
+            else:
+                self._hold_back(message)
+        if self.held_back and not self.complete.is_set() and self._is_due():
+            await self._flush()
+        if kind == "http.response.body" and not message.get("more_body", False):
+            self.complete.set()
+            if self.options.settle_at == "response":
+                await self.answered.wait()
+
+    def _hold_back(self, message: Message) -> None:
+        self.held_back.append(message)
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], tuple((n, v) for n, v in message.get("headers", ()))
+            return
+        self.body += message.get("body", b"")
+        if not message.get("more_body", False):
+            self.complete.set()
+        elif not self.first_part:
+            self.first_part = monotonic()
+            self.flushing = asyncio.ensure_future(self._flush_later())
+
+    def _is_due(self) -> bool:
+        if not self.first_part:
+            return False
+        stream = Response(self.status, self.headers).is_stream
+        return stream or len(self.body) > self.options.response_max_bytes or monotonic() > self.first_part + PATIENCE
+
+    async def _flush_later(self) -> None:
+        await asyncio.sleep(PATIENCE)
+        if not self.complete.is_set():
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Send what was held back, and from now on what comes, when it comes."""
+        async with self.sending:
+            self.passing, left, self.held_back = True, self.held_back, []
+            self.body = b""
+            for message in left:
+                await self._send(message)
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self.send(message)
+        except OSError as error:  # the client has gone, and the request is carried out all the same
+            logger.debug("A response was not sent: %r", error)
+
+    # -- the response --------------------------------------------------------------------------------------------------
+
+    async def _respond(self, response: Response) -> None:
+        if self.passing:
+            return
+        if self.complete.is_set() and response.headers is self.headers:
+            await self._flush()
+        else:
+            await self.answer(response)
+
+    async def answer(self, response: Response) -> None:
+        """Send a response that is not the application's."""
+        await self._send({"type": "http.response.start", "status": response.status, "headers": response.sent()})
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    async def _leave(self) -> None:
+        """Wait for what the application does after its response; what it raises then is its server's to report."""
+        if self.flushing is not None:
+            self.flushing.cancel()
+        if self.running is not None and not self.running.done():
+            await asyncio.wait([self.running])
+        if self.running is not None and self.complete.is_set() and self.options.settle_at == "response":
+            with suppress(asyncio.CancelledError):
+                if (error := self.running.exception()) is not None:
+                    raise error
+
+
+def path_of(scope: Scope) -> bytes:
+    """Return the path of a request as it was sent, where its server has it."""
+    return scope.get("raw_path") or quote(scope["path"]).encode()
+
+
+def _request(scope: Scope) -> Request:
+    headers = [(name.lower(), value) for name, value in scope["headers"]]
+    return Request(scope["method"], path_of(scope), scope.get("query_string", b""), headers, scope)

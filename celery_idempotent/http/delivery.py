@@ -1,0 +1,254 @@
+"""One request: from its key to a claim, from the guard's decision to a response."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from ..core import keys
+from ..core.binding import Binding
+from ..core.guard import Busy, Decision, Delivery, Ending, Ran, Replayed
+from ..core.lease import HeldLease
+from ..core.results import Codec
+from ..errors import ConfigurationError, IdempotencyError, LeaseLost, MissingKey
+from ..events import logger
+from ..functions import opened
+from ..stores.base import Store
+from ..stores.records import Reason, Release, new_owner
+from . import problems
+from .options import UNGUARDED, Options
+from .problems import Problem
+from .request import Request, fingerprint, read_key
+from .response import Recorder, Response, as_response, is_remembered
+
+
+class Unsettled(Exception):
+    """A response came of a request that may be carried out again; nothing is recorded.
+
+    Arguments:
+        response: The response.
+    """
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+class Fact:
+    """The response of a request that was carried out, of which no more is recorded than that.
+
+    Arguments:
+        response: The response, of which a part may have been sent already.
+    """
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+class HttpBinding(Binding):
+    """A middleware's options, on one store.
+
+    Arguments:
+        options: The options.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        keep, drop = (_lower(names) for names in (options.keep_headers, options.drop_headers))
+        self.recorder = Recorder(keep, drop, options.response_max_bytes)
+        namespace = options.namespace
+        if options.celery_app is not None:
+            from ..celery.app import default_namespace
+
+            namespace = default_namespace(options.celery_app, options.store)
+        super().__init__(options.name, inspect.Signature(), options.policy, namespace)
+
+    def _store(self) -> Store:
+        if self.options.store is None:
+            from ..celery.app import store_of
+
+            return store_of(self.options.celery_app)
+        return opened(self.options.store)
+
+    def _codec(self) -> Codec:
+        policy = self.policy
+        return Codec(
+            compress_above=int(policy.compress_above),
+            result_max_bytes=int(policy.result_max_bytes),
+            compression=policy.compression,
+            prepare=self._written,
+        )
+
+    def _written(self, value: object) -> object:
+        if isinstance(value, Fact):
+            return self.recorder.write(value.response, fact=True)
+        return self.recorder.write(as_response(value))
+
+    # -- what is decided before the body is read -----------------------------------------------------------------------
+
+    def key_of(self, request: Request) -> str | None:
+        """Return the key of a request; None if it has none, and may pass.
+
+        Raises:
+            Problem: the key is malformed, or missing and required.
+        """
+        header = self.options.header
+        if callable(header):
+            key, header = header(request.native), "the key"
+        else:
+            key = read_key(header, request.values(header))
+        if not key and self.options.required:
+            raise problems.missing(header)
+        return key or None
+
+    def scope_of(self, request: Request) -> Any:
+        """Return what the option ``scope`` makes of a request; of a coroutine function an awaitable."""
+        scope = self.options.scope
+        if callable(scope):
+            return scope(request.native)
+        if scope is None:
+            return None
+        value = request.value(scope)
+        return hashlib.sha256(value.encode("latin-1")).hexdigest() if value else ""
+
+    def account_of(self, value: Any) -> Any:
+        """Return the caller in what a scope returned, or `UNGUARDED`.
+
+        Raises:
+            Problem: there is none.
+            ConfigurationError: it is nothing of which a key can be made.
+        """
+        if value is UNGUARDED or self.options.scope is None:
+            return value
+        if value is None or value == "" or not getattr(value, "is_authenticated", True):
+            raise problems.unknown_caller()
+        return value
+
+    def check_length(self, request: Request) -> None:
+        """Refuse a body that is announced as too large.
+
+        Raises:
+            Problem: it is.
+        """
+        if self.reads_body and (request.length or 0) > self.options.request_max_bytes:
+            raise problems.too_large(self.options.request_max_bytes)
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether bodies are read before the application is called."""
+        return self.options.fingerprint != "headers"
+
+    def delivery(self, request: Request, key: str, account: Any, body: bytes) -> HttpDelivery:
+        """Return the delivery of a request whose body was read.
+
+        Raises:
+            ConfigurationError: the scope is nothing of which a key can be made.
+        """
+        try:
+            name = keys.compose(self.namespace, self.name, key=key, scope=account)
+        except MissingKey as error:
+            raise ConfigurationError(
+                f"scope: expected the account of a verified caller as text or a number, got {account!r}: "
+                f"return its id ({error})"
+            ) from error
+        options = self.options
+        digest = fingerprint(request, body, options.fingerprint, options.fingerprint_headers)
+        return HttpDelivery(self, key, name, digest)
+
+
+def _lower(names: Sequence[str]) -> frozenset[bytes]:
+    return frozenset(name.lower().encode() for name in names)
+
+
+class HttpDelivery(Delivery):
+    """One request.
+
+    Arguments:
+        binding: The middleware's.
+        key: As the client gave it.
+        name: The key in the store.
+        digest: Its fingerprint.
+    """
+
+    alone = True
+
+    def __init__(self, binding: HttpBinding, key: str, name: str, digest: str) -> None:
+        super().__init__()
+        self.binding, self.key, self.patience = binding, key, binding.policy.wait_timeout
+        owner = new_owner()
+        claim = binding.claim(name, owner, task_id=owner, fingerprint=digest)
+        self.identify(binding.events_of(claim, owner))
+
+    def body(self, held: HeldLease) -> Any:
+        """Raise: the application is called by the middleware, between the steps of the guard."""
+        raise NotImplementedError
+
+    def ending(self, error: BaseException) -> Ending:
+        """Return the ending to record: nothing that failed is remembered."""
+        if isinstance(error, LeaseLost):
+            return Release(Reason.REQUEUED)
+        return Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
+
+    def result_of(self, response: Response, *, sent: bool = False) -> Response | Fact:
+        """Return what is recorded of a response.
+
+        Arguments:
+            response: The application's.
+            sent: Whether its client has it already, so that its body is not at hand.
+
+        Raises:
+            Unsettled: nothing is.
+        """
+        remember = self.binding.options.remember
+        wish = None if remember is None else remember(response)
+        if wish is None:
+            wish = is_remembered(response.status)
+        if not wish:
+            raise Unsettled(response)
+        return Fact(response) if sent or wish == "fact" else response
+
+    def result_of_error(self, error: Exception) -> Response | Fact:
+        """Return what is recorded of an exception that left the application: a bare 500, where that is remembered.
+
+        Raises:
+            Exception: the error, which is not.
+        """
+        if self.binding.options.remember is None or isinstance(error, (IdempotencyError, Unsettled)):
+            raise error
+        try:
+            return self.result_of(Response(500))
+        except Unsettled:
+            raise error from None
+
+    def answer(self, decision: Decision) -> Response:
+        """Return the response for what the guard has decided."""
+        match decision:
+            case Ran(Fact() as fact):
+                return fact.response
+            case Ran(value):
+                return as_response(value)
+            case Replayed(value, _):
+                found = self.binding.recorder.read(value)
+                if found is None:
+                    return self.refuse(problems.not_kept(self.key, value.get("status"), value.get("location")))
+                return found
+            case Busy() as busy:
+                return self.refuse(problems.of_decision(self.key, busy))
+        raise AssertionError(f"the guard decided nothing but {decision!r}")  # pragma: no cover
+
+    def answer_error(self, error: Exception) -> Response:
+        """Return the response for what the guard raised; raise it again if it is none of this library's."""
+        if isinstance(error, Unsettled):
+            return error.response
+        problem = problems.of_error(self.key, error)
+        if problem is None:
+            raise error
+        if problem.status >= 500:
+            logger.error("A request with the key %s is answered %d: %s", self.claim.key, problem.status, error)
+        return self.refuse(problem)
+
+    def refuse(self, problem: Problem) -> Response:
+        """Return the response for a problem."""
+        return problem.response(self.binding.options.docs_url)

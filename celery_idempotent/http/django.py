@@ -1,0 +1,346 @@
+"""The middleware for Django, sync and async: ``MIDDLEWARE``, and the setting ``IDEMPOTENCY_HTTP`` with its options.
+
+Put it after the middlewares that authenticate and limit. What a view commits under ``ATOMIC_REQUESTS`` is committed
+before its response is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from time import monotonic
+from typing import Any
+
+from ..core.lease import HeldLease, running
+from ..errors import ConfigurationError
+from ..functions import finish_within, run_guarded
+from . import problems
+from .asgi import path_of
+from .delivery import Fact, HttpBinding, HttpDelivery
+from .options import UNGUARDED, Options
+from .problems import Problem
+from .request import Request
+from .response import PATIENCE, Response
+from .wsgi import request_of
+
+__all__ = ["IdempotencyMiddleware"]
+
+#: Requests that are carried out, also those whose client has gone: asyncio itself forgets tasks that none waits for.
+_tasks: set[asyncio.Task[Any]] = set()
+
+
+class IdempotencyMiddleware:
+    """Carry out each request with an Idempotency-Key once, and replay its response.
+
+    The callables of its options get the ``HttpRequest``.
+
+    Arguments:
+        get_response: What comes next, as Django has it.
+
+    Raises:
+        ConfigurationError: the setting is missing, or an option is wrong.
+
+    Example::
+
+        IDEMPOTENCY_HTTP = {"store": "redis://localhost/1", "scope": lambda request: request.user.pk}
+    """
+
+    sync_capable = async_capable = True
+
+    def __init__(self, get_response: Callable[[Any], Any]) -> None:
+        from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+        from django.conf import settings
+
+        given = getattr(settings, "IDEMPOTENCY_HTTP", None)
+        if not isinstance(given, dict):
+            raise ConfigurationError(
+                f"Expected the setting IDEMPOTENCY_HTTP, a dict of options, got {given!r}: "
+                'write IDEMPOTENCY_HTTP = {"store": "redis://localhost/1", "scope": lambda request: request.user.pk}.'
+            )
+        self.get_response, self.options = get_response, Options.of(given)
+        self.binding = HttpBinding(self.options)
+        self.is_async = iscoroutinefunction(get_response)
+        if self.is_async:
+            markcoroutinefunction(self)
+
+    def __call__(self, request: Any) -> Any:
+        """Serve a request, or pass on what is none that is guarded."""
+        return self._serve_async(request) if self.is_async else self._serve(request)
+
+    # -- before the view -----------------------------------------------------------------------------------------------
+
+    def _given(self, request: Any) -> tuple[Request, str] | None:
+        if not self.options.guards(request.method, request.path):
+            return None
+        scope = getattr(request, "scope", None)  # of ASGI
+        found = request_of(request.META, request, None if scope is None else path_of(scope))
+        key = self.binding.key_of(found)
+        return None if key is None else (found, key)
+
+    def _delivery(self, request: Any, found: Request, key: str, account: Any) -> HttpDelivery | None:
+        account = self.binding.account_of(account)
+        if account is UNGUARDED:
+            return None
+        self.binding.check_length(found)
+        return self.binding.delivery(found, key, account, self._body(request, found))
+
+    def _body(self, request: Any, found: Request) -> bytes:
+        from django.core.exceptions import RequestDataTooBig
+        from django.http import UnreadablePostError
+
+        if not self.binding.reads_body:
+            return b""
+        most = self.options.request_max_bytes
+        try:
+            body: bytes = request.body
+        except RequestDataTooBig:
+            raise problems.too_large(most) from None
+        except UnreadablePostError:
+            raise problems.cut_off() from None
+        if len(body) > most:
+            raise problems.too_large(most)
+        if len(body) < (found.length or 0):
+            raise problems.cut_off()
+        return body
+
+    # -- sync ----------------------------------------------------------------------------------------------------------
+
+    def _serve(self, request: Any) -> Any:
+        try:
+            if (given := self._given(request)) is None:
+                return self.get_response(request)
+            delivery = self._delivery(request, *given, self.binding.scope_of(given[0]))
+        except Problem as problem:
+            return _as_django(problem.response(self.options.docs_url))
+        return self.get_response(request) if delivery is None else self._carry_out(delivery, request)
+
+    def _carry_out(self, delivery: HttpDelivery, request: Any) -> Any:
+        guard = self.binding.guard
+        try:
+            held = guard.acquire_now(delivery)
+        except Exception as error:  # noqa: BLE001 - raised again if it is the application's
+            return _as_django(delivery.answer_error(error))
+        if not isinstance(held, HeldLease):
+            return _as_django(delivery.answer(held))
+        if held.fence:
+            guard.start(delivery, held)
+        response = self._call_view(delivery, held, request)
+        if not held.fence:
+            return response
+        value: object = None
+        failure: Exception | None = None
+        own = Response(0)
+        try:
+            own = _from_django(response)
+            if response.streaming:
+                body, left = _gather(response, self.options.response_max_bytes)
+                if left is not None:
+                    end = _End(self, delivery, held, own)
+                    response.streaming_content = end.after(chain(body, left))
+                    response._resource_closers.append(end)
+                    return response
+                response.streaming_content, own = iter(body), replace(own, body=b"".join(body))
+            value = delivery.result_of(own)
+        except Exception as error:  # noqa: BLE001 - recorded
+            failure = error
+        try:
+            timeout = self.options.settle_timeout
+            answer = delivery.answer(finish_within(timeout, self.binding.guard, delivery, held, value, failure))
+        except Exception as error:  # noqa: BLE001 - raised again if it is the application's
+            answer = delivery.answer_error(error)
+        return response if answer is own else _as_django(answer)
+
+    def _call_view(self, delivery: HttpDelivery, held: HeldLease, request: Any) -> Any:
+        try:
+            with running(held):
+                return self.get_response(request)
+        except BaseException as error:  # a server that ends; of all others Django has made a response
+            if held.fence:
+                self.binding.guard.finish(delivery, held, error=error)
+            raise
+
+    # -- async ---------------------------------------------------------------------------------------------------------
+
+    async def _serve_async(self, request: Any) -> Any:
+        try:
+            if (given := self._given(request)) is None:
+                return await self.get_response(request)
+            account = self.binding.scope_of(given[0])
+            account = await account if inspect.isawaitable(account) else account
+            delivery = self._delivery(request, *given, account)
+        except Problem as problem:
+            return _as_django(problem.response(self.options.docs_url))
+        if delivery is None:
+            return await self.get_response(request)
+        passed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._carry_out_async(delivery, request, passed))
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+        await asyncio.wait([task, passed], return_when=asyncio.FIRST_COMPLETED)
+        return passed.result() if passed.done() else task.result()
+
+    async def _carry_out_async(self, delivery: HttpDelivery, request: Any, passed: asyncio.Future[Any]) -> Any:
+        """Return the response; give one to ``passed`` whose parts are passed on, and wait for its end."""
+        found: list[tuple[Any, Response]] = []
+
+        async def body() -> Response | Fact:
+            response = await self.get_response(request)
+            own = _from_django(response)
+            if response.streaming:
+                parts, left = await _gather_async(response, self.options.response_max_bytes)
+                if left is not None:
+                    end = _AsyncEnd()
+                    response.streaming_content = end.after(parts, left)
+                    response._resource_closers.append(end)
+                    passed.set_result(response)
+                    if (error := await end.reached) is not None:
+                        raise error
+                    return delivery.result_of(own, sent=True)
+                own = replace(own, body=b"".join(parts))
+                response.streaming_content = _again(parts) if response.is_async else iter(parts)
+            found.append((response, own))
+            return delivery.result_of(own)
+
+        try:
+            timeout = self.options.settle_timeout
+            decision = await run_guarded(self.binding.guard, delivery, body, lambda decision: decision, timeout)
+            answer = delivery.answer(decision)
+        except Exception as error:  # noqa: BLE001 - raised again if it is the application's
+            if passed.done():  # the server has it already
+                return None
+            answer = delivery.answer_error(error)
+        return found[0][0] if found and answer is found[0][1] else _as_django(answer)
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def _gather(response: Any, most: int) -> tuple[list[bytes], Iterator[bytes] | None]:
+    """Return the parts of a stream, and its other parts where they are to be passed on as they come."""
+    parts: list[bytes] = []
+    left, until = iter(response), monotonic() + PATIENCE
+    if _from_django(response).is_stream:
+        return parts, left
+    for part in left:
+        parts.append(part)
+        if sum(map(len, parts)) > most or monotonic() > until:
+            return parts, left
+    return parts, None
+
+
+async def _gather_async(response: Any, most: int) -> tuple[list[bytes], AsyncIterator[bytes] | None]:
+    if not response.is_async:
+        from asgiref.sync import sync_to_async
+
+        found, rest = await sync_to_async(_gather, thread_sensitive=False)(response, most)
+        return found, None if rest is None else _in_thread(rest)
+    parts: list[bytes] = []
+    left, until = response.streaming_content, monotonic() + PATIENCE  # not the response, which reads what it has then
+    if _from_django(response).is_stream:
+        return parts, left
+    async for part in left:
+        parts.append(part)
+        if sum(map(len, parts)) > most or monotonic() > until:
+            return parts, left
+    return parts, None
+
+
+async def _in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+    from asgiref.sync import sync_to_async
+
+    following = sync_to_async(lambda: next(parts, None), thread_sensitive=False)
+    while (part := await following()) is not None:
+        yield part
+
+
+async def _again(parts: list[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+class _End:
+    """The end of a response whose parts are passed on, which is recorded.
+
+    Arguments:
+        middleware: The middleware.
+        delivery, held: Of the request.
+        response: Without its body.
+    """
+
+    def __init__(
+        self, middleware: IdempotencyMiddleware, delivery: HttpDelivery, held: HeldLease, response: Response
+    ) -> None:
+        self._middleware, self._delivery, self._held, self._response = middleware, delivery, held, response
+        self._open = True
+
+    def after(self, parts: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the parts, and record the end."""
+        try:
+            yield from parts
+        except Exception as error:
+            self(error)
+            raise
+        self()
+
+    def __call__(self, failure: Exception | None = None) -> None:
+        """Record how it ended, once; a client that has gone has had what was done."""
+        if not self._open:
+            return
+        self._open, value = False, None
+        try:
+            if failure is None:
+                value = self._delivery.result_of(self._response, sent=True)
+        except Exception as error:  # noqa: BLE001 - recorded
+            failure = error
+        middleware = self._middleware
+        with suppress(Exception):  # the view's own is raised by who calls this
+            timeout = middleware.options.settle_timeout
+            finish_within(timeout, middleware.binding.guard, self._delivery, self._held, value, failure)
+
+
+class _AsyncEnd:
+    """The same for what asyncio reads: ``reached`` has the error that ended it, or None."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.reached: asyncio.Future[Exception | None] = self.loop.create_future()
+
+    async def after(self, parts: list[bytes], left: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the parts, and those that are left."""
+        try:
+            for part in parts:
+                yield part
+            async for part in left:
+                yield part
+        except Exception as error:
+            self(error)
+            raise
+        self()
+
+    def __call__(self, failure: Exception | None = None) -> None:
+        """Take note of the end; Django closes a response in any thread."""
+        self.loop.call_soon_threadsafe(self._reach, failure)
+
+    def _reach(self, failure: Exception | None) -> None:
+        if not self.reached.done():
+            self.reached.set_result(failure)
+
+
+def _from_django(response: Any) -> Response:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
+    headers += [(b"set-cookie", each.OutputString().encode("latin-1")) for each in response.cookies.values()]
+    return Response(response.status_code, tuple(headers), b"" if response.streaming else response.content)
+
+
+def _as_django(response: Response) -> Any:
+    from django.http import HttpResponse
+
+    answer = HttpResponse(response.body, status=response.status)
+    del answer.headers["Content-Type"]
+    for name, value in response.sent():
+        answer.headers[name.decode("latin-1")] = value.decode("latin-1")
+    return answer

@@ -1,0 +1,153 @@
+"""Responses: which are remembered, what of them a record has, and how they are replayed."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ConfigurationError, RecordUnreadable
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+#: Seconds after the first part of a response from which on its parts are passed on as they come.
+PATIENCE = 1.0
+#: Refusals after which the same request may be granted, for it was refused unseen or too early.
+COME_AGAIN = {401, 403, 407, 408, 409, 421, 423, 425, 429}
+#: Refusals that nothing was done for, and after which the client sends something else.
+UNSEEN = {400, 405, 406, 411, 413, 414, 415, 417, 422, 426, 428, 431}
+#: Headers of one response and of no replay: of the connection, of its time, of its caller's session.
+NOT_KEPT = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+NOT_KEPT |= {b"age", b"content-length", b"date", b"server", b"server-timing", b"set-cookie", b"x-request-id"}
+#: How the names of others begin.
+NOT_KEPT_BEGIN = b"ratelimit-"
+#: Statuses whose responses have no content, and no Content-Length.
+EMPTY = {204, 304}
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE = re.compile(rb"[^\x00\r\n]*")
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response: its status, its headers as they were sent, and its body."""
+
+    status: int
+    headers: Headers = ()
+    body: bytes = b""
+    #: whether it answers a request that was carried out before
+    replayed: bool = field(default=False, compare=False)
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, None if it has none."""
+        wanted = name.lower().encode()
+        return next((value.decode("latin-1") for each, value in self.headers if each.lower() == wanted), None)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its client reads it as it comes."""
+        return (self.header("content-type") or "").partition(";")[0].strip().lower() == "text/event-stream"
+
+    def sent(self) -> list[tuple[bytes, bytes]]:
+        """Return its headers as a server gets them."""
+        headers = list(self.headers)
+        if self.status not in EMPTY and self.header("content-length") is None:
+            headers.append((b"content-length", b"%d" % len(self.body)))
+        return [*headers, (b"idempotent-replayed", b"true")] if self.replayed else headers
+
+
+def is_remembered(status: int) -> bool:
+    """Return whether a response with this status is the end of its operation, unless the option ``remember`` has it."""
+    return status < 500 and status != 304 and status not in COME_AGAIN and status not in UNSEEN
+
+
+def as_response(value: object) -> Response:
+    """Return a framework's response, or ``(status, headers, body)``, as a `Response`.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    if isinstance(value, Response):
+        return value
+    if isinstance(value, tuple) and len(value) == 3:
+        status, headers, body = value
+    else:
+        status = getattr(value, "status_code", None)
+        headers = getattr(value, "raw_headers", None) or getattr(value, "headers", None)
+        body = _body_of(value)
+    if not isinstance(status, int) or headers is None or not isinstance(body, (bytes, str)):
+        raise ConfigurationError(
+            f"Expected a response of your framework with its whole body, or (status, headers, body), got {value!r}."
+        )
+    pairs = headers.items() if isinstance(headers, Mapping) or hasattr(headers, "items") else headers
+    content = body.encode() if isinstance(body, str) else body
+    return Response(status, tuple((_bytes(name), _bytes(text)) for name, text in pairs), content)
+
+
+def _body_of(value: Any) -> object:
+    if hasattr(value, "get_data"):  # Werkzeug
+        return value.get_data()
+    if getattr(value, "streaming", False):  # Django
+        return None
+    return getattr(value, "content", None) if hasattr(value, "content") else getattr(value, "body", None)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode("latin-1") if isinstance(text, str) else text
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Write what a record keeps of a response, and read it back.
+
+    Arguments:
+        keep: Names of headers to keep that are not kept by default, in lower case.
+        drop: Names of more headers that are not kept.
+        largest: Bytes of the largest body that is kept.
+    """
+
+    keep: frozenset[bytes] = frozenset()
+    drop: frozenset[bytes] = frozenset()
+    largest: int = 262144
+
+    def write(self, response: Response, *, fact: bool = False) -> dict[str, Any]:
+        """Return the value to record; of a ``fact``, and of what is too large, without headers and body."""
+        if fact or len(response.body) > self.largest:
+            return {"status": response.status, "location": response.header("location")}
+        kept = [[n.decode("latin-1"), v.decode("latin-1")] for n, v in response.headers if self._is_kept(n)]
+        value: dict[str, Any] = {"status": response.status, "headers": kept}
+        try:
+            value["text"] = response.body.decode("utf-8")
+        except UnicodeDecodeError:
+            value["base64"] = base64.b64encode(response.body).decode("ascii")
+        return value
+
+    def read(self, value: Any) -> Response | None:
+        """Return the response to replay; None if the record has but the fact.
+
+        Raises:
+            RecordUnreadable: it is no such value.
+        """
+        try:
+            if isinstance(value, Mapping) and "headers" not in value:
+                return None
+            body = value["text"].encode() if "text" in value else base64.b64decode(value["base64"], validate=True)
+            headers = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in value["headers"]]
+            # A record may be changed by other programs that write to the store: it must not make headers of its own.
+            for name, text in headers:
+                if not (_NAME.fullmatch(name) and _VALUE.fullmatch(text)):
+                    raise ValueError(f"the header {name!r} is malformed")
+            return Response(int(value["status"]), [pair for pair in headers if self._is_kept(pair[0])], body, True)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise RecordUnreadable(
+                f"Expected the record of a response, got {type(value).__name__} ({error}). Forget the key if another "
+                "program wrote it."
+            ) from error
+
+    def _is_kept(self, name: bytes) -> bool:
+        name = name.lower()
+        if name in self.keep:
+            return name != b"content-length"
+        return name not in NOT_KEPT and name not in self.drop and not name.startswith(NOT_KEPT_BEGIN)

@@ -1,0 +1,338 @@
+"""The middleware for WSGI applications, as Flask's. What the application returns is held back until it is recorded."""
+
+from __future__ import annotations
+
+import contextvars
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from http import HTTPStatus
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+from ..core.lease import HeldLease, running
+from ..functions import finish_within
+from . import problems
+from .delivery import HttpBinding, HttpDelivery
+from .options import UNGUARDED, Options
+from .problems import Problem
+from .request import Request
+from .response import PATIENCE, Response
+
+__all__ = ["IdempotencyMiddleware"]
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class IdempotencyMiddleware:
+    """Carry out each request with an Idempotency-Key once, and replay its response.
+
+    Put it inside authentication and rate limits: what is outside sees every request. A request that waits, with
+    ``on_conflict="wait"``, holds its thread of the server.
+
+    Arguments:
+        app: The application.
+        options: Those of `Options`; ``scope``, and ``store`` or ``celery_app`` must be among them.
+
+    Raises:
+        ConfigurationError: an option is wrong or missing.
+
+    Example::
+
+        app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="redis://localhost/1", scope="X-Api-Key")
+    """
+
+    def __init__(self, app: App, **options: Any) -> None:
+        self.app, self.options = app, Options.of(options)
+        self.binding = HttpBinding(self.options)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve a request, or pass on what is none that is guarded."""
+        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+        path = path.encode("latin-1").decode("utf-8", "replace")
+        if not self.options.guards(environ["REQUEST_METHOD"], path):
+            return self.app(environ, start_response)
+        try:
+            delivery = self._begin(environ)
+            if delivery is None:
+                return self.app(environ, start_response)
+            return self._carry_out(delivery, environ, start_response)
+        except Problem as problem:
+            return _send(problem.response(self.options.docs_url), start_response)
+
+    def _begin(self, environ: Environ) -> HttpDelivery | None:
+        """Return the delivery of a request; None if it is to pass by.
+
+        Raises:
+            Problem: it is refused.
+        """
+        request = request_of(environ, environ)
+        key = self.binding.key_of(request)
+        if key is None:
+            return None
+        account = self.binding.account_of(self.binding.scope_of(request))
+        if account is UNGUARDED:
+            return None
+        self.binding.check_length(request)
+        body = b""
+        if self.binding.reads_body:
+            body = self._read(environ, request)
+            environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
+        return self.binding.delivery(request, key, account, body)
+
+    def _read(self, environ: Environ, request: Request) -> bytes:
+        most, length = self.options.request_max_bytes, request.length
+        if length is None and not environ.get("wsgi.input_terminated"):
+            return b""
+        parts, left = [], most + 1 if length is None else length
+        while left > 0 and (part := environ["wsgi.input"].read(left)):
+            parts.append(part)
+            left -= len(part)
+        body = b"".join(parts)
+        if len(body) > most:
+            raise problems.too_large(most)
+        if length is not None and len(body) < length:
+            raise problems.cut_off()
+        return body
+
+    def _carry_out(self, delivery: HttpDelivery, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        guard = self.binding.guard
+        try:
+            held = guard.acquire_now(delivery)
+        except Exception as error:  # noqa: BLE001 - raised again if it is the application's
+            return _send(delivery.answer_error(error), start_response)
+        if not isinstance(held, HeldLease):
+            return _send(delivery.answer(held), start_response)
+        exchange = _Exchange(self.app, delivery, held, environ, start_response)
+        if not held.fence:
+            return exchange.run_unguarded()
+        guard.start(delivery, held)
+        return exchange.run()
+
+
+class _Exchange:
+    """One request and its response, under a lease.
+
+    Arguments:
+        app, environ, start_response: As WSGI has them.
+        delivery: Of the request.
+        held: Its lease.
+    """
+
+    def __init__(
+        self, app: App, delivery: HttpDelivery, held: HeldLease, environ: Environ, start_response: StartResponse
+    ) -> None:
+        self.app, self.delivery, self.held = app, delivery, held
+        self.environ, self.start_response = environ, start_response
+        self.binding = delivery.binding
+        self.started: tuple[Any, ...] = ()
+        self.written: list[bytes] = []
+        self.returned: Iterable[bytes] = ()
+        self.passing = False
+        #: in which the application finds its lease, also where its server reads on
+        self.context = contextvars.copy_context()
+        self.context.run(running(held).__enter__)
+
+    def run_unguarded(self) -> Iterable[bytes]:
+        """Return what the application does, without a lease."""
+        return self.context.run(self.app, self.environ, self.start_response)
+
+    def run(self) -> Iterable[bytes]:
+        """Run the application until its response is complete, record that, and return what its server is to send."""
+        value: object = None
+        failure: BaseException | None = None
+        try:
+            try:
+                body, left = self._gather(self._parts())
+                if left is not None:
+                    return self._pass_on(body, left)
+                if self.binding.options.settle_at == "return":
+                    self._close()
+                value = self.delivery.result_of(self._response(body))
+            except Exception as error:  # noqa: BLE001 - recorded, and raised again
+                value = self.delivery.result_of_error(error)
+        except BaseException as error:  # noqa: BLE001 - recorded, and raised again
+            failure = error
+        try:
+            answer = self._answer(value, failure)
+        except BaseException:
+            self._close()
+            raise
+        return self._respond(answer)
+
+    # -- what the application sends ------------------------------------------------------------------------------------
+
+    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
+        if exc_info and self.passing:
+            raise exc_info[1].with_traceback(exc_info[2])
+        if self.started and not exc_info:
+            raise AssertionError("start_response was called twice, the second time without exc_info")
+        self.started = (status, list(headers))
+        return self.written.append
+
+    def _parts(self) -> Iterator[bytes]:
+        """Call the application, and return its response's parts."""
+        self.returned = self.context.run(self.app, self.environ, self._start)
+        return self.context.run(iter, self.returned)
+
+    def _next(self, parts: Iterator[bytes]) -> bytes | None:
+        return self.context.run(next, parts, None)
+
+    def _gather(self, parts: Iterator[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
+        """Return the body, and its other parts where they are to be passed on as they come."""
+        body, first = b"".join(self._written()), None
+        while (part := self._next(parts)) is not None:
+            body += b"".join(self._written()) + part
+            first = first or (monotonic() if part else None)
+            if body and self._is_due(len(body), first or monotonic()):
+                return body, parts
+        return body + b"".join(self._written()), None
+
+    def _written(self) -> list[bytes]:
+        written, self.written[:] = list(self.written), []
+        return written
+
+    def _is_due(self, size: int, first: float) -> bool:
+        stream = self._response(b"").is_stream
+        return stream or size > self.binding.options.response_max_bytes or monotonic() > first + PATIENCE
+
+    def _response(self, body: bytes) -> Response:
+        if not self.started:
+            raise AssertionError("the application returned without calling start_response")
+        status, headers = self.started
+        pairs = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers)
+        return Response(int(status.split(" ", 1)[0]), pairs, body)
+
+    def _close(self) -> None:
+        close, self.returned = getattr(self.returned, "close", None), ()
+        if close is not None:
+            self.context.run(close)
+
+    # -- how it ends ---------------------------------------------------------------------------------------------------
+
+    def _finish(self, value: object = None, error: BaseException | None = None) -> Any:
+        timeout = self.binding.options.settle_timeout
+        return finish_within(timeout, self.binding.guard, self.delivery, self.held, value, error)
+
+    def _answer(self, value: object, failure: BaseException | None) -> Response:
+        try:
+            return self.delivery.answer(self._finish(value, failure))
+        except Exception as error:  # noqa: BLE001 - raised again if it is the application's
+            return self.delivery.answer_error(error)
+
+    def _respond(self, answer: Response) -> Iterable[bytes]:
+        """Return what the server is to send; it closes what the application returned, after the last byte."""
+        if self.started and self._is_own(answer):
+            self.start_response(*self.started)
+            return _Closing([answer.body], self._close)
+        return _Closing(_send(answer, self.start_response), self._close)
+
+    def _is_own(self, answer: Response) -> bool:
+        return not answer.replayed and answer == self._response(answer.body)
+
+    def _pass_on(self, body: bytes, left: Iterator[bytes]) -> Iterable[bytes]:
+        self.passing = True
+        self.start_response(*self.started)
+        return _Passed(self, body, left)
+
+    def end_passed(self, failure: BaseException | None = None) -> None:
+        """Record how a response ended that was passed on; the server has it already, whatever the guard answers."""
+        value = None
+        try:
+            if failure is None:
+                value = self.delivery.result_of(self._response(b""), sent=True)
+        except Exception as error:  # noqa: BLE001 - recorded
+            failure = error
+        with suppress(Exception):  # the application's own is raised by who calls this
+            self._finish(value, failure)
+
+
+class _Closing:
+    """Parts of a response, whose server closes what the application returned.
+
+    Arguments:
+        parts: The parts.
+        close: Called once.
+    """
+
+    def __init__(self, parts: Iterable[bytes], close: Callable[[], None]) -> None:
+        self._parts, self.close = parts, close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._parts)
+
+
+class _Passed:
+    """A response whose parts are passed on as they come; its end is recorded.
+
+    Arguments:
+        exchange: Of the request.
+        body: What came so far.
+        left: The other parts.
+    """
+
+    def __init__(self, exchange: _Exchange, body: bytes, left: Iterator[bytes]) -> None:
+        self._exchange, self._body, self._left, self._open = exchange, body, left, True
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        if self._body:
+            body, self._body = self._body, b""
+            return body
+        if not self._open:
+            raise StopIteration
+        try:
+            part = self._exchange._next(self._left)
+        except BaseException as error:
+            self._open = False
+            self._exchange.end_passed(error)
+            raise
+        if part is None:
+            self._open = False
+            self._exchange.end_passed()
+            raise StopIteration
+        return part
+
+    def close(self) -> None:
+        """Record that the response ended, where its client has gone; the application has done its work by then."""
+        try:
+            self._exchange._close()
+        finally:
+            if self._open:
+                self._open = False
+                self._exchange.end_passed()
+
+
+def _send(response: Response, start_response: StartResponse) -> list[bytes]:
+    try:
+        phrase = HTTPStatus(response.status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.sent()]
+    start_response(f"{response.status} {phrase}", headers)
+    return [response.body]
+
+
+def request_of(environ: Environ, native: Any, path: bytes | None = None) -> Request:
+    """Return what is read of a request.
+
+    Arguments:
+        environ: As WSGI has it.
+        native: What its framework has.
+        path: As it was sent, where that is known (default: what the server has of it).
+    """
+    if path is None:
+        sent = environ.get("REQUEST_URI") or environ.get("RAW_URI")
+        if sent is None:
+            sent = quote((environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")).encode("latin-1"))
+        path = sent.partition("?")[0].encode("latin-1")
+    names = {name: name.removeprefix("HTTP_") for name in environ if name.startswith("HTTP_")}
+    names |= {name: name for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
+    headers = [(n.replace("_", "-").lower().encode(), environ[name].encode("latin-1")) for name, n in names.items()]
+    query = environ.get("QUERY_STRING", "").encode("latin-1")
+    return Request(environ["REQUEST_METHOD"], path, query, headers, native)

@@ -1,0 +1,372 @@
+"""Applications that do what few do, and clients that go: what is recorded then, and what their server gets."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import (
+    Conflict,
+    CrashLoop,
+    KeyReused,
+    RecordUnreadable,
+    ResultUnavailable,
+    SettleNotCommitted,
+    StoreUnreachable,
+)
+from celery_idempotent.http import IdempotencyMiddleware, problems, wsgi
+from celery_idempotent.stores import Claim, Lease, Outcome, State
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.http.inproc import request_asgi, request_wsgi
+
+START = {"type": "http.response.start", "status": 201, "headers": []}
+LAST = {"type": "http.response.body", "body": b"done"}
+
+
+class AsgiApp:
+    """An application that sends messages, and ends by an error."""
+
+    def __init__(self, *messages: dict[str, Any], error: BaseException | None = None) -> None:
+        self.messages, self.error, self.runs = messages, error, 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.runs += 1
+        assert "http.response.pathsend" not in scope["extensions"]
+        for message in self.messages:
+            await send(message)
+        if self.error is not None:
+            raise self.error
+
+
+async def exchange(app: Any, gone: bool = False) -> list[Any]:
+    """Return what a server is given to send; a client that has gone cannot be sent anything."""
+    sent = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if gone:
+            raise ConnectionResetError
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    headers = [(b"idempotency-key", b"k")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": headers,
+        "extensions": {"http.response.pathsend": {}},
+    }
+    await app(scope, receive, send)
+    return sent
+
+
+def guarded(app: AsgiApp, **options: Any) -> IdempotencyMiddleware:
+    return IdempotencyMiddleware(app, store=MemoryStore(), scope=None, **options)
+
+
+@pytest.mark.parametrize("messages", [[], [START], [START, {**LAST, "more_body": True}]], ids=["none", "start", "part"])
+def test_a_response_that_is_not_complete_is_passed_on_and_not_recorded(messages: list[dict[str, Any]]) -> None:
+    app = AsgiApp(*messages)
+    middleware = guarded(app)
+    assert [asyncio.run(exchange(middleware)) for _ in range(2)] == [messages, messages]
+    assert app.runs == 2
+
+
+def test_early_hints_are_passed_on_at_once() -> None:
+    hint = {"type": "http.response.early_hint", "links": []}
+    assert asyncio.run(exchange(guarded(AsgiApp(hint, START, LAST))))[0] == hint
+
+
+def test_a_client_that_has_gone_is_no_reason_to_forget() -> None:
+    app = AsgiApp(START, LAST)
+    middleware = guarded(app)
+    asyncio.run(exchange(middleware, gone=True))
+    assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
+    assert app.runs == 1
+
+
+@pytest.mark.parametrize("settle_at", ["response", "return"])
+def test_what_an_application_raises_after_its_response_is_its_servers_to_report(settle_at: str) -> None:
+    app = AsgiApp(START, LAST, error=ValueError("in a background task"))
+    middleware = guarded(app, settle_at=settle_at)
+    with pytest.raises(ValueError, match="background"):
+        asyncio.run(exchange(middleware))
+    if settle_at == "response":  # recorded before
+        assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
+    assert app.runs == 1
+
+
+def test_a_request_that_the_end_of_its_server_cuts_off_is_free() -> None:
+    runs = []
+
+    async def forever(scope: Any, receive: Any, send: Any) -> None:
+        runs.append(1)
+        await asyncio.sleep(0 if len(runs) > 1 else 3600)
+        await send(START)
+        await send(LAST)
+
+    middleware = IdempotencyMiddleware(forever, store=MemoryStore(), scope=None)
+
+    async def serve() -> None:
+        task = asyncio.ensure_future(exchange(middleware))
+        while not runs:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+
+    asyncio.run(serve())  # which cancels all tasks when it ends
+    assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
+    assert len(runs) == 2
+
+
+def test_other_scopes_are_passed_on() -> None:
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["type"])
+
+    middleware: Any = IdempotencyMiddleware(app, store="memory://", scope=None)
+    for kind in ("lifespan", "websocket"):
+        asyncio.run(middleware({"type": kind}, None, None))
+    assert seen == ["lifespan", "websocket"]
+
+
+# -- WSGI --------------------------------------------------------------------------------------------------------------
+
+
+class WsgiApp:
+    """An application whose body is a generator over ``start_response``; it counts runs and closings."""
+
+    def __init__(self, body: Any) -> None:
+        self.body, self.runs, self.closed = body, 0, 0
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        self.runs += 1
+        parts = self.body(start_response)
+        outer = self
+
+        class Parts:
+            def __iter__(self) -> Iterator[bytes]:
+                return iter(parts)
+
+            def close(self) -> None:
+                outer.closed += 1
+
+        return Parts()
+
+
+def late(start: Any) -> Iterator[bytes]:
+    write = start("201 Created", [])
+    write(b"written ")
+    yield b"yielded"
+
+
+def twice(start: Any) -> Iterator[bytes]:
+    start("201 Created", [])
+    start("201 Created", [])
+    yield b""
+
+
+def never(start: Any) -> Iterator[bytes]:
+    yield b""
+
+
+def mended(start: Any) -> Iterator[bytes]:
+    start("201 Created", [])
+    try:
+        raise ValueError("half-way")
+    except ValueError:
+        start("404 Not Found", [], sys.exc_info())
+    yield b"not found"
+
+
+def large(start: Any, status: str = "201 Created") -> Iterator[bytes]:
+    start(status, [])
+    yield b"x" * 2000
+    yield b"end"
+
+
+def failing(start: Any) -> Iterator[bytes]:
+    yield from large(start, "500 Internal Server Error")
+
+
+def breaking(start: Any) -> Iterator[bytes]:
+    start("201 Created", [])
+    yield b"x" * 2000
+    try:
+        raise ValueError("in mid-stream")
+    except ValueError:
+        start("500 X", [], sys.exc_info())
+
+
+def app_of(body: Any) -> tuple[WsgiApp, wsgi.IdempotencyMiddleware]:
+    app = WsgiApp(body)
+    return app, wsgi.IdempotencyMiddleware(app, store=MemoryStore(), scope=None, response_max_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "content", "runs"),
+    [(late, 201, b"written yielded", 1), (mended, 404, b"not found", 1), (failing, 500, b"x" * 2000 + b"end", 2)],
+)
+def test_a_body_of_any_kind_is_sent_whole_and_closed_once(body: Any, status: int, content: bytes, runs: int) -> None:
+    app, middleware = app_of(body)
+    replies = [request_wsgi(middleware) for _ in range(2)]
+    assert [(reply.status, reply.body) for reply in replies] == [(status, content)] * 2
+    assert (app.runs, app.closed) == (runs, runs)
+
+
+@pytest.mark.parametrize(("body", "said"), [(twice, "called twice"), (never, "without calling start_response")])
+def test_an_application_that_breaks_the_protocol_is_reported(body: Any, said: str) -> None:
+    app, middleware = app_of(body)
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=said):
+            request_wsgi(middleware)
+    assert (app.runs, app.closed) == (2, 2)
+
+
+def test_a_stream_that_breaks_is_reported_and_free() -> None:
+    app, middleware = app_of(breaking)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="in mid-stream"):
+            request_wsgi(middleware)
+    assert (app.runs, app.closed) == (2, 2)
+
+
+def test_a_client_that_goes_in_mid_response_has_had_what_was_done() -> None:
+    app, middleware = app_of(large)
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "HTTP_IDEMPOTENCY_KEY": "k"}
+    parts: Any = middleware(environ, lambda *_: None)
+    assert next(parts) == b"x" * 2000
+    parts.close()
+    assert request_wsgi(middleware, body=b"").status == 409
+    assert (app.runs, app.closed) == (1, 1)
+
+
+def test_a_server_may_ask_again_after_the_end() -> None:
+    _, middleware = app_of(large)
+    environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "HTTP_IDEMPOTENCY_KEY": "k"}
+    parts: Any = middleware(environ, lambda *_: None)
+    assert len(list(parts)) == 2
+    assert list(parts) == []
+
+
+def test_a_status_without_a_name_is_replayed() -> None:
+    app, middleware = app_of(lambda start: [start("299 Special", []) and b"special"])
+    assert [request_wsgi(middleware).status for _ in range(2)] == [299, 299]
+    assert app.runs == 1
+
+
+# -- what is in the store ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "status", "kind"),
+    [
+        (b"garbage", 500, b"record-unreadable"),
+        (b"json:7", 500, b"record-unreadable"),
+        (b"!unavailable:x", 409, b"not-kept"),
+    ],
+)
+def test_a_record_that_cannot_be_replayed_is_no_reason_to_run(payload: bytes, status: int, kind: bytes) -> None:
+    store, app = MemoryStore(), AsgiApp(START, LAST)
+    lease = store.acquire(Claim("idem:http::k", "owner", 30, 30))
+    assert isinstance(lease, Lease)
+    store.settle(lease, Outcome(State.COMPLETED, payload), ttl=60)
+    middleware = IdempotencyMiddleware(app, store=store, scope=None)
+    reply = asyncio.run(request_asgi(middleware, body=b""))
+    assert (reply.status, app.runs) == (status, 0)
+    assert kind in reply.body
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "again"),
+    [
+        (KeyReused("x"), 422, False),
+        (Conflict("x"), 409, True),
+        (ResultUnavailable("x"), 409, False),
+        (CrashLoop("x"), 500, False),
+        (SettleNotCommitted("x"), 500, False),
+        (RecordUnreadable("x"), 500, False),
+        (StoreUnreachable("x"), 503, True),
+    ],
+)
+def test_each_error_has_a_problem_of_which_clients_know_whether_to_come_again(
+    error: Exception, status: int, again: bool
+) -> None:
+    problem = problems.of_error("k", error)
+    assert problem is not None
+    assert problem.status == status
+    assert (problem.response(None).header("retry-after") is not None) == again
+    assert problem.response(None).body != b"x"
+
+
+def test_an_error_of_the_application_has_none() -> None:
+    assert problems.of_error("k", ValueError()) is None
+
+
+def test_django_is_told_which_setting_is_missing() -> None:
+    code = (
+        "from django.conf import settings\n"
+        "settings.configure()\n"
+        "from celery_idempotent.http.django import IdempotencyMiddleware\n"
+        "IdempotencyMiddleware(lambda request: None)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Expected the setting IDEMPOTENCY_HTTP, a dict of options, got None" in done.stderr
+
+
+def test_django_on_its_own_limits_and_without_a_store() -> None:
+    code = """
+from django.conf import settings
+settings.configure(ALLOWED_HOSTS=["*"], DATA_UPLOAD_MAX_MEMORY_SIZE=10)
+import django
+django.setup()
+from django.http import HttpResponse, UnreadablePostError
+from django.test import RequestFactory
+from celery_idempotent.http.django import IdempotencyMiddleware
+
+def post(body, **options):
+    settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", **options}
+    runs = []
+    middleware = IdempotencyMiddleware(lambda request: runs.append(1) or HttpResponse("run", status=201))
+    headers = {"HTTP_IDEMPOTENCY_KEY": "k"}
+    request = lambda: RequestFactory().post("/", body, content_type="text/plain", **headers)
+    return [middleware(request()).status_code for _ in range(2)], len(runs)
+
+class Cut:
+    def read(self, *_):
+        raise OSError("the client has gone")
+    def close(self):
+        pass
+
+assert post(b"short") == ([201, 201], 1)
+assert post(b"x" * 11, name="large") == ([413, 413], 0)
+assert post(b"x" * 11, name="headers", fingerprint="headers") == ([201, 201], 1)
+assert post(b"short", store="redis://127.0.0.1:1/0", on_store_error="run") == ([201, 201], 2)
+
+def leave(request):
+    raise SystemExit
+
+settings.IDEMPOTENCY_HTTP["on_store_error"] = "raise"
+settings.IDEMPOTENCY_HTTP["store"] = "memory://"
+def later(leaving):
+    request = RequestFactory().post("/", b"x", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="left")
+    return IdempotencyMiddleware(leave if leaving else lambda request: HttpResponse("run", status=201))(request)
+try:
+    later(True)
+except SystemExit:
+    pass
+assert later(False).status_code == 201
+request = RequestFactory().post("/", b"short", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="cut")
+request._stream = Cut()
+assert IdempotencyMiddleware(lambda request: None)(request).status_code == 400
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,234 @@
+"""The options of the middlewares: wrong ones are refused when the application is made, and each does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_idempotent import current_lease
+from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.http import UNGUARDED, IdempotencyMiddleware, Response, wsgi
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.http.inproc import request_asgi, request_wsgi
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scope": None}, "store: expected a store, its URL"),
+        ({"store": "memory://"}, "scope: expected who calls"),
+        ({"scoope": None}, "did you mean 'scope'"),
+        ({"colour": 1}, "expected options of the middleware"),
+        ({"scope": 3}, "scope: expected a callable over the request"),
+        ({"methods": "POST"}, "methods: expected methods in upper case"),
+        ({"methods": ["GET"]}, "methods that change something"),
+        ({"paths": "/orders"}, "paths: expected paths that begin with a slash"),
+        ({"exempt": ["orders"]}, "exempt: expected paths"),
+        ({"fingerprint": "body"}, "fingerprint: expected one of"),
+        ({"fingerprint_headers": "Accept"}, "fingerprint_headers: expected names of headers"),
+        ({"on_conflict": "defer"}, "on_conflict: expected one of 'raise', 'wait'"),
+        ({"on_store_error": "maybe"}, "on_store_error: expected one of"),
+        ({"settle_at": "end"}, "settle_at: expected one of"),
+        ({"remember": "all"}, "remember: expected a callable"),
+        ({"header": ""}, "header: expected a text"),
+        ({"result_ttl": 0}, "result_ttl: expected a duration from 0.5 s"),
+        ({"lease_ttl": "soon"}, "lease_ttl: expected a duration"),
+        ({"request_max_bytes": "big"}, "request_max_bytes: expected a size"),
+        ({"name": ""}, "name: expected a text"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_application_is_made(options: dict[str, Any], said: str) -> None:
+    whole = options if len(options) == 1 and options.keys() <= {"store"} else {"scope": None, "store": "memory://"}
+    given = options if options == {"scope": None} else {**whole, **options}
+    for middleware in (IdempotencyMiddleware, wsgi.IdempotencyMiddleware):
+        with pytest.raises(ConfigurationError, match="expected") as error:
+            middleware(lambda *_: None, **given)  # type: ignore[arg-type,return-value]
+        assert said in str(error.value)
+
+
+class Shop:
+    """An application for WSGI and ASGI that counts its runs."""
+
+    def __init__(self, status: int = 201, work: Callable[[], Any] = lambda: None) -> None:
+        self.status, self.work, self.runs = status, work, 0
+
+    def wsgi(self, environ: Any, start_response: Any) -> list[bytes]:
+        self.runs += 1
+        run = self.runs
+        self.work()
+        start_response(f"{self.status} X", [("Content-Type", "text/plain")])
+        return [b"run %d" % run]
+
+    async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        self.runs += 1
+        run = self.runs
+        await asyncio.to_thread(self.work)
+        await send(
+            {"type": "http.response.start", "status": self.status, "headers": [(b"content-type", b"text/plain")]}
+        )
+        await send({"type": "http.response.body", "body": b"run %d" % run})
+
+
+@pytest.fixture(params=["asgi", "wsgi"])
+def ask(request: pytest.FixtureRequest) -> Callable[..., list[Response]]:
+    """A function that sends requests to an application behind the middleware, one after another."""
+
+    def send(shop: Shop, requests: list[dict[str, Any]], **options: Any) -> list[Response]:
+        given = {"store": MemoryStore(), "scope": None, **options}
+        if request.param == "wsgi":
+            app = wsgi.IdempotencyMiddleware(shop.wsgi, **given)
+            return [request_wsgi(app, **each) for each in requests]
+
+        async def all_of_them() -> list[Response]:
+            app = IdempotencyMiddleware(shop.asgi, **given)
+            return [await request_asgi(app, **each) for each in requests]
+
+        return asyncio.run(all_of_them())
+
+    return send
+
+
+Ask = Callable[..., list[Response]]
+
+
+def test_a_key_may_be_required(ask: Ask) -> None:
+    shop = Shop()
+    [reply] = ask(shop, [{"key": None}], required=True)
+    assert (reply.status, shop.runs) == (400, 0)
+    assert b"key-missing" in reply.body
+
+
+def test_a_key_may_come_from_elsewhere(ask: Ask) -> None:
+    shop = Shop()
+    replies = ask(shop, [{"key": None}, {"key": None}], header=lambda request: "event-7")
+    assert [reply.body for reply in replies] == [b"run 1"] * 2
+    [reply] = ask(Shop(), [{"key": None}], header=lambda request: None, required=True)
+    assert reply.status == 400
+
+
+@pytest.mark.parametrize(("account", "runs"), [(7, 1), ("anna", 1), (UNGUARDED, 2)])
+def test_a_scope_gives_the_account(ask: Ask, account: object, runs: int) -> None:
+    shop = Shop()
+    ask(shop, [{}, {}], scope=lambda request: account)
+    assert shop.runs == runs
+
+
+class Anonymous:
+    is_authenticated = False
+
+
+@pytest.mark.parametrize("account", [None, "", Anonymous()])
+def test_without_an_account_a_request_is_refused(ask: Ask, account: object) -> None:
+    [reply] = ask(Shop(), [{}], scope=lambda request: account)
+    assert reply.status == 401
+
+
+def test_an_account_of_which_no_key_can_be_made_is_an_error(ask: Ask) -> None:
+    with pytest.raises(ConfigurationError, match="the account of a verified caller"):
+        ask(Shop(), [{}], scope=lambda request: object())
+
+
+def test_a_scope_may_be_a_coroutine_in_asgi() -> None:
+    async def account(scope: Any) -> str:
+        await asyncio.sleep(0)
+        return "anna"
+
+    async def twice() -> list[bytes]:
+        app = IdempotencyMiddleware(Shop().asgi, store=MemoryStore(), scope=account)
+        return [(await request_asgi(app)).body for _ in range(2)]
+
+    assert asyncio.run(twice()) == [b"run 1"] * 2
+
+
+def test_paths_may_be_chosen(ask: Ask) -> None:
+    for options, runs in [({"paths": ["/orders"]}, 1), ({"paths": ["/order"]}, 2), ({"exempt": ["/"]}, 2)]:
+        shop = Shop()
+        ask(shop, [{}, {}], **options)
+        assert shop.runs == runs
+    shop = Shop()
+    ask(shop, [{}, {}], paths=lambda path: path.endswith("rders"))
+    assert shop.runs == 1
+
+
+def test_an_exception_is_raised_to_the_server_and_may_be_remembered(ask: Ask) -> None:
+    def fail() -> None:
+        raise ValueError("handler")
+
+    shop = Shop(work=fail)
+    with pytest.raises(ValueError, match="handler"):
+        ask(shop, [{}])
+    shop = Shop(work=fail)
+    replies = ask(shop, [{}, {}], remember=lambda response: True)
+    assert ([reply.status for reply in replies], shop.runs) == ([500, 500], 1)
+    with pytest.raises(ValueError, match="handler"):
+        ask(Shop(work=fail), [{}], remember=lambda response: None)
+
+
+def test_a_status_may_be_remembered(ask: Ask) -> None:
+    shop = Shop(status=500)
+    ask(shop, [{}, {}], remember=lambda response: response.status < 600)
+    assert shop.runs == 1
+
+
+def test_bodies_may_be_compared_by_value(ask: Ask) -> None:
+    bodies = [b'{"a": 1, "b": [2.0]}', b'{"b":[2],"a":1}', b'{"a": 2}']
+    replies = ask(Shop(), [{"body": body} for body in bodies], fingerprint="json")
+    assert [reply.status for reply in replies] == [201, 201, 422]
+
+
+def test_bodies_may_be_compared_by_a_callable_or_not_at_all(ask: Ask) -> None:
+    requests = [{"body": b"ab"}, {"body": b"ac"}, {"body": b"b"}]
+    replies = ask(Shop(), requests, fingerprint=lambda request, body: body[:1])
+    assert [reply.status for reply in replies] == [201, 201, 422]
+    shop = Shop()
+    replies = ask(shop, [{"body": b"a"}, {"body": b"b"}], fingerprint="headers", request_max_bytes=0)
+    assert [reply.body for reply in replies] == [b"run 1"] * 2
+
+
+def test_a_response_may_wait_for_the_application_to_return(ask: Ask) -> None:
+    shop = Shop()
+    replies = ask(shop, [{}, {}], settle_at="return")
+    assert [reply.body for reply in replies] == [b"run 1"] * 2
+
+
+def test_the_store_may_be_that_of_a_celery_app(ask: Ask, redis_url: str) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(idempotency_store=redis_url, idempotency_namespace="shop")
+    seen: list[str] = []
+    shop = Shop(work=lambda: seen.append(getattr(current_lease(), "key", "")))
+    ask(shop, [{}, {}], store=None, celery_app=app, scope=lambda request: "anna")
+    assert seen == ["shop:http:anna:k"]
+
+
+def test_a_store_that_is_down_refuses_or_lets_run(ask: Ask) -> None:
+    down = "redis://127.0.0.1:1/0"
+    shop = Shop()
+    [reply] = ask(shop, [{}], store=down)
+    assert (reply.status, shop.runs) == (503, 0)
+    assert dict(reply.headers)[b"retry-after"] == b"5"
+    [reply] = ask(shop, [{"key": "other"}], store=down, on_store_error="run")
+    assert (reply.status, shop.runs) == (201, 1)
+    began = time.monotonic()
+    [reply] = ask(shop, [{}], store=down, on_store_error="wait", wait_timeout=0.3)
+    assert (reply.status, shop.runs) == (503, 1)
+    assert time.monotonic() - began >= 0.2
+
+
+def test_a_duplicate_may_wait_for_the_first() -> None:
+    going, shop = threading.Event(), Shop(work=lambda: going.wait(10))
+    app = wsgi.IdempotencyMiddleware(shop.wsgi, store=MemoryStore(), scope=None, on_conflict="wait")
+    replies: list[Response] = []
+    threads = [threading.Thread(target=lambda: replies.append(request_wsgi(app))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    going.set()
+    for thread in threads:
+        thread.join(20)
+    assert [reply.body for reply in replies] == [b"run 1"] * 3

@@ -1,0 +1,108 @@
+"""The parts of the middlewares: keys, fingerprints, records of responses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flask import Response as FlaskResponse
+from starlette.responses import Response as StarletteResponse
+
+from celery_idempotent.errors import ConfigurationError, RecordUnreadable
+from celery_idempotent.http import Response
+from celery_idempotent.http.request import Request, fingerprint
+from celery_idempotent.http.response import Recorder, as_response
+
+
+def digest(body: bytes, compare: Any = "json", **headers: str) -> str:
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return fingerprint(Request("POST", b"/", b"", pairs, None), body, compare, ())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b'{"a": 1, "b": 2}', b'{"b":2,\n"a":1}'),
+        (b"[1.0, 10000000000.0]", b"[1,10000000000]"),
+        (b'"\\u00e9"', b'"\xc3\xa9"'),
+        (b"[0.1]", b"[ 0.1 ]"),
+    ],
+)
+def test_equal_json_is_the_same(one: bytes, other: bytes) -> None:
+    assert digest(one) == digest(other)
+    assert digest(one, "bytes") != digest(other, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b'{"a": 1, "a": 2}', b'{"a": 2}'),
+        (b"[NaN]", b"[ NaN]"),
+        (b"[0.1000000000000000055]", b"[0.1]"),
+        (b"[" * 150 + b"]" * 150, b"[ " + b"[" * 149 + b"]" * 150),
+        (b"[" * 100_000, b" " + b"[" * 100_000),
+        (b"{", b"{ "),
+        (b"true", b"1"),
+        (b'"1"', b"1"),
+    ],
+    ids=["names twice", "no number", "digits", "deep", "deeper", "no JSON", "true", "text"],
+)
+def test_json_that_servers_read_differently_is_compared_by_its_bytes(one: bytes, other: bytes) -> None:
+    assert digest(one) != digest(other)
+    assert digest(one) == digest(one)
+
+
+def test_a_multipart_type_without_a_boundary_is_compared_by_its_bytes() -> None:
+    assert digest(b"a", "bytes", content_type="multipart/mixed") != digest(
+        b"b", "bytes", content_type="multipart/mixed"
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (201, [("X-A", "1")], "made"),
+        (201, {"X-A": "1"}, b"made"),
+        StarletteResponse("made", 201, {"X-A": "1"}),
+        FlaskResponse("made", 201, {"X-A": "1"}),
+        Response(201, ((b"x-a", b"1"),), b"made"),
+        SimpleNamespace(status_code=201, headers={"X-A": "1"}, content=b"made"),
+    ],
+    ids=["pairs", "mapping", "Starlette", "Flask", "own", "Django"],
+)
+def test_a_response_of_any_framework_is_read(given: object) -> None:
+    found = as_response(given)
+    assert (found.status, found.header("x-a"), found.body) == (201, "1", b"made")
+
+
+@pytest.mark.parametrize(
+    "given", [None, "made", ("201", {}, b""), SimpleNamespace(status_code=200, headers={}, streaming=True)]
+)
+def test_what_is_no_whole_response_is_refused(given: object) -> None:
+    with pytest.raises(ConfigurationError, match="Expected a response of your framework"):
+        as_response(given)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        "text",
+        {"headers": []},
+        {"status": "x", "headers": [], "text": ""},
+        {"status": 200, "headers": [["X", "a\r\nSet-Cookie: b"]], "text": ""},
+        {"status": 200, "headers": [["X Y", "a"]], "text": ""},
+        {"status": 200, "headers": [], "base64": "?"},
+    ],
+)
+def test_a_record_that_another_wrote_is_not_replayed(record: object) -> None:
+    with pytest.raises(RecordUnreadable, match="Expected the record of a response"):
+        Recorder().read(record)
+
+
+def test_headers_are_checked_again_when_they_are_read() -> None:
+    record = {"status": 200, "headers": [["Set-Cookie", "a=b"], ["Content-Length", "999"], ["X", "1"]], "text": "ok"}
+    found = Recorder(keep=frozenset({b"content-length"})).read(record)
+    assert found is not None
+    assert found.sent() == [(b"X", b"1"), (b"content-length", b"2"), (b"idempotent-replayed", b"true")]

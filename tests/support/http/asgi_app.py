@@ -1,0 +1,41 @@
+"""The application of the tests on Starlette."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.types import Scope
+
+from celery_idempotent.http import IdempotencyMiddleware
+from tests.support.http import views
+
+
+async def serve(request: Request) -> Response:
+    """Answer any request."""
+    query, body = dict(request.query_params), await request.body()
+    found = await run_in_threadpool(views.answer, request.scope["path"], query, body)
+    if "parts" in query:
+        response: Response = StreamingResponse(iterate_in_threadpool(found.parts), found.status)
+    else:
+        response = Response(b"".join(found.parts), found.status)
+    if "content-type" in response.headers:
+        del response.headers["content-type"]
+    for name, value in found.headers:
+        response.headers.append(name, value)
+    return response
+
+
+METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE"]
+routes = [Route("/{path:path}", serve, methods=METHODS)]
+app = Starlette(routes=[Mount("/mounted", routes=routes), *routes])
+
+
+async def account(scope: Scope) -> object:
+    """Return who calls."""
+    return views.caller(Request(scope).headers.get("x-api-key"))
+
+
+app.add_middleware(IdempotencyMiddleware, **{**views.options(), "scope": account})

@@ -1,0 +1,62 @@
+"""The application of the tests on Django, for WSGI and ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import django
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpResponse, StreamingHttpResponse
+from django.urls import re_path
+
+from tests.support.http import views
+
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    ROOT_URLCONF=__name__,
+    SECRET_KEY="of the tests",
+    MIDDLEWARE=["celery_idempotent.http.django.IdempotencyMiddleware"],
+    IDEMPOTENCY_HTTP={**views.options(), "scope": lambda request: views.caller(request.headers.get("X-Api-Key"))},
+    DATA_UPLOAD_MAX_MEMORY_SIZE=20_000,
+    LOGGING_CONFIG=None,
+)
+django.setup()
+
+
+def serve(request: Any, path: str) -> Any:
+    """Answer any request."""
+    query = request.GET.dict()
+    found = views.answer(f"/{path}", query, request.body)
+    if "parts" in query:
+        response: Any = StreamingHttpResponse(found.parts, status=found.status)
+    else:
+        response = HttpResponse(b"".join(found.parts), status=found.status)
+    for name, value in found.headers:
+        if name == "Set-Cookie":
+            response.set_cookie(*value.split("="))
+        else:
+            response.headers[name] = value
+    return response
+
+
+async def serve_async(request: Any, path: str) -> Any:
+    """Answer any request, with a stream that asyncio reads."""
+    response = await sync_to_async(serve, thread_sensitive=False)(request, path)
+    if response.streaming:
+        parts = response.streaming_content
+        following = sync_to_async(lambda: next(parts, None), thread_sensitive=False)
+
+        async def read() -> AsyncIterator[bytes]:
+            while (part := await following()) is not None:
+                yield part
+
+        response.streaming_content = read()
+    return response
+
+
+urlpatterns = [re_path(r"^async/(?P<path>.*)$", serve_async), re_path(r"^(?P<path>.*)$", serve)]
+application, asgi = get_wsgi_application(), get_asgi_application()
