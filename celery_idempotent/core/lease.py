@@ -216,7 +216,7 @@ class TaskIds:
     Of equal calls, the n-th has the n-th id. Safe to use from several threads.
 
     Arguments:
-        key: The key of the operation.
+        key: What names the operation.
         keep: Seconds for which the operation is remembered.
         note: Called with the name and the id of what was published.
     """

@@ -191,7 +191,8 @@ class HttpDelivery(Delivery):
         claim = binding.claim(name, owner, task_id=owner, fingerprint=digest)
         self.identify(binding.events_of(claim, owner))
         if binding.options.propagate:
-            self.task_ids = TaskIds(name, binding.policy.result_ttl, self._note)
+            # With the digest: a key that is free again may come with another request, whose tasks are others.
+            self.task_ids = TaskIds(f"{name} {digest}", binding.policy.result_ttl, self._note)
 
     def _note(self, task: str, task_id: str) -> None:
         """Note in the history of the request that it has published a task."""

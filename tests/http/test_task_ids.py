@@ -49,7 +49,15 @@ class Shop:
             sending = (headers.get("idempotency") or {}).get("sending")
             self.sent.append((sender, headers["id"], headers["group"], steps, body_of_chord, sending))
 
-    def run(self, publish: Publish, key: str = "k", scope: str = "anna", **options: Any) -> list[Any]:
+    def run(
+        self,
+        publish: Publish,
+        key: str = "k",
+        scope: str = "anna",
+        body: bytes = b"",
+        store: Any = None,
+        **options: Any,
+    ) -> list[Any]:
         """Return what a request publishes that is killed after that: nothing of it is remembered."""
 
         def app(environ: Any, start: Any) -> list[bytes]:
@@ -58,8 +66,8 @@ class Shop:
             return [b""]
 
         before = len(self.sent)
-        made = WsgiMiddleware(app, store=self.store, scope=lambda _: scope, **options)
-        assert request_wsgi(made, key).status == 503
+        made = WsgiMiddleware(app, store=store or self.store, scope=lambda _: scope, **options)
+        assert request_wsgi(made, key, body).status == 503
         return self.sent[before:]
 
     def twice(self, publish: Publish) -> list[Any]:
@@ -110,8 +118,15 @@ def test_each_run_of_a_request_publishes_the_same_ids_and_equal_calls_have_their
 
 
 def test_requests_keys_and_callers_have_ids_of_their_own(shop: Shop) -> None:
-    calls = [shop.run(lambda: shop.send.delay(1), **at) for at in ({}, {"key": "l"}, {"scope": "ben"}, {"name": "b"})]
-    assert len({entry[1] for sent in calls for entry in sent}) == 4
+    others: list[dict[str, Any]] = [{}, {"key": "l"}, {"scope": "ben"}, {"name": "b"}, {"body": b"corrected"}]
+    calls = [shop.run(lambda: shop.send.delay(1), **other) for other in others]
+    assert len({entry[1] for sent in calls for entry in sent}) == 5
+
+
+def test_a_request_that_runs_without_its_store_publishes_the_same_ids(shop: Shop) -> None:
+    with_store = shop.run(lambda: shop.send.delay(1))
+    down = "redis://127.0.0.1:1/0"
+    assert shop.run(lambda: shop.send.delay(1), store=down, on_store_error="run") == with_store
 
 
 def test_a_call_has_its_id_whatever_comes_before_it(shop: Shop) -> None:
