@@ -156,13 +156,14 @@ class _Call:
         options: dict[str, Any],
         derived: str,
     ) -> None:
-        self.task, self.wanted, self.ids, self.options = task, wanted, ids, options
+        self.task, self.wanted, self.options = task, wanted, options
         self.app, self.store = task._get_app(), task._binding.guard.store
         self.args, self.kwargs = args or (), kwargs or {}
         #: with those that the task is published with in any case
         self.all = {**task._get_exec_options(), **options}
         # Where only the newest counts, two messages of one id cannot be: the older one ends as revoked.
         self.derived = "" if wanted.newest else derived
+        self.ids = {**ids, "task_id": self.derived or None}
         self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
@@ -191,7 +192,7 @@ class _Call:
             self._emit(PublishRepeated, token, self.id, reason="store", error=str(error))
             return self._send(send, token, sure=False)
         if found == "begun":
-            return send(**{**self.ids, "task_id": self.id}, **self.options)
+            return send(**self.ids, **self.options)
         if found is None:
             self._emit(PublishRepeated, token, self.id, reason=LATE)
             return self._send(send, token, sure=False)
