@@ -24,7 +24,7 @@ RUNS = dict.fromkeys(("first", "second", "third", "left", "right", "body", "a", 
 RUNS |= {"one": 2, "parent": 1, "callback": 1, "failing": 2, "errback": 1}
 
 
-@pytest.fixture(params=["starlette", "flask", "django", "django-asgi"])
+@pytest.fixture(params=["starlette", pytest.param("flask", marks=pytest.mark.smoke), "django", "django-asgi"])
 def web(request: pytest.FixtureRequest, tmp_path: Path, worker_env: dict[str, str]) -> Iterator[WebServer]:
     """A server whose endpoints publish: a coroutine, in Flask a function, in Django what is called on commit."""
     server = WebServer(request.param, tmp_path, worker_env["STORE_URL"], worker_env)
