@@ -9,14 +9,17 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from celery_idempotent.http import IdempotencyMiddleware
+from celery_idempotent.http import IdempotencyMiddleware, accepted
 from tests.support.http import views
 
 
 async def serve(request: Request) -> Response:
     """Answer any request."""
     query, body = dict(request.query_params), await request.body()
+    result = views.publish(query) if "publish" in query else None
     found = await run_in_threadpool(views.answer, request.scope["path"], query, body)
+    if result is not None:
+        return accepted(result, "/jobs/{id}")
     if "parts" in query:
         response: Response = StreamingResponse(iterate_in_threadpool(found.parts), found.status)
     else:

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_idempotent import current_lease
 from celery_idempotent.http import UNGUARDED
@@ -42,6 +42,13 @@ def remember(response: object) -> object:
     """Have a response decide, by a header."""
     wish = response.header("x-remember")  # type: ignore[attr-defined]
     return {"yes": True, "no": False, "fact": "fact"}.get(wish or "")
+
+
+def publish(query: dict[str, str]) -> Any:
+    """Publish the tasks of a request, and return the result that its client is to poll."""
+    from tests.support.http import tasks  # which has an app of Celery's, that few tests need
+
+    return tasks.publish(query["tag"])
 
 
 class Answer(NamedTuple):
