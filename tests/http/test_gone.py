@@ -140,13 +140,14 @@ def test_a_client_that_goes_cuts_no_work_whose_body_was_not_read_before() -> Non
 
     async def place(request: Request) -> StreamingResponse:
         await request.body()
+        runs.append("begun")
         client[0].gone.set()
 
         async def parts() -> AsyncIterator[bytes]:
             for _ in range(3):
                 await asyncio.sleep(0.01)
                 yield b"part"
-            runs.append(1)
+            runs.append("ended")
 
         return StreamingResponse(parts())
 
@@ -159,7 +160,7 @@ def test_a_client_that_goes_cuts_no_work_whose_body_was_not_read_before() -> Non
         return (await request_asgi(middleware)).body
 
     assert asyncio.run(main()) == b"part" * 3
-    assert runs == [1]
+    assert runs == ["begun", "ended"]
 
 
 def test_middlewares_find_what_an_application_notes_in_the_scope() -> None:
