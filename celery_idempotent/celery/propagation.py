@@ -63,7 +63,7 @@ def publish(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], send:
     check_retention(task, ids)
     with ids.next(*call) as task_id:
         result = send(task_id)
-    if result.id == task_id:  # else another message does its work
+    if getattr(result, "id", "") == task_id:  # else another message does its work
         ids.note(task.name, task_id)
     return result
 
