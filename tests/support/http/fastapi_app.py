@@ -8,6 +8,9 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import Response
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import StreamingResponse
 
 from celery_idempotent.http import IdempotencyMiddleware
@@ -47,9 +50,22 @@ async def serve(request: Request, path: str, _: Annotated[None, Depends(transact
     return response
 
 
+class Around(BaseHTTPMiddleware):
+    """A middleware as most are written, which reads the response as a stream."""
+
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)
+
+
 def account(scope: dict[str, object]) -> object:
     """Return who calls."""
     return views.caller(Request(scope).headers.get("x-api-key"))
 
 
+# The first is the innermost.
+for inner in (GZipMiddleware, Around):
+    app.add_middleware(inner)
 app.add_middleware(IdempotencyMiddleware, **{**views.options(), "scope": account, "settle_at": "return"})  # type: ignore[arg-type]
+app.add_middleware(Around)
+app.add_middleware(CORSMiddleware, allow_origins=["https://shop.test"])
+app.add_middleware(GZipMiddleware)
