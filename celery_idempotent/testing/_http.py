@@ -20,7 +20,7 @@ RELEASED = (400, 401, 403, 405, 406, 408, 409, 413, 415, 422, 425, 428, 429, 500
 
 @dataclass(frozen=True)
 class Call:
-    """A request: a row's own key and tag, unless it says otherwise; ``{}`` in ``key`` is the row's own."""
+    """A request; ``{}`` in its key is the key that the row has for itself."""
 
     key: str | None = "{}"
     body: bytes = b"body"
@@ -53,7 +53,21 @@ def compressed(content: bytes, at: int) -> Call:
 
 
 POST = Call()
-MALFORMED = ['""', '"', '"a', '"a" "b"', "a,b", '"a","b"', "a b", "x" * 256, '"\\a"', "\xfc", "sch\xc3\xb6n", "a\tb"]
+MALFORMED = [
+    '""',
+    '"',
+    '"a',
+    '"a" "b"',
+    "a,b",
+    '"a","b"',
+    "a b",
+    '"a b"',
+    "x" * 256,
+    '"\\a"',
+    "\xfc",
+    "sch\xc3\xb6n",
+    "a\tb",
+]
 
 #: The table. A row that differs from another by a status or a key alone is made in a loop.
 ROWS = [
@@ -66,7 +80,7 @@ ROWS = [
     Row("parameters of a key count nothing", [(POST, "201"), (Call(key='"{}";a=1; b="x"'), "201 replayed")], 1),
     Row("space around a key counts nothing", [(POST, "201"), (Call(key=' "{}" '), "201 replayed")], 1),
     Row("a key with a quotation mark", [(Call(key='"{}\\""'), "201"), (Call(key='"{}\\""'), "201 replayed")], 1),
-    Row("keys tell upper from lower case", [(Call(key="{}a"), "201"), (Call(key="{}A"), "201")], 2),
+    Row("keys differ in upper and lower case", [(Call(key="{}a"), "201"), (Call(key="{}A"), "201")], 2),
     Row("the third and fourth are replayed", [(POST, "201"), *([(POST, "201 replayed")] * 3)], 1),
     Row("another key is another operation", [(POST, "201"), (Call(key="{}-2"), "201"), (POST, "201 replayed")], 2),
     Row("GET passes", [(POST, "201"), (Call(method="GET"), "200"), (Call(method="GET"), "200")], 1),

@@ -61,6 +61,22 @@ def test_a_request_that_takes_longer_than_its_lease_runs_once(web: WebServer) ->
     assert web.count(key) == 1
 
 
+@pytest.mark.parametrize("path", ["/exempt/get-then-set", "/orders"])
+def test_of_many_at_once_on_four_processes_one_runs_where_get_then_set_runs_several(
+    serve: Callable[[str], WebServer], path: str
+) -> None:
+    web, key = serve("flask"), fresh()
+
+    def call(_: int) -> str:
+        return web.call(key, tag=key, path=path, seconds=0.3).summary
+
+    with ThreadPoolExecutor(100) as clients:
+        found = set(clients.map(call, range(100)))
+    assert found <= {"201", "201 replayed", "409 in-progress"}
+    runs = web.count(key)
+    assert runs == 1 if path == "/orders" else runs > 1
+
+
 # -- uploads -----------------------------------------------------------------------------------------------------------
 
 SIZE = 50_000_000

@@ -119,14 +119,14 @@ def test_a_stream_that_breaks_leaves_the_key_free(web: WebServer, path: str) -> 
     key = fresh()
     for turn in (1, 2):
         with suppress(OSError, http.client.HTTPException):  # as some servers end it
-            web.call(key, tag=key, path=path, parts=3, pause=0.6, then="break")
+            settled(web, key, path=path, parts=3, pause=0.6, then="break")
         assert web.count(key) == turn
 
 
 def test_a_stream_of_a_failure_leaves_the_key_free(web: WebServer) -> None:
     key = fresh()
     for turn in (1, 2):
-        reply = web.call(key, tag=key, status=500, parts=60, bytes=990)
+        reply = settled(web, key, status=500, parts=60, bytes=990)
         assert (reply.status, reply.body.endswith(b"part 59 ")) == (500, True)
         assert web.count(key) == turn
 
