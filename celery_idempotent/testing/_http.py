@@ -137,6 +137,7 @@ class Shop:
 
     def __init__(self, contract: HttpFacts, url: str) -> None:
         self.contract, self.url = contract, url
+        self.host = url.partition("://")[2].partition("/")[0]
         self.key, self.tag = uuid4().hex, uuid4().hex
 
     def request(self, call: Call = POST, parts: list[bytes] | None = None, *, version: str = "1.1") -> bytes:
@@ -144,15 +145,10 @@ class Shop:
         contract = self.contract
         target = f"{contract.path}{call.path}?tag={self.tag}&status={call.status}{call.query}"
         callers: dict[str, Mapping[str, str]] = {"anna": contract.anna, "bert": contract.bert, "none": {}}
-        headers = [*callers.get(call.caller, {}).items(), *call.headers]
+        headers = [*callers[call.caller].items(), *call.headers]
         if call.key is not None:
             headers.append(("Idempotency-Key", call.key.format(self.key)))
         return request_bytes(call.method, target, headers, parts or call.body, version=version, host=self.host)
-
-    @property
-    def host(self) -> str:
-        """The header Host."""
-        return self.url.partition("://")[2].partition("/")[0]
 
     def connect(self) -> Connection:
         """Return a connection of its own."""
@@ -164,9 +160,9 @@ class Shop:
             connection.send(self.request(call, parts))
             return connection.read(call.method)
 
-    def raw(self, *headers: bytes, body: bytes = b"body") -> Reply | None:
+    def raw(self, *headers: bytes) -> Reply | None:
         """Send a request with headers as they are; return None where the server closes without a reply."""
-        whole = self.request(Call(key=None, body=body, headers=(("Connection", "close"),)))
+        whole = self.request(Call(key=None, headers=(("Connection", "close"),)))
         first, _, rest = whole.partition(b"\r\n")
         with self.connect() as connection:
             try:
@@ -204,16 +200,16 @@ def wait_until(condition: Callable[[], object]) -> None:
 class HttpFacts:
     """What the facts need of the class that they become part of."""
 
-    path = "/orders"
-    anna: Mapping[str, str] = {"Authorization": "Bearer anna"}
-    bert: Mapping[str, str] = {"Authorization": "Bearer bert"}
-    anna_refreshed: Mapping[str, str] | None = None
-    revoked: Mapping[str, str] | None = None
-    request_max_bytes = 1048576
-    response_max_bytes = 262144
-    reads_chunked = True
-    streams = True
-    clients = 20
+    path: str
+    anna: Mapping[str, str]
+    bert: Mapping[str, str]
+    anna_refreshed: Mapping[str, str] | None
+    revoked: Mapping[str, str] | None
+    request_max_bytes: int
+    response_max_bytes: int
+    reads_chunked: bool
+    streams: bool
+    clients: int
 
     @pytest.fixture
     def shop(self, url: str) -> Shop:

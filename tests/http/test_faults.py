@@ -35,10 +35,10 @@ def answered(web: WebServer, key: str, **query: object) -> Reply:
 def test_a_server_that_is_killed_in_a_handler_leaves_the_request_to_its_repetition(web: WebServer) -> None:
     key = fresh()
     with pytest.raises(GONE):
-        web.call(key, tag=key, die="handler")
+        web.call(key, tag=key, then="die")
     web.revive()
-    assert not answered(web, key, die="handler").replayed
-    assert web.call(key, tag=key, die="handler").replayed
+    assert not answered(web, key, then="die").replayed
+    assert web.call(key, tag=key, then="die").replayed
     assert web.count(key, "lease") == 2
 
 

@@ -16,14 +16,15 @@ from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 UVICORN = ["-m", "uvicorn", "--host", "127.0.0.1", "--no-access-log"]
-GUNICORN = ["-m", "gunicorn", "--log-level", "warning"]
+GUNICORN = ["-m", "gunicorn", "--workers", "4", "--threads", "4", "--log-level", "warning"]
+SYNC = ["--workers", "2", "--threads", "1"]
 COMMANDS = {
     "starlette": [*UVICORN, "tests.support.http.asgi_app:app", "--port"],
     "fastapi": [*UVICORN, "tests.support.http.fastapi_app:app", "--port"],
-    "flask": [*GUNICORN, "--workers", "4", "--threads", "4", "tests.support.http.wsgi_app:app", "--bind"],
-    "django": [*GUNICORN, "--workers", "2", "tests.support.http.django_app:application", "--bind"],
+    "flask": [*GUNICORN, "tests.support.http.wsgi_app:app", "--bind"],
+    "django": [*GUNICORN, *SYNC, "tests.support.http.django_app:application", "--bind"],
     "django-asgi": [*UVICORN, "tests.support.http.django_app:asgi", "--port"],
-    "drf": [*GUNICORN, "--preload", "--workers", "2", "tests.support.http.django_app:application", "--bind"],
+    "drf": [*GUNICORN, *SYNC, "--preload", "tests.support.http.django_app:application", "--bind"],
     "hypercorn": ["-m", "hypercorn", "tests.support.http.asgi_app:app", "--bind"],
     "daphne": ["-m", "daphne", "-b", "127.0.0.1", "tests.support.http.asgi_app:app", "-p"],
 }

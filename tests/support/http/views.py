@@ -117,6 +117,8 @@ def answer(path: str, query: dict[str, str], body: bytes) -> Answer:
     time.sleep(float(query.get("seconds", "0")))
     if query.get("then") == "raise" or query.get("status") == "0":
         raise ValueError("the handler failed")
+    if query.get("then") == "die":
+        query = {**query, "die": "handler"}
     die_if("handler", query, runs)
     if "order" in query:
         order(tag, query, runs)
