@@ -17,7 +17,7 @@ pytest does the rest::
             store.execute("update records set lease_end = lease_end - %s, ... where key = %s", (seconds, key))
 
 `TransactionContract` has the facts of a store that can settle in the caller's own transaction, and `HttpContract` those
-of an application behind a middleware of `celery_idempotent.http`.
+of an application behind a middleware of ``celery_idempotent.http``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TransactionContract(WithinFacts):
 
 
 class HttpContract(RowFacts, CallerFacts, ResponseFacts, TransportFacts, ClientFacts):
-    """What every application does behind a middleware of `celery_idempotent.http`; each test is one fact.
+    """What every application does behind a middleware of ``celery_idempotent.http``; each test is one fact.
 
     A subclass gives the URL of a server that runs, and the headers of two callers. The application behind it has one
     path, with two methods, and needs no key for either:
