@@ -66,6 +66,7 @@ LIBRARIES = [
     "stores/test_redis_outages.py",
     "celery/test_copies.py",
     "celery/test_in_process.py",
+    "http/test_task_ids.py",
 ]
 CONTRACT = "stores/test_contract.py"
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so `full` runs these without.

@@ -21,7 +21,7 @@ from .delivery import Fact, HttpBinding, HttpDelivery
 from .options import UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response
+from .response import PATIENCE, Response, poll_at
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -288,6 +288,26 @@ class _Exchange:
             with suppress(asyncio.CancelledError):
                 if (error := self.running.exception()) is not None:
                     raise error
+
+
+def accepted(result: Any, location: object, *, retry_after: int | None = None) -> Any:
+    """Return the response to a request whose work a task does: 202, with a Location where its client may poll.
+
+    Ids are no secrets: whatever serves the location must check that its caller is the one whose request it was.
+
+    Arguments:
+        result: What ``apply_async`` or ``delay`` returned, of a task, chain, chord or group. That of a group is saved
+            in the result backend.
+        location: The URL or path; ``{id}`` in it stands for the id of the result.
+        retry_after: Seconds after which the client is to poll (default: it may at once).
+
+    Returns:
+        A ``JSONResponse`` of Starlette, which FastAPI takes too.
+    """
+    body, headers = poll_at(result, location, retry_after)
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(body, 202, headers)
 
 
 def path_of(scope: Scope) -> bytes:

@@ -24,10 +24,10 @@ from .delivery import Fact, HttpBinding, HttpDelivery
 from .options import UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response
+from .response import PATIENCE, Response, poll_at
 from .wsgi import request_of
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "accepted"]
 
 #: Requests that are carried out, also those whose client has gone: asyncio itself forgets tasks that none waits for.
 _tasks: set[asyncio.Task[Any]] = set()
@@ -214,6 +214,26 @@ class IdempotencyMiddleware:
                 return None
             answer = delivery.answer_error(error)
         return found[0][0] if found and answer is found[0][1] else _as_django(answer)
+
+
+def accepted(result: Any, location: object, *, retry_after: int | None = None) -> Any:
+    """Return the response to a request whose work a task does: 202, with a Location where its client may poll.
+
+    Ids are no secrets: whatever serves the location must check that its caller is the one whose request it was.
+
+    Arguments:
+        result: What ``apply_async`` or ``delay`` returned, of a task, chain, chord or group. That of a group is saved
+            in the result backend.
+        location: The URL or path; ``{id}`` in it stands for the id of the result.
+        retry_after: Seconds after which the client is to poll (default: it may at once).
+
+    Returns:
+        A ``JsonResponse`` of Django.
+    """
+    body, headers = poll_at(result, location, retry_after)
+    from django.http import JsonResponse
+
+    return JsonResponse(body, status=202, headers=headers)
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

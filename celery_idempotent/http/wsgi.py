@@ -18,9 +18,9 @@ from .delivery import HttpBinding, HttpDelivery
 from .options import UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response
+from .response import PATIENCE, Response, poll_at
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "accepted"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -111,6 +111,26 @@ class IdempotencyMiddleware:
             return exchange.run_unguarded()
         guard.start(delivery, held)
         return exchange.run()
+
+
+def accepted(
+    result: Any, location: object, *, retry_after: int | None = None
+) -> tuple[dict[str, str], int, dict[str, str]]:
+    """Return the response to a request whose work a task does: 202, with a Location where its client may poll.
+
+    Ids are no secrets: whatever serves the location must check that its caller is the one whose request it was.
+
+    Arguments:
+        result: What ``apply_async`` or ``delay`` returned, of a task, chain, chord or group. That of a group is saved
+            in the result backend.
+        location: The URL or path; ``{id}`` in it stands for the id of the result.
+        retry_after: Seconds after which the client is to poll (default: it may at once).
+
+    Returns:
+        A tuple of body, status and headers, as views of Flask and Quart return it.
+    """
+    body, headers = poll_at(result, location, retry_after)
+    return body, 202, headers
 
 
 class _Exchange:

@@ -10,14 +10,17 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from celery_idempotent.http import IdempotencyMiddleware
+from celery_idempotent.http import IdempotencyMiddleware, accepted
 from tests.support.http import views
 
 
 async def serve(request: Request) -> Response:
     """Answer any request."""
     query, body = dict(request.query_params), await request.body()
+    result = views.publish(query) if "publish" in query else None
     found = await run_in_threadpool(views.respond, request.method, request.scope["path"], query, body)
+    if result is not None:
+        return accepted(result, "/jobs/{id}")
     if "file" in query:
         return FileResponse(views.file_of(int(query["file"])), found.status)
     if "parts" in query or "stream" in query:

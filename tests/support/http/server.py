@@ -33,7 +33,8 @@ COMMANDS = {
 class WebServer:
     """A server of the tests' application."""
 
-    def __init__(self, kind: str, directory: Path, store_url: str) -> None:
+    def __init__(self, kind: str, directory: Path, store_url: str, env: Mapping[str, str] | None = None) -> None:
+        self.env = env or {}
         self.kind, self.port, self.runs = kind, free_port(), directory / "runs"
         self.runs.touch()
         self.log, self.store_url = directory / "server.log", store_url
@@ -42,7 +43,7 @@ class WebServer:
     def _start(self) -> None:
         kind = self.kind
         where = str(self.port) if COMMANDS[kind][-1] in ("--port", "-p") else f"127.0.0.1:{self.port}"
-        env = {**os.environ, "RUNS": str(self.runs), "STORE_URL": self.store_url}
+        env = {**os.environ, **self.env, "RUNS": str(self.runs), "STORE_URL": self.store_url}
         with self.log.open("ab") as output:
             command = [sys.executable, *COMMANDS[kind], where]
             self.process: Process = spawn(command, env=env, stdout=output, stderr=output)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from celery_idempotent import current_lease
@@ -50,6 +50,13 @@ def remember(response: object) -> object:
     """Have a response decide, by a header."""
     wish = response.header("x-remember")  # type: ignore[attr-defined]
     return {"yes": True, "no": False, "fact": "fact"}.get(wish or "")
+
+
+def publish(query: dict[str, str]) -> Any:
+    """Publish the tasks of a request, and return the result that its client is to poll."""
+    from tests.support.http import tasks  # which has an app of Celery's, that few tests need
+
+    return tasks.publish(query["tag"])
 
 
 class Answer(NamedTuple):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from flask import Flask, Response, request, send_file
+from flask.typing import ResponseReturnValue
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
-from celery_idempotent.http.wsgi import IdempotencyMiddleware
+from celery_idempotent.http.wsgi import IdempotencyMiddleware, accepted
 from tests.support.http import views
 
 app = Flask(__name__)
 
 
 @app.route("/<path:path>", methods=["GET", "POST", "PATCH", "PUT", "DELETE"])
-def serve(path: str) -> Response | tuple[Response, int]:
+def serve(path: str) -> ResponseReturnValue:
     """Answer any request."""
     query = request.args.to_dict()
+    result = views.publish(query) if "publish" in query else None
     found = views.respond(request.method, f"/{path}", query, request.get_data())
+    if result is not None:
+        return accepted(result, "/jobs/{id}")
     if "file" in query:
         return send_file(views.file_of(int(query["file"]))), found.status
     body = found.parts if "parts" in query or "stream" in query else b"".join(found.parts)
