@@ -92,6 +92,7 @@ UNMEASURED = [
     "celery/test_zombies.py",
     "docs/test_command_lines.py",
     "docs/test_examples.py",
+    "docs/test_http_contract.py",
     "docs/test_rq_example.py",
     "docs/test_runbook.py",
     "faults/test_clocks.py",
