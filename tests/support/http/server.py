@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
