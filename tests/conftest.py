@@ -94,6 +94,7 @@ UNMEASURED = [
     "docs/test_examples.py",
     "docs/test_http_contract.py",
     "docs/test_rq_example.py",
+    "docs/test_shop_api.py",
     "docs/test_runbook.py",
     "faults/test_clocks.py",
     "faults/test_kill_sweep.py",

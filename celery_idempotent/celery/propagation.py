@@ -63,7 +63,7 @@ def publish(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], send:
     check_retention(task, ids)
     with ids.next(*call) as task_id:
         result = send(task_id)
-    if result.id == task_id:  # else another message does its work
+    if getattr(result, "id", "") == task_id:  # else another message does its work
         ids.note(task.name, task_id)
     return result
 
@@ -89,7 +89,7 @@ def _call(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tupl
 
 def _report(name: str, error: MissingKey) -> None:
     logger.warning(
-        "%s is published under random ids, also where its request is repeated, for it cannot be told apart from other "
+        "%s is published under random ids, also where its request is repeated, for it cannot be compared with other "
         "calls: %s. Pass ids or plain data, or an idempotency_key.",
         *(name, error.__cause__ or error),
     )

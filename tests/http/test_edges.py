@@ -251,6 +251,17 @@ def test_a_client_that_goes_in_mid_response_has_had_what_was_done() -> None:
     assert (app.runs, app.closed) == (1, 1)
 
 
+def test_a_length_that_a_server_hands_on_twice_is_one() -> None:
+    def echo(environ: Any, start: Any) -> list[bytes]:
+        start("201 Created", [])
+        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
+
+    middleware = wsgi.IdempotencyMiddleware(echo, store=MemoryStore(), scope=None)
+    twice = {"CONTENT_TYPE": "text/plain", "HTTP_CONTENT_TYPE": "text/plain", "HTTP_CONTENT_LENGTH": "4"}
+    assert request_wsgi(middleware, **twice).body == b"body"
+    assert request_wsgi(middleware, body=b"xxxx", **twice).status == 422
+
+
 def test_a_server_may_ask_again_after_the_end() -> None:
     _, middleware = app_of(large)
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "HTTP_IDEMPOTENCY_KEY": "k"}

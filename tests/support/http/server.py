@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,11 +50,11 @@ class WebServer:
         wait_until(self._answers, 60, lambda: f"the server to listen:\n{self.log.read_text()}")
 
     def _answers(self) -> bool:
+        """Return whether a worker serves; gunicorn listens before it has any."""
         try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
+            return self.call(method="GET").status > 0
+        except (OSError, http.client.HTTPException):
             return False
-        return True
 
     def revive(self) -> None:
         """Start it again if it has ended; gunicorn starts its workers itself."""
