@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 #: Seconds within which a server must answer, and what is waited for must come.
-TIMEOUT = 30.0
+TIMEOUT = 60.0
 PROBLEM = "application/problem+json"
 
 
