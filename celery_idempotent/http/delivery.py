@@ -132,7 +132,7 @@ class HttpBinding(Binding):
         """
         if value is UNGUARDED or self.options.scope is None:
             return value
-        if value is None or value == "" or not getattr(value, "is_authenticated", True):
+        if value is None or value is False or value == "" or not getattr(value, "is_authenticated", True):
             raise problems.unknown_caller()
         return value
 
@@ -219,13 +219,21 @@ class HttpDelivery(Delivery):
         Raises:
             Unsettled: nothing is.
         """
-        remember = self.binding.options.remember
-        wish = None if remember is None else remember(response)
+        wish = self._wish(response)
         if wish is None:
             wish = is_remembered(response.status)
         if not wish:
             raise Unsettled(response)
         return Fact(response) if sent or wish == "fact" else response
+
+    def _wish(self, response: Response) -> object:
+        """Return what the option ``remember`` wants; None if that is for the status to decide."""
+        remember = self.binding.options.remember
+        try:
+            return None if remember is None else remember(response)
+        except Exception:  # noqa: BLE001 - the user's own: what the request has done must not be done again for it
+            logger.exception("The option remember raised for a response with %d: its status decides", response.status)
+            return None
 
     def result_of_error(self, error: Exception) -> Response | Fact:
         """Return what is recorded of an exception that left the application: a bare 500, where that is remembered.

@@ -23,7 +23,7 @@ UNSEEN = {400, 405, 406, 411, 413, 414, 415, 417, 422, 426, 428, 431}
 NOT_KEPT = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 NOT_KEPT |= {b"age", b"content-length", b"date", b"server", b"server-timing", b"set-cookie", b"x-request-id"}
 #: How the names of others begin.
-NOT_KEPT_BEGIN = b"ratelimit-"
+NOT_KEPT_BEGIN = (b"ratelimit", b"x-ratelimit-")
 #: Statuses whose responses have no content, and no Content-Length.
 EMPTY = {204, 304}
 

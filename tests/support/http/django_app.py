@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
 from django.db import transaction
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 from django.urls import re_path
 
 from celery_idempotent.http.django import accepted
@@ -26,8 +26,11 @@ settings.configure(
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     DATA_UPLOAD_MAX_MEMORY_SIZE=20_000,
     LOGGING_CONFIG=None,
+    REST_FRAMEWORK={"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None},
 )
 django.setup()
+
+from rest_framework.views import APIView  # noqa: E402 - it reads the settings
 
 
 def serve(request: Any, path: str) -> Any:
@@ -36,10 +39,12 @@ def serve(request: Any, path: str) -> Any:
     if "publish" in query:
         with transaction.atomic():
             transaction.on_commit(lambda: results.append(views.publish(query)))
-    found = views.answer(f"/{path}", query, request.body)
+    found = views.respond(request.method, f"/{path}", query, request.body)
     if results:
         return accepted(results[0], "/jobs/{id}")
-    if "parts" in query:
+    if "file" in query:
+        return FileResponse(views.file_of(int(query["file"])).open("rb"), status=found.status)
+    if "parts" in query or "stream" in query:
         response: Any = StreamingHttpResponse(found.parts, status=found.status)
     else:
         response = HttpResponse(b"".join(found.parts), status=found.status)
@@ -66,5 +71,15 @@ async def serve_async(request: Any, path: str) -> Any:
     return response
 
 
-urlpatterns = [re_path(r"^async/(?P<path>.*)$", serve_async), re_path(r"^(?P<path>.*)$", serve)]
+class RestView(APIView):
+    """The same, by the REST framework."""
+
+    def get(self, request: Any, path: str) -> Any:
+        return serve(request, path)
+
+    post = patch = put = delete = get
+
+
+urlpatterns = [re_path(r"^rest/(?P<path>.*)$", RestView.as_view())]
+urlpatterns += [re_path(r"^async/(?P<path>.*)$", serve_async), re_path(r"^(?P<path>.*)$", serve)]
 application, asgi = get_wsgi_application(), get_asgi_application()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from flask import Flask, Response, request
+from flask import Flask, Response, request, send_file
 from flask.typing import ResponseReturnValue
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
 
 from celery_idempotent.http.wsgi import IdempotencyMiddleware, accepted
 from tests.support.http import views
@@ -16,14 +17,18 @@ def serve(path: str) -> ResponseReturnValue:
     """Answer any request."""
     query = request.args.to_dict()
     result = views.publish(query) if "publish" in query else None
-    found = views.answer(f"/{path}", query, request.get_data())
+    found = views.respond(request.method, f"/{path}", query, request.get_data())
     if result is not None:
         return accepted(result, "/jobs/{id}")
-    body = found.parts if "parts" in query else b"".join(found.parts)
+    if "file" in query:
+        return send_file(views.file_of(int(query["file"]))), found.status
+    body = found.parts if "parts" in query or "stream" in query else b"".join(found.parts)
     response = Response(body, found.status)
     del response.headers["content-type"]
     response.headers.extend(found.headers)
     return response
 
 
+uploads = IdempotencyMiddleware(app.wsgi_app, **{**views.uploads(), "scope": "X-Api-Key"})
+app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/uploads": uploads})  # type: ignore[method-assign]
 app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, **{**views.options(), "scope": "X-Api-Key"})  # type: ignore[method-assign]
