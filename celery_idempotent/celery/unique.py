@@ -37,7 +37,7 @@ from ..errors import AlreadyPublished, ConfigurationError, MissingKey, StoreErro
 from ..events import PublishRepeated, PublishReplaced, PublishSkipped, logger, receivers, send
 from ..stores.base import Store
 from ..stores.memory import MemoryStore
-from ..stores.records import Lease, Reason, Record, new_owner
+from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_shared, store_of
 from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively
@@ -248,9 +248,11 @@ class _Call:
 
     def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | Literal["begun"] | None:
         """Take the slot for this call; or return the record of the message that stands for it, "begun", or None."""
-        if self.derived and (own := store.get(token.slot)) is not None and own.owner == token.owner:
-            certain, met = reservations.is_confirmed(own) or own.owner in confirmations, WaitingMessage.read(own.holder)
-            if certain and met is not None and not self._ended(met):
+        is_sent = token.owner in confirmations  # read first: it leaves them once the record shows it
+        own = store.get(token.slot) if self.derived else None
+        if own is not None and own.owner == token.owner and own.state is State.IN_PROGRESS:
+            met = WaitingMessage.read(own.holder)
+            if (is_sent or reservations.is_confirmed(own)) and met is not None and not self._ended(met):
                 return own
         found = self._take(token, note, store)
         # Read once the slot is taken: where the work begins after that, the message that it began with frees the slot.
