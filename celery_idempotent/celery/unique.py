@@ -24,6 +24,7 @@ from celery._state import get_current_worker_task
 from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.connection import ConnectionPool
 from kombu.utils.uuid import uuid
 
 from ..core import reservations
@@ -329,7 +330,7 @@ def publish_next(
         Reservation(token, store).end()
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
     if token.until == "done":
-        _forget_own(token)
+        _forget_own(token, wait)
         _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
@@ -463,12 +464,17 @@ class Reservation:
 
     def _started(self) -> None:
         if self.token.throttle:
-            reservations.throttle(self.store, self.token, current_holder())
+            reservations.throttle(self.store, self.token, current_holder(), runs=True)
         reservations.release(self.store, self.token, Reason.STARTED)
         self.over = True
 
-    def begin_later(self, publish_again: Callable[[], object]) -> None:
-        """Give it back as soon as the store answers, then publish once more: calls may have been skipped meanwhile."""
+    def begin_later(self, publish_again: Callable[[Token | None], object]) -> None:
+        """Give it back as soon as the store answers, then publish once more: calls may have been skipped meanwhile.
+
+        Arguments:
+            publish_again: Publishes one more message, which carries the token it is given, if any.
+        """
+        _late[self] = publish_again
 
         def work() -> None:
             pauses = Backoff(STORE_PAUSE, self.token.hold, never)
@@ -478,17 +484,23 @@ class Reservation:
                     break
                 except StoreError:
                     if not pauses.wait():
+                        del _late[self]
                         return
-            try:
-                publish_again()
-            except Exception:  # noqa: BLE001 - the broker's own
-                logger.exception("What calls of %s were skipped for meanwhile is not published", self.token.slot)
+            self._publish_again(None)
 
         threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()
 
-    def forget(self) -> None:
-        """Renew it no more; the message, or what was published to go on with it, still has it."""
+    def _publish_again(self, token: Token | None) -> None:
+        try:
+            _late[self](token)
+        except Exception:  # noqa: BLE001 - the broker's own
+            logger.exception("What calls of %s were skipped for meanwhile is not published", self.token.slot)
+        del _late[self]
+
+    def forget(self, wait: float = 0.0) -> None:
+        """Renew it no more; the message, or what is published to go on with it in ``wait`` seconds, still has it."""
         if self._held is not None:
+            self._held.lease = reservations.confirmed(self.token, wait)  # after a renewal that is on its way
             heartbeat.forget(self._held)
             self._held = None
 
@@ -509,17 +521,30 @@ class Reservation:
             logger.warning("The reservation %s ends by itself, in %g s: %s", self.token.slot, self.token.hold, error)
 
 
+#: What is given back later, and what publishes the task of each once more.
+_late: dict[Reservation, Callable[[Token | None], object]] = {}
+
+
+def hand_over() -> None:
+    """Publish, as this process ends, messages that give back at their start what it could not.
+
+    Its threads end with it, and with the token a message has yet to do what calls are skipped for.
+    """
+    for reservation in list(_late):
+        reservation._publish_again(reservation.token)
+
+
 def reservation_of(task: Any, header: Token | None) -> Reservation | None:
     """Return the reservation of a message that carries this token."""
     return None if header is None else Reservation(header, task._binding.guard.store)
 
 
-def _forget_own(token: Token) -> None:
-    """Have the body that publishes what goes on in its place renew nothing after that."""
+def _forget_own(token: Token, wait: float = 0.0) -> None:
+    """Have the body that publishes what goes on in its place, in ``wait`` seconds, renew nothing after that."""
     state = _current_state()
     own = getattr(state, "reservation", None)
     if own is not None and own.token.owner == token.owner:
-        own.forget()
+        own.forget(wait)
 
 
 def _own_token() -> str:
@@ -619,6 +644,12 @@ def _transport(app: Any) -> _Transport:
     return found
 
 
+class _OwnConnections(ConnectionPool):
+    """Connections of this process; a child of multiprocessing would shut their sockets down as it closes them."""
+
+    close_after_fork = False
+
+
 #: By app: the process that made it, and its producers whose channels confirm.
 _confirming_pools: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
 
@@ -645,7 +676,7 @@ def _confirming(app: Any, producer: Any) -> Iterator[tuple[dict[str, Any], bool]
         connection = app.connection_for_write(transport_options={"confirm_publish": True})
         limit = app.pool.limit
         make: Any = ProducerPool
-        pool = make(connections=connection.Pool(limit=limit), limit=limit, Producer=app.amqp.Producer)
+        pool = make(connections=_OwnConnections(connection, limit=limit), limit=limit, Producer=app.amqp.Producer)
         _confirming_pools[app] = (os.getpid(), pool)
     with pool.acquire(block=True) as confirming:
         try:

@@ -263,10 +263,11 @@ def waited(record: Record, met: WaitingMessage) -> float:
 
 def confirm(store: Store, token: Token, wait: float) -> bool:
     """Record that the broker has the message, which is due in ``wait`` seconds; False if its slot is no longer its."""
-    return not store.renew([_confirmed(token, wait)])
+    return not store.renew([confirmed(token, wait)])
 
 
-def _confirmed(token: Token, wait: float) -> Lease:
+def confirmed(token: Token, wait: float) -> Lease:
+    """Return the lease of a message that the broker has and that is due in ``wait`` seconds."""
     return Lease(token.claim(max(0.0, wait) + token.hold + UNCONFIRMED), token.fence)
 
 
@@ -293,10 +294,16 @@ def replaced_by(store: Store, token: Token) -> str | None:
     return met.before_id if met.before > token.fence else None
 
 
-def throttle(store: Store, token: Token, holder: str) -> float:
-    """Hold others back for the period of a throttle from now on; return the seconds that are left of another one."""
+def throttle(store: Store, token: Token, holder: str, *, runs: bool = False) -> float:
+    """Hold others back for the period of a throttle from now on; return the seconds that are left of another one.
+
+    A message that runs ends the other one: that may be of a call that was skipped meanwhile, or not quite over by the
+    clock of the store.
+    """
     period = replace(token, slot=f"{token.slot}:~throttle", newest=False)
     found = store.acquire(period.claim(token.throttle, note=holder))
+    if runs and not isinstance(found, Lease):
+        found = store.acquire(period.claim(token.throttle, sender=found.record.owner, note=holder))
     return 0.0 if isinstance(found, Lease) else found.record.remaining
 
 
@@ -370,13 +377,13 @@ class Confirmations:
         with suppress(IndexError):
             while True:
                 store, token, wait = self._waiting.popleft()
-                leases[store].append(_confirmed(token, wait))
-        for store, confirmed in leases.items():
+                leases[store].append(confirmed(token, wait))
+        for store, sent in leases.items():
             try:
-                self.breaker.call(store, store.renew, confirmed)
+                self.breaker.call(store, store.renew, sent)
             except Exception as error:  # noqa: BLE001 - they end by themselves
-                logger.info("%d reservations could not be confirmed: %r", len(confirmed), error)
-            for lease in confirmed:
+                logger.info("%d reservations could not be confirmed: %r", len(sent), error)
+            for lease in sent:
                 self._owners.pop(lease.owner, None)
 
 

@@ -107,6 +107,15 @@ def test_a_throttle_holds_others_back_for_its_period(any_store: Store) -> None:
     assert 50 < reservations.throttle(any_store, Token(SLOT, new_owner(), throttle=60.0), "host:2") <= 60
 
 
+def test_a_gathered_message_that_runs_holds_others_back_for_a_whole_period(any_store: Store) -> None:
+    """Though a call which was skipped for it holds them back already, or the period is not quite over."""
+    first, gathered, third = [Token(SLOT, new_owner(), throttle=60.0) for _ in range(3)]
+    assert reservations.throttle(any_store, replace(first, throttle=5.0), "host:1") == 0
+    assert 0 < reservations.throttle(any_store, gathered, "host:2") <= 5
+    assert reservations.throttle(any_store, gathered, "host:2", runs=True) == 0
+    assert 50 < reservations.throttle(any_store, third, "host:3") <= 60
+
+
 def test_a_bounded_store_has_the_same_records(any_store: Store) -> None:
     bounded = any_store.bounded(0.25)
     publish(any_store, "first")
