@@ -51,6 +51,10 @@ LATE, SOONER = "late", "expires sooner"
 #: Options of messages that are parts of a canvas.
 OF_CANVASES = {"chain", "chord", "group_id", "replaced_task_nesting"}
 
+#: Slots for whose messages this process has skipped its last call of them, and of how many it knows that.
+_skipped_for: set[str] = set()
+REMEMBERED = 10_000
+
 #: What names the broker of a connection.
 _ADDRESS = ("transport_cls", "hostname", "port", "virtual_host")
 
@@ -229,7 +233,15 @@ class _Call:
                 self.countdown = remaining
                 note = self._due(note)
         doubt, follow = partial(self._doubt, note), partial(self._follow, note)
-        return reservations.reserve(store, token, note, doubt, self.end, confirmations, follow)
+        look = token.slot in _skipped_for
+        found = reservations.reserve(store, token, note, doubt, self.end, confirmations, follow, look=look)
+        if isinstance(found, Record):
+            if len(_skipped_for) >= REMEMBERED:
+                _skipped_for.clear()
+            _skipped_for.add(token.slot)
+        elif look:
+            _skipped_for.discard(token.slot)
+        return found
 
     def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""

@@ -156,8 +156,10 @@ class WaitingMessage(NamedTuple):
     def write(self) -> str:
         """Return the text for a record."""
         facts = {"id": self.task_id, **{n: v for n, v in zip(self._fields[1:], self[1:], strict=True) if v}}
-        return json.dumps(facts, separators=(",", ":"))
+        return _write(facts)
 
+
+_write = json.JSONEncoder(separators=(",", ":")).encode
 
 Follow = Callable[[Record, WaitingMessage], tuple[WaitingMessage, str]]
 
@@ -189,6 +191,8 @@ def reserve(
     end: float,
     own: Container[str] = (),
     follow: Follow | None = None,
+    *,
+    look: bool = False,
 ) -> Reserved | Record | None:
     """Take a slot for a call that is about to be published, or return the record of the message that stands for it.
 
@@ -203,11 +207,17 @@ def reserve(
         own: Owners of the reservations that this process is about to confirm.
         follow: Returns what the record of a message will say that meets another of its kind, where only the newest
             counts; and why the other one runs as well, or `REPLACED` (default: each replaces the other).
+        look: Whether a message probably waits (default: no), so that to look costs less than to try.
 
     Raises:
         StoreError: the store cannot serve.
     """
     begun, instead, reason, known = monotonic(), None, "", note
+    record = store.peek(token.slot) if look and not token.newest else None
+    if record is not None and is_confirmed(record):
+        met = WaitingMessage.read(record.holder)
+        if met is not None and not doubt(record, met):
+            return record
     while monotonic() < end:
         sender = instead.owner if instead is not None else ""
         found = store.acquire(token.claim(UNCONFIRMED, sender=sender, note=known.write()))
