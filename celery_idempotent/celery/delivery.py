@@ -22,6 +22,7 @@ from ..core.binding import check_returned
 from ..core.guard import Busy, Decision, Delivery, Dropped, Ending, Ignored, Ran, Replayed
 from ..core.history import DeliveryEvents
 from ..core.lease import HeldLease, running
+from ..core.reservations import Token
 from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
 from . import canvas, message, monitoring, pool, unique
@@ -208,7 +209,7 @@ class CeleryDelivery(Delivery):
             options = {name: info[name] for name in ("exchange", "routing_key", "priority") if info.get(name)}
             key = self.state.identity.key
 
-            def publish(token: unique.Token | None) -> None:
+            def publish(token: Token | None) -> None:
                 own = {message.META_HEADER: {message.RESERVATION: token.header()}} if token is not None else {}
                 headers = {**(request.headers or {}), **own}
                 Task.apply_async(task, request.args, request.kwargs, headers=headers, idempotency_key=key, **options)

@@ -11,13 +11,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic, time
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
 from celery._state import get_current_worker_task
@@ -458,6 +458,8 @@ class Reservation:
                 patience of the delivery is at its end.
         """
         if self.token.until == "done":
+            with suppress(StoreError):
+                self._check_place()
             ttl = self.token.hold + UNCONFIRMED
             held = HeldLease(self.store, Lease(self.token.claim(ttl), self.token.fence), monotonic() - ttl)
             self._held = heartbeat.watch(held)
@@ -474,7 +476,21 @@ class Reservation:
             else:
                 return None
 
+    def _check_place(self) -> None:
+        """Log that the store has no record of it, if this is the first that this process looks for there."""
+        if self.store not in _looked_in:
+            record = self.store.peek(self.token.slot)
+            _looked_in.add(self.store)
+            if record is None:
+                logger.warning(
+                    "The store of this worker has no record of the reservation %s. Check that its publisher has the "
+                    "same idempotency_store; else its message was never confirmed, or has waited for more than %g s.",
+                    self.token.slot,
+                    self.token.hold,
+                )
+
     def _started(self) -> None:
+        self._check_place()
         if self.token.throttle:
             reservations.throttle(self.store, self.token, current_holder(), runs=True)
         reservations.release(self.store, self.token, Reason.STARTED)
@@ -496,18 +512,21 @@ class Reservation:
                     break
                 except StoreError:
                     if not pauses.wait():
-                        del _late[self]
+                        _late.pop(self, None)
                         return
             self._publish_again(None)
 
         threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()
 
     def _publish_again(self, token: Token | None) -> None:
+        publish = _late.get(self)
+        if publish is None:  # the other thread was faster
+            return
         try:
-            _late[self](token)
+            publish(token)
         except Exception:  # noqa: BLE001 - the broker's own
             logger.exception("What calls of %s were skipped for meanwhile is not published", self.token.slot)
-        del _late[self]
+        _late.pop(self, None)
 
     def forget(self, wait: float = 0.0) -> None:
         """Renew it no more; the message, or what is published to go on with it in ``wait`` seconds, still has it."""
@@ -533,6 +552,8 @@ class Reservation:
             logger.warning("The reservation %s ends by itself, in %g s: %s", self.token.slot, self.token.hold, error)
 
 
+#: Stores in which this process has looked for the reservation of a message.
+_looked_in: WeakSet[Store] = WeakSet()
 #: What is given back later, and what publishes the task of each once more.
 _late: dict[Reservation, Callable[[Token | None], object]] = {}
 
@@ -688,7 +709,8 @@ def _confirming(app: Any, producer: Any) -> Iterator[tuple[dict[str, Any], bool]
         connection = app.connection_for_write(transport_options={"confirm_publish": True})
         limit = app.pool.limit
         make: Any = ProducerPool
-        pool = make(connections=_OwnConnections(connection, limit=limit), limit=limit, Producer=app.amqp.Producer)
+        own: Any = _OwnConnections
+        pool = make(connections=own(connection, limit=limit), limit=limit, Producer=app.amqp.Producer)
         _confirming_pools[app] = (os.getpid(), pool)
     with pool.acquire(block=True) as confirming:
         try:

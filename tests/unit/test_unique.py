@@ -17,6 +17,7 @@ from celery_idempotent.core.policy import Unique
 from celery_idempotent.core.reservations import Token
 from celery_idempotent.errors import ConfigurationError, MissingKey
 from celery_idempotent.stores import Lease
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import is_reservation
 from tests.support.unit.scripted import ScriptedStore
 
@@ -42,6 +43,21 @@ def test_a_renewal_on_its_way_does_not_shorten_what_a_later_message_was_given(mo
     assert record is not None
     assert record.remaining > 7000
     assert not heart.holdings()
+
+
+@pytest.mark.parametrize("until", ["start", "done"])
+def test_a_worker_whose_store_has_no_record_of_a_reservation_says_so_once(
+    until: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that has another store than its publishers; to look for every message would cost a request each."""
+    elsewhere, right = MemoryStore(), MemoryStore()
+    token = Token("idem:~unique:shop.index::~7", "me", until=until)
+    right.acquire(token.claim(70.0))
+    for store in (right, elsewhere, elsewhere):
+        reservation = unique.Reservation(token, store)
+        assert reservation.begin("wait", 0.0, lambda: False) is None
+        reservation.forget()
+    assert [token.slot in text and "idempotency_store" in text for text in caplog.messages] == [True]
 
 
 def of(value: object, **options: Any) -> Unique:
