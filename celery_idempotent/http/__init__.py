@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from .asgi import IdempotencyMiddleware
+from .asgi import IdempotencyMiddleware, accepted
 from .options import UNGUARDED, Options
 from .response import Response
 
-__all__ = ["UNGUARDED", "IdempotencyMiddleware", "Options", "Response"]
+__all__ = ["UNGUARDED", "IdempotencyMiddleware", "Options", "Response", "accepted"]
