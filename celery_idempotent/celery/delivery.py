@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any
 
 from celery import states
+from celery.app.task import Task
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded, WorkerLostError
 from kombu.exceptions import OperationalError as BrokerError
 
@@ -21,6 +22,7 @@ from ..core.binding import check_returned
 from ..core.guard import Busy, Decision, Delivery, Dropped, Ending, Ignored, Ran, Replayed
 from ..core.history import DeliveryEvents
 from ..core.lease import HeldLease, running
+from ..core.reservations import Token
 from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
 from . import canvas, message, monitoring, pool, unique
@@ -205,9 +207,14 @@ class CeleryDelivery(Delivery):
         if late is not None:
             task, request, info = self.task, self.request, self.request.delivery_info or {}
             options = {name: info[name] for name in ("exchange", "routing_key", "priority") if info.get(name)}
-            options.update(idempotency_key=self.state.identity.key, unique=False, headers=request.headers)
-            again = partial(task.apply_async, request.args, request.kwargs, **options)
-            reservation.begin_later(again)
+            key = self.state.identity.key
+
+            def publish(token: Token | None) -> None:
+                own = {message.META_HEADER: {message.RESERVATION: token.header()}} if token is not None else {}
+                headers = {**(request.headers or {}), **own}
+                Task.apply_async(task, request.args, request.kwargs, headers=headers, idempotency_key=key, **options)
+
+            reservation.begin_later(publish)
 
     def ending(self, error: BaseException) -> Ending:
         """Return the ending to record, given what the body raised."""

@@ -70,7 +70,8 @@ def check_when_started(instance: Any = None, **_: Any) -> None:
 
 
 def finish(**_: Any) -> None:
-    """Write the last notes and confirmations of this process before it ends."""
+    """Publish and write what is left to this process before it ends."""
+    unique.hand_over()
     confirmations.close()
     history.flush()
 

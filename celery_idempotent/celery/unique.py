@@ -11,19 +11,20 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic, time
 from typing import Any, Literal, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
 from celery._state import get_current_worker_task
 from celery.backends.redis import RedisBackend
 from celery.backends.rpc import RPCBackend
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.connection import ConnectionPool
 from kombu.utils.uuid import uuid
 
 from ..core import reservations
@@ -49,6 +50,10 @@ _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 LATE, SOONER = "late", "expires sooner"
 #: Options of messages that are parts of a canvas.
 OF_CANVASES = {"chain", "chord", "group_id", "replaced_task_nesting"}
+
+#: Slots for whose messages this process has skipped its last call of them, and of how many it knows that.
+_skipped_for: set[str] = set()
+REMEMBERED = 10_000
 
 #: What names the broker of a connection.
 _ADDRESS = ("transport_cls", "hostname", "port", "virtual_host")
@@ -275,7 +280,15 @@ class _Call:
                 self.countdown = remaining
                 note = self._due(note)
         doubt, follow = partial(self._doubt, note), partial(self._follow, note)
-        return reservations.reserve(store, token, note, doubt, self.end, confirmations, follow)
+        look = token.slot in _skipped_for
+        found = reservations.reserve(store, token, note, doubt, self.end, confirmations, follow, look=look)
+        if isinstance(found, Record):
+            if len(_skipped_for) >= REMEMBERED:
+                _skipped_for.clear()
+            _skipped_for.add(token.slot)
+        elif look:
+            _skipped_for.discard(token.slot)
+        return found
 
     def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
@@ -376,7 +389,7 @@ def publish_next(
         Reservation(token, store).end()
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
     if token.until == "done":
-        _forget_own(token)
+        _forget_own(token, wait)
         _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
@@ -492,6 +505,8 @@ class Reservation:
                 patience of the delivery is at its end.
         """
         if self.token.until == "done":
+            with suppress(StoreError):
+                self._check_place()
             ttl = self.token.hold + UNCONFIRMED
             held = HeldLease(self.store, Lease(self.token.claim(ttl), self.token.fence), monotonic() - ttl)
             self._held = heartbeat.watch(held)
@@ -508,14 +523,33 @@ class Reservation:
             else:
                 return None
 
+    def _check_place(self) -> None:
+        """Log that the store has no record of it, if this is the first that this process looks for there."""
+        if self.store not in _looked_in:
+            record = self.store.peek(self.token.slot)
+            _looked_in.add(self.store)
+            if record is None:
+                logger.warning(
+                    "The store of this worker has no record of the reservation %s. Check that its publisher has the "
+                    "same idempotency_store; else its message was never confirmed, or has waited for more than %g s.",
+                    self.token.slot,
+                    self.token.hold,
+                )
+
     def _started(self) -> None:
+        self._check_place()
         if self.token.throttle:
-            reservations.throttle(self.store, self.token, current_holder())
+            reservations.throttle(self.store, self.token, current_holder(), runs=True)
         reservations.release(self.store, self.token, Reason.STARTED)
         self.over = True
 
-    def begin_later(self, publish_again: Callable[[], object]) -> None:
-        """Give it back as soon as the store answers, then publish once more: calls may have been skipped meanwhile."""
+    def begin_later(self, publish_again: Callable[[Token | None], object]) -> None:
+        """Give it back as soon as the store answers, then publish once more: calls may have been skipped meanwhile.
+
+        Arguments:
+            publish_again: Publishes one more message, which carries the token it is given, if any.
+        """
+        _late[self] = publish_again
 
         def work() -> None:
             pauses = Backoff(STORE_PAUSE, self.token.hold, never)
@@ -525,17 +559,26 @@ class Reservation:
                     break
                 except StoreError:
                     if not pauses.wait():
+                        _late.pop(self, None)
                         return
-            try:
-                publish_again()
-            except Exception:  # noqa: BLE001 - the broker's own
-                logger.exception("What calls of %s were skipped for meanwhile is not published", self.token.slot)
+            self._publish_again(None)
 
         threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()
 
-    def forget(self) -> None:
-        """Renew it no more; the message, or what was published to go on with it, still has it."""
+    def _publish_again(self, token: Token | None) -> None:
+        publish = _late.get(self)
+        if publish is None:  # the other thread was faster
+            return
+        try:
+            publish(token)
+        except Exception:  # noqa: BLE001 - the broker's own
+            logger.exception("What calls of %s were skipped for meanwhile is not published", self.token.slot)
+        _late.pop(self, None)
+
+    def forget(self, wait: float = 0.0) -> None:
+        """Renew it no more; the message, or what is published to go on with it in ``wait`` seconds, still has it."""
         if self._held is not None:
+            self._held.lease = reservations.confirmed(self.token, wait)  # after a renewal that is on its way
             heartbeat.forget(self._held)
             self._held = None
 
@@ -556,17 +599,32 @@ class Reservation:
             logger.warning("The reservation %s ends by itself, in %g s: %s", self.token.slot, self.token.hold, error)
 
 
+#: Stores in which this process has looked for the reservation of a message.
+_looked_in: WeakSet[Store] = WeakSet()
+#: What is given back later, and what publishes the task of each once more.
+_late: dict[Reservation, Callable[[Token | None], object]] = {}
+
+
+def hand_over() -> None:
+    """Publish, as this process ends, messages that give back at their start what it could not.
+
+    Its threads end with it, and with the token a message has yet to do what calls are skipped for.
+    """
+    for reservation in list(_late):
+        reservation._publish_again(reservation.token)
+
+
 def reservation_of(task: Any, header: Token | None) -> Reservation | None:
     """Return the reservation of a message that carries this token."""
     return None if header is None else Reservation(header, task._binding.guard.store)
 
 
-def _forget_own(token: Token) -> None:
-    """Have the body that publishes what goes on in its place renew nothing after that."""
+def _forget_own(token: Token, wait: float = 0.0) -> None:
+    """Have the body that publishes what goes on in its place, in ``wait`` seconds, renew nothing after that."""
     state = _current_state()
     own = getattr(state, "reservation", None)
     if own is not None and own.token.owner == token.owner:
-        own.forget()
+        own.forget(wait)
 
 
 def _own_token() -> str:
@@ -666,6 +724,12 @@ def _transport(app: Any) -> _Transport:
     return found
 
 
+class _OwnConnections(ConnectionPool):
+    """Connections of this process; a child of multiprocessing would shut their sockets down as it closes them."""
+
+    close_after_fork = False
+
+
 #: By app: the process that made it, and its producers whose channels confirm.
 _confirming_pools: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
 
@@ -692,7 +756,8 @@ def _confirming(app: Any, producer: Any) -> Iterator[tuple[dict[str, Any], bool]
         connection = app.connection_for_write(transport_options={"confirm_publish": True})
         limit = app.pool.limit
         make: Any = ProducerPool
-        pool = make(connections=connection.Pool(limit=limit), limit=limit, Producer=app.amqp.Producer)
+        own: Any = _OwnConnections
+        pool = make(connections=own(connection, limit=limit), limit=limit, Producer=app.amqp.Producer)
         _confirming_pools[app] = (os.getpid(), pool)
     with pool.acquire(block=True) as confirming:
         try:

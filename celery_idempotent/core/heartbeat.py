@@ -137,9 +137,12 @@ class _Server:
         return max(0.001, min(waiting, default=float("inf")) - after)
 
     def _renew(self, store: Store, holdings: list[HeldLease]) -> None:
-        since = monotonic()
+        since, sent = monotonic(), [holding.lease for holding in holdings]
         try:
-            lost = {(lease.key, lease.owner) for lease in store.renew([holding.lease for holding in holdings])}
+            lost = {(lease.key, lease.owner) for lease in store.renew(sent)}
+            changed = [h.lease for h, lease in zip(holdings, sent, strict=True) if h.lease is not lease]
+            if changed:  # to a longer one, meanwhile, which the old renewal may have cut short
+                store.renew(changed)
         except Exception as error:  # noqa: BLE001 - none may keep the leases in other stores from being renewed
             logger.warning("%d leases could not be renewed, trying again: %r", len(holdings), error)
             for holding in holdings:

@@ -156,8 +156,10 @@ class WaitingMessage(NamedTuple):
     def write(self) -> str:
         """Return the text for a record."""
         facts = {"id": self.task_id, **{n: v for n, v in zip(self._fields[1:], self[1:], strict=True) if v}}
-        return json.dumps(facts, separators=(",", ":"))
+        return _write(facts)
 
+
+_write = json.JSONEncoder(separators=(",", ":")).encode
 
 Follow = Callable[[Record, WaitingMessage], tuple[WaitingMessage, str]]
 
@@ -189,6 +191,8 @@ def reserve(
     end: float,
     own: Container[str] = (),
     follow: Follow | None = None,
+    *,
+    look: bool = False,
 ) -> Reserved | Record | None:
     """Take a slot for a call that is about to be published, or return the record of the message that stands for it.
 
@@ -203,11 +207,17 @@ def reserve(
         own: Owners of the reservations that this process is about to confirm.
         follow: Returns what the record of a message will say that meets another of its kind, where only the newest
             counts; and why the other one runs as well, or `REPLACED` (default: each replaces the other).
+        look: Whether a message probably waits (default: no), so that to look costs less than to try.
 
     Raises:
         StoreError: the store cannot serve.
     """
     begun, instead, reason, known = monotonic(), None, "", note
+    record = store.peek(token.slot) if look and not token.newest else None
+    if record is not None and is_confirmed(record):
+        met = WaitingMessage.read(record.holder)
+        if met is not None and not doubt(record, met):
+            return record
     while monotonic() < end:
         sender = instead.owner if instead is not None else ""
         found = store.acquire(token.claim(UNCONFIRMED, sender=sender, note=known.write()))
@@ -263,10 +273,11 @@ def waited(record: Record, met: WaitingMessage) -> float:
 
 def confirm(store: Store, token: Token, wait: float) -> bool:
     """Record that the broker has the message, which is due in ``wait`` seconds; False if its slot is no longer its."""
-    return not store.renew([_confirmed(token, wait)])
+    return not store.renew([confirmed(token, wait)])
 
 
-def _confirmed(token: Token, wait: float) -> Lease:
+def confirmed(token: Token, wait: float) -> Lease:
+    """Return the lease of a message that the broker has and that is due in ``wait`` seconds."""
     return Lease(token.claim(max(0.0, wait) + token.hold + UNCONFIRMED), token.fence)
 
 
@@ -293,10 +304,16 @@ def replaced_by(store: Store, token: Token) -> str | None:
     return met.before_id if met.before > token.fence else None
 
 
-def throttle(store: Store, token: Token, holder: str) -> float:
-    """Hold others back for the period of a throttle from now on; return the seconds that are left of another one."""
+def throttle(store: Store, token: Token, holder: str, *, runs: bool = False) -> float:
+    """Hold others back for the period of a throttle from now on; return the seconds that are left of another one.
+
+    A message that runs ends the other one: that may be of a call that was skipped meanwhile, or not quite over by the
+    clock of the store.
+    """
     period = replace(token, slot=f"{token.slot}:~throttle", newest=False)
     found = store.acquire(period.claim(token.throttle, note=holder))
+    if runs and not isinstance(found, Lease):
+        found = store.acquire(period.claim(token.throttle, sender=found.record.owner, note=holder))
     return 0.0 if isinstance(found, Lease) else found.record.remaining
 
 
@@ -370,13 +387,13 @@ class Confirmations:
         with suppress(IndexError):
             while True:
                 store, token, wait = self._waiting.popleft()
-                leases[store].append(_confirmed(token, wait))
-        for store, confirmed in leases.items():
+                leases[store].append(confirmed(token, wait))
+        for store, sent in leases.items():
             try:
-                self.breaker.call(store, store.renew, confirmed)
+                self.breaker.call(store, store.renew, sent)
             except Exception as error:  # noqa: BLE001 - they end by themselves
-                logger.info("%d reservations could not be confirmed: %r", len(confirmed), error)
-            for lease in confirmed:
+                logger.info("%d reservations could not be confirmed: %r", len(sent), error)
+            for lease in sent:
                 self._owners.pop(lease.owner, None)
 
 

@@ -106,6 +106,13 @@ class Store(ABC):
     def get(self, key: str) -> Record | None:
         """Return the record, or None if there is none."""
 
+    def peek(self, key: str) -> Record | None:
+        """Return what decides of a claim in the record, without marks and payload, or None if there is none.
+
+        It is `get` at less cost, where a store has that. What remains of a lease may be short by what the call takes.
+        """
+        return self.get(key)
+
     @abstractmethod
     def delete(self, key: str) -> bool:
         """Delete the record of a key in any state, with its history, and return whether there was one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -232,6 +233,17 @@ def test_a_call_is_skipped_once_the_broker_has_confirmed_the_message_that_waits(
     assert index.delay(7).get(timeout=30) == 7
     assert left(node) == {}
     assert (journal.count("indexed", 7), journal.count("indexed", 8)) == (2, 1)
+
+
+@on(CLASSIC)
+def test_a_child_that_a_publisher_forks_leaves_its_confirming_connection_alone(app: Celery) -> None:
+    """Also one of multiprocessing, in which kombu closes the connections of its other pools, sockets and all."""
+    index = app.module.index
+    index.delay(7)
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    assert index.apply_async((8,), retry=False).id == index.delay(8).id
 
 
 @on(NATIVE)

@@ -173,7 +173,7 @@ class TestBegin:
 
     def test_once_the_store_answers_one_more_message_is_published(self, reservation: Reservation, proxy: Proxy) -> None:
         published = threading.Event()
-        reservation.begin_later(published.set)
+        reservation.begin_later(lambda token: published.set())
         assert not published.wait(0.5)
         proxy.heal()
         assert published.wait(30)
@@ -182,7 +182,7 @@ class TestBegin:
     def test_one_that_ended_by_itself_meanwhile_is_no_longer_waited_for(self, reservation: Reservation) -> None:
         before = set(threading.enumerate())
         published = threading.Event()
-        Reservation(replace(reservation.token, hold=0.3), reservation.store).begin_later(published.set)
+        Reservation(replace(reservation.token, hold=0.3), reservation.store).begin_later(lambda token: published.set())
         wait_until(lambda: not set(threading.enumerate()) - before, 30)
         assert not published.is_set()
 
@@ -221,6 +221,36 @@ def test_a_body_whose_start_the_store_cannot_note_misses_no_change(
     else:
         assert journal.count("begin", 7) == 1
     wait_until(lambda: app.module.index.apply_async((7,), countdown=600).id != first.id)
+
+
+def test_a_child_that_ends_before_the_store_answers_leaves_the_reservation_to_a_message(
+    client_app: Callable[..., Celery],
+    start_worker: StartWorker,
+    proxy: Proxy,
+    way_through: str,
+    store_url: str,
+    broker_url: str,
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    """Else calls would be skipped for its body, which has run, until the reservation ends by itself."""
+    gate = gates["in 9"].close()
+    node = start_worker(UNIQUE, concurrency=1, store_url=way_through, env={"ON_STORE_ERROR": "run"})
+    app = client_app(UNIQUE, STORE_URL=store_url)
+    app.module.other.delay(9)
+    gate.reached()
+    first = app.module.index.apply_async((7,), ignore_result=True)
+    proxy.refuse()
+    proxy.reset()
+    gate.open()
+    journal.wait_for_count(1, "end", 7, timeout=40)
+    node.stop()
+    assert app.module.index.apply_async((7,), ignore_result=True).id == first.id
+    assert messages(broker_url) == 1
+    proxy.heal()
+    start_worker(UNIQUE, concurrency=1)
+    journal.wait_for_count(2, "end", 7, timeout=30)
+    assert app.module.index.apply_async((7,), countdown=600, ignore_result=True).id != first.id
 
 
 def test_the_message_that_follows_has_the_key_of_the_operation(

@@ -101,10 +101,44 @@ def test_a_later_message_does_the_work_of_an_earlier_once_it_is_confirmed_or_has
     assert reservations.replaced_by(any_store, first) is None
 
 
+def test_a_look_finds_a_confirmed_message_and_leaves_the_rest_to_a_claim(any_store: Store) -> None:
+    """It never takes what remains of a lease for more than it is."""
+    token, note = Token(SLOT, new_owner()), WaitingMessage("second")
+
+    def look() -> Reserved | Record | None:
+        return reservations.reserve(any_store, token, note, lambda *_: "", monotonic() + 60, look=True)
+
+    assert any_store.peek(SLOT) is None
+    first, _ = reserve(any_store, "first")
+    record, peeked = any_store.get(SLOT), any_store.peek(SLOT)
+    assert record is not None
+    assert peeked is not None
+    assert not reservations.is_confirmed(peeked)
+    assert (peeked.state, peeked.owner, peeked.fence, peeked.holder) == (
+        record.state,
+        record.owner,
+        record.fence,
+        record.holder,
+    )
+    assert reservations.confirm(any_store, first, 30.0)
+    assert waiting(look()) == "first"
+    assert reservations.release(any_store, first, Reason.STARTED)
+    assert isinstance(look(), Reserved)
+
+
 def test_a_throttle_holds_others_back_for_its_period(any_store: Store) -> None:
     token = Token(SLOT, new_owner(), throttle=60.0)
     assert reservations.throttle(any_store, token, "host:1") == 0
     assert 50 < reservations.throttle(any_store, Token(SLOT, new_owner(), throttle=60.0), "host:2") <= 60
+
+
+def test_a_gathered_message_that_runs_holds_others_back_for_a_whole_period(any_store: Store) -> None:
+    """Though a call which was skipped for it holds them back already, or the period is not quite over."""
+    first, gathered, third = [Token(SLOT, new_owner(), throttle=60.0) for _ in range(3)]
+    assert reservations.throttle(any_store, replace(first, throttle=5.0), "host:1") == 0
+    assert 0 < reservations.throttle(any_store, gathered, "host:2") <= 5
+    assert reservations.throttle(any_store, gathered, "host:2", runs=True) == 0
+    assert 50 < reservations.throttle(any_store, third, "host:3") <= 60
 
 
 def test_a_bounded_store_has_the_same_records(any_store: Store) -> None:

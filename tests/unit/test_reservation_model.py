@@ -82,17 +82,22 @@ class Law(RuleBasedStateMachine):
         """All that happens is about one slot."""
         self.kind = kind
 
-    @rule(target=messages, steps=st.sampled_from([0, 1, 2, 2]), expires=st.sampled_from([False, False, True]))
-    def call(self, steps: int, expires: bool) -> Message:
+    @rule(
+        target=messages,
+        steps=st.sampled_from([0, 1, 2, 2]),
+        expires=st.sampled_from([False, False, True]),
+        look=st.booleans(),
+    )
+    def call(self, steps: int, expires: bool, look: bool) -> Message:
         """Reserve, and mostly publish and confirm at once; a call that is skipped returns."""
-        message = self.reserve(self.kind, expires)
+        message = self.reserve(self.kind, expires, look)
         if steps > 0:
             self.publish(message)
         if steps > 1:
             self.confirm(message)
         return message
 
-    def reserve(self, kind: str, expires: bool) -> Message:
+    def reserve(self, kind: str, expires: bool, look: bool) -> Message:
         self.step += 1
         message = Message(f"m{self.step}", kind, self.token(kind), self.step, expires)
         self.all[message.id] = message
@@ -105,7 +110,7 @@ class Law(RuleBasedStateMachine):
             return note, "expires sooner" if expires and not met.expires else reservations.REPLACED
 
         end = self.clock() + BUDGET
-        found = reservations.reserve(self.store, message.token, note, doubt, end, follow=follow)
+        found = reservations.reserve(self.store, message.token, note, doubt, end, follow=follow, look=look)
         if isinstance(found, Record):
             met = WaitingMessage.read(found.holder)
             assert met is not None

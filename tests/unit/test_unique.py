@@ -3,21 +3,67 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from celery_idempotent.core import keys
+from celery_idempotent.celery import unique
+from celery_idempotent.core import keys, reservations
+from celery_idempotent.core.heartbeat import Heartbeat, _Server
 from celery_idempotent.core.policy import Unique
+from celery_idempotent.core.reservations import Token
 from celery_idempotent.errors import ConfigurationError, MissingKey
+from celery_idempotent.stores import Lease
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import is_reservation
+from tests.support.unit.scripted import ScriptedStore
+
+
+def test_a_renewal_on_its_way_does_not_shorten_what_a_later_message_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a retry that is due in two hours, of a task which is unique until it is done."""
+    monkeypatch.setattr(_Server, "run", lambda self: None)
+    heart, store = Heartbeat(), ScriptedStore()
+    monkeypatch.setattr(unique, "heartbeat", heart)
+    token = Token("idem:~unique:shop.index::~7", "me", until="done", hold=60.0)
+    lease = store.inner.acquire(token.claim(70.0))
+    assert isinstance(lease, Lease)
+    reservation = unique.Reservation(replace(token, fence=lease.fence), store)
+    reservation.begin("wait", 0.0, lambda: False)
+
+    def retry() -> None:
+        reservation.forget(7200.0)
+        assert reservations.confirm(store.inner, reservation.token, 7200.0)
+
+    store.before("renew", retry)
+    heart.beat(monotonic())
+    record = store.inner.get(token.slot)
+    assert record is not None
+    assert record.remaining > 7000
+    assert not heart.holdings()
+
+
+@pytest.mark.parametrize("until", ["start", "done"])
+def test_a_worker_whose_store_has_no_record_of_a_reservation_says_so_once(
+    until: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that has another store than its publishers; to look for every message would cost a request each."""
+    elsewhere, right = MemoryStore(), MemoryStore()
+    token = Token("idem:~unique:shop.index::~7", "me", until=until)
+    right.acquire(token.claim(70.0))
+    for store in (right, elsewhere, elsewhere):
+        reservation = unique.Reservation(token, store)
+        assert reservation.begin("wait", 0.0, lambda: False) is None
+        reservation.forget()
+    assert [token.slot in text and "idempotency_store" in text for text in caplog.messages] == [True]
 
 
 def of(value: object, **options: Any) -> Unique:
-    unique = Unique.of(value, **options)
-    assert unique is not None
-    return unique
+    found = Unique.of(value, **options)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("value", [None, False])

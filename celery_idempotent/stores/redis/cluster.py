@@ -17,7 +17,7 @@ from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedErro
 
 from ...errors import StoreError
 from .. import hide_password
-from ..records import Lease
+from ..records import Lease, Record
 from .connections import OPTION, REFUSALS, Addresses, Connections
 from .records import renewal_args
 from .store import BATCH, RedisStore, Replicas, together
@@ -84,6 +84,9 @@ class ClusterStore(RedisStore):
         if failure is not None:
             raise failure
         return lost
+
+    def peek(self, key: str) -> Record | None:
+        return self.get(key)
 
     def _by_node(self, leases: Sequence[Lease]) -> Iterable[tuple[ClusterNode, list[Lease]]]:
         nodes: dict[Any, ClusterNode] = {}

@@ -14,6 +14,9 @@ ANSWERED = (
     *(b"holder", b"payload", b"ended", b"version", b"announced"),
 )
 
+#: What `RedisStore.peek` reads of a record.
+PEEKED = tuple(name for name in ANSWERED if name not in (b"payload", b"announced"))
+
 
 def claim_args(claim: Claim) -> tuple[Any, ...]:
     """Return a claim as the arguments of acquire.lua."""
