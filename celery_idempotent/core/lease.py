@@ -195,7 +195,16 @@ class HeldLease:
         return hashlib.sha256(f"{self.key}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-_current: ContextVar[HeldLease | None] = ContextVar("celery_idempotent_lease", default=None)
+class LeaseSlot:
+    """The place of a lease that a run takes once it has begun, in whichever of its threads and contexts."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self) -> None:
+        self.lease: HeldLease | None = None
+
+
+_current: ContextVar[HeldLease | LeaseSlot | None] = ContextVar("celery_idempotent_lease", default=None)
 
 
 def current_lease() -> HeldLease | None:
@@ -205,12 +214,13 @@ def current_lease() -> HeldLease | None:
     The lease is also found in coroutines, in asyncio's tasks and in ``asyncio.to_thread``, but not in threads that the
     function starts otherwise.
     """
-    return _current.get()
+    found = _current.get()
+    return found.lease if isinstance(found, LeaseSlot) else found
 
 
 @contextmanager
-def running(holding: HeldLease) -> Iterator[None]:
-    """Have `current_lease` return ``holding`` meanwhile."""
+def running(holding: HeldLease | LeaseSlot) -> Iterator[None]:
+    """Have `current_lease` return ``holding`` meanwhile, or what is in it by then."""
     token = _current.set(holding)
     try:
         yield

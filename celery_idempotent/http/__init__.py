@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from .asgi import IdempotencyMiddleware
-from .options import UNGUARDED, Options
+from .inside import Answered, abegin, begin
+from .options import INSIDE, UNGUARDED, Options
 from .response import Response
 
-__all__ = ["UNGUARDED", "IdempotencyMiddleware", "Options", "Response"]
+__all__ = ["INSIDE", "UNGUARDED", "Answered", "IdempotencyMiddleware", "Options", "Response", "abegin", "begin"]

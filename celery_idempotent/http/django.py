@@ -17,11 +17,12 @@ from typing import Any
 
 from ..core.lease import HeldLease, running
 from ..errors import ConfigurationError
-from ..functions import finish_within, run_guarded
+from ..functions import finish_within
 from . import problems
 from .asgi import path_of
 from .delivery import Fact, HttpBinding, HttpDelivery
-from .options import UNGUARDED, Options
+from .inside import ENTRY, Pending
+from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response
@@ -74,6 +75,8 @@ class IdempotencyMiddleware:
     # -- before the view -----------------------------------------------------------------------------------------------
 
     def _given(self, request: Any) -> tuple[Request, str] | None:
+        if self.options.scope is INSIDE:
+            request.META[ENTRY] = None
         if not self.options.guards(request.method, request.path):
             return None
         scope = getattr(request, "scope", None)  # of ASGI
@@ -81,11 +84,14 @@ class IdempotencyMiddleware:
         key = self.binding.key_of(found)
         return None if key is None else (found, key)
 
-    def _delivery(self, request: Any, found: Request, key: str, account: Any) -> HttpDelivery | None:
+    def _delivery(self, request: Any, found: Request, key: str, account: Any) -> HttpDelivery | Pending | None:
         account = self.binding.account_of(account)
         if account is UNGUARDED:
             return None
         self.binding.check_length(found)
+        if account is INSIDE:
+            request.META[ENTRY] = pending = Pending(self.binding, found, key, self._body(request, found))
+            return pending
         return self.binding.delivery(found, key, account, self._body(request, found))
 
     def _body(self, request: Any, found: Request) -> bytes:
@@ -116,7 +122,24 @@ class IdempotencyMiddleware:
             delivery = self._delivery(request, *given, self.binding.scope_of(given[0]))
         except Problem as problem:
             return _as_django(problem.response(self.options.docs_url))
+        if isinstance(delivery, Pending):
+            return self._carry_out_inside(delivery, request)
         return self.get_response(request) if delivery is None else self._carry_out(delivery, request)
+
+    def _carry_out_inside(self, pending: Pending, request: Any) -> Any:
+        """Call the view, which takes the lease."""
+        response: Any = None
+        own, failure = Response(0), None
+        try:
+            with running(pending.slot):
+                response = self.get_response(request)
+            own = _from_django(response)
+        except BaseException as error:  # noqa: BLE001 - recorded, and raised again
+            failure = error
+        if failure is None and pending.delivery is not None and pending.slot.lease is not None:
+            return self._conclude(pending.delivery, pending.slot.lease, response)
+        answer = pending.finish(own, failure)
+        return response if answer is own else _as_django(answer)
 
     def _carry_out(self, delivery: HttpDelivery, request: Any) -> Any:
         guard = self.binding.guard
@@ -129,6 +152,10 @@ class IdempotencyMiddleware:
         if held.fence:
             guard.start(delivery, held)
         response = self._call_view(delivery, held, request)
+        return self._conclude(delivery, held, response)
+
+    def _conclude(self, delivery: HttpDelivery, held: HeldLease, response: Any) -> Any:
+        """Record the response of a view, and return what is to be sent."""
         if not held.fence:
             return response
         value: object = None
@@ -183,14 +210,16 @@ class IdempotencyMiddleware:
         await asyncio.wait([task, passed], return_when=asyncio.FIRST_COMPLETED)
         return passed.result() if passed.done() else task.result()
 
-    async def _carry_out_async(self, delivery: HttpDelivery, request: Any, passed: asyncio.Future[Any]) -> Any:
+    async def _carry_out_async(
+        self, delivery: HttpDelivery | Pending, request: Any, passed: asyncio.Future[Any]
+    ) -> Any:
         """Return the response; give one to ``passed`` whose parts are passed on, and wait for its end."""
         found: list[tuple[Any, Response]] = []
 
         async def body() -> Response | Fact:
             response = await self.get_response(request)
             own = _from_django(response)
-            if response.streaming:
+            if response.streaming and delivery.is_begun:
                 parts, left = await _gather_async(response, self.options.response_max_bytes)
                 if left is not None:
                     end = _AsyncEnd()
@@ -206,9 +235,7 @@ class IdempotencyMiddleware:
             return delivery.result_of(own)
 
         try:
-            timeout = self.options.settle_timeout
-            decision = await run_guarded(self.binding.guard, delivery, body, lambda decision: decision, timeout)
-            answer = delivery.answer(decision)
+            answer = await delivery.response_of(body)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             if passed.done():  # the server has it already
                 return None
