@@ -219,7 +219,7 @@ class IdempotencyMiddleware:
         async def body() -> Response | Fact:
             response = await self.get_response(request)
             own = _from_django(response)
-            if response.streaming and delivery.is_begun:
+            if response.streaming:
                 parts, left = await _gather_async(response, self.options.response_max_bytes)
                 if left is not None:
                     end = _AsyncEnd()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from ..core.guard import Decision, Ran
@@ -123,6 +124,7 @@ class Pending:
         """Take no lease from now on: the response has begun, or the application has ended."""
         with self._lock:
             self._closed = True
+            self.request, self.body = replace(self.request, native=None), b""  # else a circle, of scope or environ
 
     # -- what the view calls -------------------------------------------------------------------------------------------
 
@@ -241,6 +243,7 @@ class Pending:
                 )
             elif not _is_answered(error):
                 logger.warning("Discarded what became of Answered: %r", error, exc_info=error)
+            _free_frames(error)
             return self.answered
         if error is not None:
             raise error
@@ -277,6 +280,17 @@ class Pending:
 def _is_answered(error: BaseException) -> bool:
     """Return whether this is `Answered`, or a group of it and what task groups make of it."""
     return isinstance(error, Answered) or any(map(_is_answered, getattr(error, "exceptions", ())))
+
+
+def _free_frames(error: BaseException | None) -> None:
+    """Let go of the frames that an error has passed, and so of generators in them, which closes these.
+
+    Of FastAPI's dependencies some releases close plain generators after an `Exception` alone.
+    """
+    if error is not None:
+        error.__traceback__ = None
+        for part in getattr(error, "exceptions", ()):
+            _free_frames(part)
 
 
 def _too_late() -> ConfigurationError:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 
 from celery_idempotent import current_lease
@@ -98,7 +100,7 @@ def test_a_caller_who_is_not_known_is_refused(account: Any) -> None:
         assert view.runs == 0
 
 
-def test_a_request_may_pass_unguarded_and_so_do_those_that_are_not_guarded() -> None:
+def test_a_request_may_pass_unguarded_and_so_do_those_that_are_not_guarded(caplog: pytest.LogCaptureFixture) -> None:
     for make, work in ((on_wsgi, begin), (on_asgi, abegin)):
         view, app = make(partial(work, account=UNGUARDED))
         assert statuses(app) == [201, 201]
@@ -110,6 +112,7 @@ def test_a_request_may_pass_unguarded_and_so_do_those_that_are_not_guarded() -> 
         view, app = make(partial(work, account="anna"), required=True)
         assert statuses(app, key=None) == [400, 400]
         assert view.runs == 0
+    assert not caplog.text
 
 
 def test_a_websocket_has_nothing_to_begin() -> None:
@@ -303,8 +306,13 @@ def test_a_begin_that_is_cancelled_may_be_called_again() -> None:
 # -- what becomes of Answered ------------------------------------------------------------------------------------------
 
 
-def test_the_exit_stack_of_fastapi_is_closed() -> None:
-    app, log = FastAPI(), []
+async def call_next(request: Request, following: Any) -> Any:
+    return await following(request)
+
+
+@pytest.mark.parametrize("inner", [[], [Middleware(BaseHTTPMiddleware, dispatch=call_next)]], ids=["alone", "grouped"])
+def test_the_exit_stack_of_fastapi_is_closed(inner: list[Middleware]) -> None:
+    app, log = FastAPI(middleware=inner), []
 
     async def session() -> AsyncIterator[str]:
         try:
@@ -322,13 +330,14 @@ def test_the_exit_stack_of_fastapi_is_closed() -> None:
             log.append("closed in a thread")
 
     @app.post("/orders", dependencies=[Depends(session), Depends(thread)])
-    async def place_order(request: Request) -> None:
-        await abegin(request, "anna")
+    def place_order(request: Request) -> None:
+        begin(request, "anna")
         log.append("run")
 
     app.add_middleware(IdempotencyMiddleware, store=MemoryStore(), scope=INSIDE)
     assert statuses(app) == [200, 200]
-    assert log == ["run", "closed in a thread", "closed", "closed in a thread", "Answered", "closed"]
+    assert log[:3] == ["run", "closed in a thread", "closed"]
+    assert sorted(log[3:]) == ["Answered", "closed", "closed in a thread"]
 
 
 def cleaning_up(environ: Any) -> None:
@@ -368,12 +377,41 @@ def test_what_becomes_of_answered_is_discarded_and_what_is_wrong_with_it_logged(
     assert logged in caplog.text if logged else not caplog.text
 
 
-def test_an_application_that_swallows_answered_and_responds_nothing_is_answered() -> None:
+def test_an_application_that_swallows_answered_and_responds_nothing_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         with pytest.raises(Answered):
             await abegin(scope, None)
 
     assert statuses(IdempotencyMiddleware(app, store=MemoryStore(), scope=INSIDE), 1) == [401]
+    assert "went on after begin()" in caplog.text
+
+
+def test_handlers_of_errors_do_not_see_answered(caplog: pytest.LogCaptureFixture) -> None:
+    handled: list[Exception] = []
+
+    def work(environ: Any) -> None:
+        try:
+            begin(environ, None)
+        except Exception as error:  # noqa: BLE001 - as views do
+            handled.append(error)
+
+    app = FastAPI()
+
+    @app.post("/orders")
+    async def place_order(request: Request) -> None:
+        await abegin(request, None)
+
+    @app.exception_handler(Exception)
+    async def handle(request: Request, error: Exception) -> None:
+        handled.append(error)
+
+    app.add_middleware(IdempotencyMiddleware, store=MemoryStore(), scope=INSIDE)
+    for each in (on_wsgi(work)[1], app):
+        assert statuses(each, 1) == [401]
+    assert not handled
+    assert not caplog.text
 
 
 def test_the_end_of_a_process_is_no_consequence_of_answered() -> None:
