@@ -429,7 +429,7 @@ async def finished(
         return ended.result()
     if error is not None:
         raise error
-    return conclude(Ran(value))
+    return conclude(_ran(held, value))
 
 
 def finish_within(
@@ -451,7 +451,12 @@ def finish_within(
         return ended.result()
     if error is not None:
         raise error
-    return Ran(value)
+    return _ran(held, value)
+
+
+def _ran(held: HeldLease, value: object) -> Ran:
+    """Return the decision for a body whose end is not known to be recorded: what it settled itself, or returned."""
+    return Ran(value if held.within is None else held.within[0])
 
 
 async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:

@@ -271,6 +271,25 @@ def store_outage() -> str:
     return s.svg()
 
 
+def request_to_task() -> str:
+    s = Sequence("From the request to the task, and back", "client", "server", "database", "worker")
+    s.tell("client", "server", "POST /orders, key K").tell("server", "database", "acquire K").begin("database", LEASE)
+    s.begin("server", RUN).note("server", "runs the handler")
+    s.tell("server", "database", "commit: the order\nand its response", color=GOOD).end("database", LEASE)
+    s.tell("server", "worker", "charge(order), by the broker").end("server", RUN)
+    s.tell("server", "client", "202, Location", reply=True, color=BAD)
+    s.note("client", "the answer is lost", color=BAD)
+    s.tell("client", "server", "POST /orders, key K").tell("server", "database", "acquire K")
+    s.tell("database", "server", "completed: 202", reply=True)
+    s.tell("server", "client", "202, replayed", reply=True, color=GOOD)
+    s.tell("worker", "database", "acquire the order").begin("database", LEASE).begin("worker", RUN)
+    s.note("worker", "charges the card,\nkey from the order", left=True)
+    s.tell("worker", "database", "commit: the receipt\nand the result", color=GOOD)
+    s.end("database", LEASE).end("worker", RUN)
+    s.tell("client", "server", "GET /orders/7").tell("server", "client", "charged", reply=True, color=GOOD)
+    return s.svg()
+
+
 def layers() -> str:
     """The layers of the package, as the architecture test has them."""
     found: dict[int, list[str]] = {}
@@ -301,6 +320,7 @@ DIAGRAMS = {
     "paused-holder": paused_holder,
     "retry": retry,
     "store-outage": store_outage,
+    "request-to-task": request_to_task,
 }
 
 

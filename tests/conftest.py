@@ -66,6 +66,7 @@ LIBRARIES = [
     "stores/test_redis_outages.py",
     "celery/test_copies.py",
     "celery/test_in_process.py",
+    "http/test_task_ids.py",
 ]
 CONTRACT = "stores/test_contract.py"
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so `full` runs these without.
@@ -91,7 +92,9 @@ UNMEASURED = [
     "celery/test_zombies.py",
     "docs/test_command_lines.py",
     "docs/test_examples.py",
+    "docs/test_http_contract.py",
     "docs/test_rq_example.py",
+    "docs/test_shop_api.py",
     "docs/test_runbook.py",
     "faults/test_clocks.py",
     "faults/test_kill_sweep.py",

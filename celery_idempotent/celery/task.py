@@ -21,12 +21,12 @@ from ..core.lease import HeldLease, current_lease
 from ..core.policy import Policy
 from ..errors import MissingKey, StoreError
 from ..events import logger
-from . import canvas, declarations, message, unique, worker
+from . import canvas, declarations, message, propagation, unique, worker
 from . import inspect as inspection
 from .app import TaskBinding
 from .declarations import mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
-from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState, new_token
+from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
 
 #: By app: how many tasks it had when they were last examined.
 _examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -101,6 +101,7 @@ def _mark_dispatched(task: Any, pending: str) -> None:
 
 connect()  # not when a task is bound: app.send_task() may publish before that
 canvas.refuse_keys()
+propagation.derive_canvas_ids()
 inspection.register()
 
 
@@ -219,7 +220,8 @@ class IdempotentTask(Task):
 
         Beside Celery's options there are ``idempotency_key``, and ``unique``: False to publish whatever waits, or
         options of `Unique` for this call. Returns the result of the message that does the work: the one that was
-        published, or the one that waits.
+        published, or the one that waits. Within an HTTP request that a middleware of this library guards, a call
+        without ``task_id`` gets one that follows from the request, the task and its arguments.
 
         Raises:
             errors.AlreadyPublished: a message waits, and the task has ``on_duplicate="raise"``.
@@ -229,13 +231,18 @@ class IdempotentTask(Task):
         if current_lease() is not None or get_current_worker_task() is None:
             declarations.refuse_mistakes(self.name, options)
             declarations.refuse_key_argument(self, kwargs)
-        if link_error and not self.name.startswith(UNGUARDED):
-            headers = options.get("headers") or {}
-            options["headers"] = {**headers, META_HEADER: {"sending": new_token(), **(headers.get(META_HEADER) or {})}}
         wanted = options.pop("unique", None)
         send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
         ids = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error}
-        return unique.publish(self, wanted, args, kwargs, ids, options, send)
+
+        def publish(derived: str) -> Any:
+            if link_error and not self.name.startswith(UNGUARDED):
+                headers = options.get("headers") or {}
+                own = {"sending": propagation.sending(task_id or derived), **(headers.get(META_HEADER) or {})}
+                options["headers"] = {**headers, META_HEADER: own}
+            return unique.publish(self, wanted, args, kwargs, ids, options, send, derived)
+
+        return publish("") if task_id else propagation.publish(self, args, kwargs, options, publish)
 
     def apply(
         self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic, time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import states
@@ -58,7 +58,14 @@ T = TypeVar("T")
 
 
 def publish(
-    task: Any, given: object, args: Any, kwargs: Any, ids: Mapping[str, Any], options: dict[str, Any], send: Send
+    task: Any,
+    given: object,
+    args: Any,
+    kwargs: Any,
+    ids: dict[str, Any],
+    options: dict[str, Any],
+    send: Send,
+    derived: str = "",
 ) -> Any:
     """Publish a call, or return the result of the message that will do its work.
 
@@ -70,6 +77,8 @@ def publish(
         ids: What else `apply_async` was given: ``task_id``, ``producer``, ``link``, ``link_error``.
         options: The other options of the call.
         send: Publishes it, with the options that it is given.
+        derived: The id that follows from the request that makes the call; an earlier run of that request may have
+            published it (default: the call has a random one).
 
     Raises:
         AlreadyPublished: a message waits, and the task has ``on_duplicate="raise"``.
@@ -81,8 +90,8 @@ def publish(
         return publish_next(task, token, args, kwargs, ids, options, send)
     wanted = task._binding.unique if given is None else task._binding.unique_of(given)
     if wanted is None or not _may_be_skipped(task, ids, options):
-        return send(**ids, **options)
-    return _Call(task, wanted, args, kwargs, ids, options).publish(send)
+        return send(**{**ids, "task_id": ids["task_id"] or derived or None}, **options)
+    return _Call(task, wanted, args, kwargs, ids, options, derived).publish(send)
 
 
 def _may_be_skipped(task: Any, ids: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
@@ -134,18 +143,28 @@ class _Call:
     Arguments:
         task: The task.
         wanted: Its options.
-        args, kwargs, ids, options: As `publish` is given them.
+        args, kwargs, ids, options, derived: As `publish` is given them.
     """
 
     def __init__(
-        self, task: Any, wanted: Unique, args: Any, kwargs: Any, ids: Mapping[str, Any], options: dict[str, Any]
+        self,
+        task: Any,
+        wanted: Unique,
+        args: Any,
+        kwargs: Any,
+        ids: Mapping[str, Any],
+        options: dict[str, Any],
+        derived: str,
     ) -> None:
-        self.task, self.wanted, self.ids, self.options = task, wanted, ids, options
+        self.task, self.wanted, self.options = task, wanted, options
         self.app, self.store = task._get_app(), task._binding.guard.store
         self.args, self.kwargs = args or (), kwargs or {}
         #: with those that the task is published with in any case
         self.all = {**task._get_exec_options(), **options}
-        self.id, self.end = uuid(), monotonic() + BUDGET
+        # Where only the newest counts, two messages of one id cannot be: the older one ends as revoked.
+        self.derived = "" if wanted.newest else derived
+        self.ids = {**ids, "task_id": self.derived or None}
+        self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
         # What is this thread's own; the store is waited for in another one.
@@ -172,6 +191,8 @@ class _Call:
         except StoreError as error:
             self._emit(PublishRepeated, token, self.id, reason="store", error=str(error))
             return self._send(send, token, sure=False)
+        if found == "begun":
+            return send(**self.ids, **self.options)
         if found is None:
             self._emit(PublishRepeated, token, self.id, reason=LATE)
             return self._send(send, token, sure=False)
@@ -183,14 +204,18 @@ class _Call:
 
     def _token(self) -> Token:
         binding, wanted, headers = self.task._binding, self.wanted, self.options.get("headers")
-        given = self.options.get(KEY_HEADER) or (headers or {}).get(KEY_HEADER)
+        given = self._given_key()
         args, kwargs = _sent(self.task, self.args, self.kwargs, self.all)
         message = {**self._route(), "ignore_result": self._is_ignored(), **_kind_of(wanted)}
         if given is not None or binding.policy.key is not None:  # else the task id is the key
             message["operation"], _ = binding.operation(given, self.id, args, kwargs, headers)
         beside = tuple([f"{name}={value}" for name, value in message.items() if value])
         slot = binding.slot(wanted.key, args, kwargs, headers, beside)
-        return Token(slot, new_owner(), 0, wanted.until, wanted.for_, wanted.newest, wanted.throttle or 0.0)
+        owner = self.derived or new_owner()  # of messages with one id, the first that starts frees what they hold
+        return Token(slot, owner, 0, wanted.until, wanted.for_, wanted.newest, wanted.throttle or 0.0)
+
+    def _given_key(self) -> object:
+        return self.options.get(KEY_HEADER) or (self.options.get("headers") or {}).get(KEY_HEADER)
 
     def _route(self) -> dict[str, Any]:
         """Return where the message goes; and have it go there, also where a router would choose again."""
@@ -221,7 +246,27 @@ class _Call:
             return note
         return note._replace(eta=_text(self.app.now() + timedelta(seconds=self.countdown)))
 
-    def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | None:
+    def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | Literal["begun"] | None:
+        """Take the slot for this call; or return the record of the message that stands for it, "begun", or None."""
+        if self.derived and (own := store.get(token.slot)) is not None and own.owner == token.owner:
+            certain, met = reservations.is_confirmed(own) or own.owner in confirmations, WaitingMessage.read(own.holder)
+            if certain and met is not None and not self._ended(met):
+                return own
+        found = self._take(token, note, store)
+        # Read once the slot is taken: where the work begins after that, the message that it began with frees the slot.
+        if self.derived and isinstance(found, Reserved) and self._has_begun(store):
+            reservations.release(store, replace(token, fence=found.lease.fence), Reason.DONE)
+            return "begun"
+        return found
+
+    def _has_begun(self, store: Store) -> bool:
+        """Return whether the work of this id has begun, so that another message of the id may have none to do."""
+        binding = self.task._binding
+        if binding.policy.key is not None or self._given_key() is not None:
+            return False  # which stands for the same operation, as do the calls that are skipped for it
+        return store.get(binding.default_key(self.id)) is not None
+
+    def _take(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | None:
         if token.throttle and not note.eta:
             remaining = reservations.throttle(store, token, note.holder)
             if remaining:
@@ -274,7 +319,7 @@ class _Call:
 
     def _skip(self, record: Record, token: Token) -> Any:
         met = WaitingMessage.read(record.holder) or WaitingMessage("")
-        if self.wanted.on_duplicate == "raise":
+        if self.wanted.on_duplicate == "raise" and met.task_id != self.derived:
             error = AlreadyPublished(
                 f"{self.task.name} waits as task {met.task_id}, published {record.held_for:.1f} s ago. Call it with "
                 'unique=False, or have it skipped with on_duplicate="skip".'

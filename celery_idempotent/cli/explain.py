@@ -149,6 +149,7 @@ _SENTENCES = {
     "SettleFailed": "done by {who}{after}, and the store could not record it: {error}",
     "ReleasedByOperator": "released by {operator} from {who}, {task}",
     "ForgottenByOperator": "forgotten by {operator}: it was {state}, by {task}",
+    "Published": "published {published} as {task_id}",
     "RanUnprotected": "run by {who} without a lease, since the store could not serve: {error}",
 }
 

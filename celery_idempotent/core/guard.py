@@ -43,7 +43,7 @@ from .backoff import Backoff, never, retry_if_interrupted, sleep
 from .breaker import Breaker
 from .heartbeat import Heartbeat
 from .history import DeliveryEvents
-from .lease import HeldLease
+from .lease import HeldLease, TaskIds
 from .policy import Policy
 from .results import Codec, Kind, Origin
 
@@ -141,6 +141,8 @@ class Delivery(ABC):
     published: bool = False
     #: Whether no other delivery has its task id, so that any may learn that the operation kills its holders.
     alone: bool = False
+    #: Derives the ids of the tasks that the body publishes; None where they are random.
+    task_ids: TaskIds | None = None
     #: Returns whether this process is about to stop, so that nothing should wait.
     stopping = staticmethod(never)
 
@@ -378,7 +380,7 @@ class Guard:
             raise error
         if self.policy.on_store_error == "run":
             delivery.emit(events.RanUnprotected, error=str(error))
-            return HeldLease(self.store, Lease(delivery.claim, 0), monotonic())
+            return HeldLease(self.store, Lease(delivery.claim, 0), monotonic(), task_ids=delivery.task_ids)
         return None
 
     def _hold(self, delivery: Delivery, lease: Lease, since: float) -> HeldLease:
@@ -390,6 +392,7 @@ class Guard:
             lost_error=delivery.lost_error,
             encode=lambda result: self._completed(delivery, lease, result),
             result_ttl=self.policy.result_ttl,
+            task_ids=delivery.task_ids,
         )
 
     def _check_crashes(self, delivery: Delivery, held: HeldLease) -> HeldLease:

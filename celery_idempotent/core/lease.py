@@ -1,5 +1,7 @@
 """Leases of this process: the lease of the current run, and those that a parent renews and releases for its child.
 
+A run that publishes tasks derives their ids from its operation, so that the next run of it publishes the same.
+
 A holder trusts its lease until a deadline on its own monotonic clock: one ttl less a margin, counted from *before* the
 last request that the store granted. The store cannot have let the lease expire by then, however long its reply took.
 Past the deadline the lease is in doubt, and the store's next reply decides (Gray and Cheriton, "Leases", SOSP 1989;
@@ -9,12 +11,17 @@ river's leader election).
 from __future__ import annotations
 
 import hashlib
+import json
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import replace
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 from ..errors import ConfigurationError, LeaseLost, StoreUnreachable
 from ..stores.base import Store
@@ -36,6 +43,7 @@ class HeldLease:
         lost_error: The class of `LeaseLost` that the methods raise.
         encode: A function that turns a result into an outcome, for `settle`; None where nothing can be settled.
         result_ttl: Seconds for which a result that `settle` recorded is kept.
+        task_ids: Derives the ids of the tasks that the run publishes; None where they are random.
     """
 
     __slots__ = (
@@ -54,6 +62,7 @@ class HeldLease:
         "renewals",
         "result_ttl",
         "store",
+        "task_ids",
         "until",
         "within",
     )
@@ -68,6 +77,7 @@ class HeldLease:
         lost_error: type[LeaseLost] = LeaseLost,
         encode: Callable[[object], Outcome] | None = None,
         result_ttl: float = 0.0,
+        task_ids: TaskIds | None = None,
     ) -> None:
         self.began = monotonic()
         #: seconds that the store took to grant it
@@ -86,6 +96,7 @@ class HeldLease:
         self.lost_error = lost_error
         self.encode = encode
         self.result_ttl = result_ttl
+        self.task_ids = task_ids
         #: what `settle` wrote within the task's own transaction, in a tuple; None if nothing
         self.within: tuple[Any] | None = None
         self.until = since + max_lease if max_lease is not None else float("inf")
@@ -192,7 +203,62 @@ class HeldLease:
         Returns:
             32 hexadecimal digits.
         """
-        return hashlib.sha256(f"{self.key}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return _digest(f"{self.key}\n{name}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+class TaskIds:
+    """The ids of the tasks that a run publishes: the same on every run of its operation.
+
+    Of equal calls, the n-th has the n-th id. Safe to use from several threads.
+
+    Arguments:
+        key: What names the operation.
+        keep: Seconds for which the operation is remembered.
+        note: Called with the name and the id of what was published.
+    """
+
+    def __init__(self, key: str, keep: float, note: Callable[[str, str], None]) -> None:
+        self.keep, self.note = keep, note
+        self._path: tuple[str, ...] = (key,)
+        self._lock = threading.Lock()
+        #: by call: how many numbers were given out, and which of them came back
+        self._given: Counter[tuple[str, ...]] = Counter()
+        self._free: defaultdict[tuple[str, ...], set[int]] = defaultdict(set)
+
+    def within(self, key: str) -> TaskIds:
+        """Return the ids of another operation that is run within this one, and need not be run again with it."""
+        inner = copy(self)
+        inner._path = (*self._path, key)
+        return inner
+
+    @contextmanager
+    def next(self, *call: str) -> Iterator[str]:
+        """Yield the id for a call; if publishing raises, the next of its kind gets that id.
+
+        Arguments:
+            call: What equal calls share.
+        """
+        kind = (*self._path, *call)
+        with self._lock:
+            number = min(self._free.get(kind, ()), default=self._given[kind] + 1)
+            if number > self._given[kind]:
+                self._given[kind] = number
+            else:
+                self._free[kind].remove(number)
+        try:
+            yield self.derive(*call, str(number))
+        except BaseException:
+            with self._lock:
+                self._free[kind].add(number)
+            raise
+
+    def derive(self, *parts: str) -> str:
+        """Return an id, in the form of a UUID, that follows from the operation and these parts."""
+        return str(UUID(_digest(json.dumps([*self._path, *parts]))))
 
 
 class LeaseSlot:
@@ -221,6 +287,9 @@ def current_lease() -> HeldLease | None:
 @contextmanager
 def running(holding: HeldLease | LeaseSlot) -> Iterator[None]:
     """Have `current_lease` return ``holding`` meanwhile, or what is in it by then."""
+    outer = current_lease()
+    if isinstance(holding, HeldLease) and holding.task_ids is None and outer is not None and outer.task_ids is not None:
+        holding.task_ids = outer.task_ids.within(holding.key)
     token = _current.set(holding)
     try:
         yield

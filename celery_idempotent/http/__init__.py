@@ -6,9 +6,19 @@
 
 from __future__ import annotations
 
-from .asgi import IdempotencyMiddleware
+from .asgi import IdempotencyMiddleware, accepted
 from .inside import Answered, abegin, begin
 from .options import INSIDE, UNGUARDED, Options
 from .response import Response
 
-__all__ = ["INSIDE", "UNGUARDED", "Answered", "IdempotencyMiddleware", "Options", "Response", "abegin", "begin"]
+__all__ = [
+    "INSIDE",
+    "UNGUARDED",
+    "Answered",
+    "IdempotencyMiddleware",
+    "Options",
+    "Response",
+    "abegin",
+    "accepted",
+    "begin",
+]

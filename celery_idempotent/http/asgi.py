@@ -21,7 +21,7 @@ from .inside import ENTRY, Pending
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response
+from .response import PATIENCE, Response, poll_at
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -75,7 +75,11 @@ class IdempotencyMiddleware:
         task = asyncio.ensure_future(exchange.carry_out(delivery))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            exchange.gone = True
+            raise
 
 
 class _Incomplete(Exception):
@@ -105,6 +109,8 @@ class _Exchange:
         self.passing = False
         self.sending = asyncio.Lock()
         self.complete, self.answered = asyncio.Event(), asyncio.Event()
+        #: whether the client has gone, and when the application may learn that
+        self.gone, self.listening = False, asyncio.Event()
         self.flushing: asyncio.Task[None] | None = None
         self.running: asyncio.Task[None] | None = None
 
@@ -129,8 +135,7 @@ class _Exchange:
         body = await self._read() if self.binding.reads_body else b""
         if body is None:
             return None
-        if self.binding.reads_body:
-            self.receive = self._given_back(body, self.receive)
+        self.receive = self._given_back(body if self.binding.reads_body else None, self.receive)
         if account is INSIDE:
             self.pending = self.scope[ENTRY] = Pending(self.binding, self.request, key, body)
             return self.pending
@@ -149,15 +154,21 @@ class _Exchange:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _given_back(self, body: bytes, receive: Receive) -> Receive:
-        """Return what hands the body on, and then what comes once the response is out."""
-        left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    def _given_back(self, body: bytes | None, receive: Receive) -> Receive:
+        """Return what hands the body on, read before or not, and then what comes once the response is out."""
+        left: list[Message] = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
+        more = body is None
 
         async def again() -> Message:
+            nonlocal more
             if left:
                 return left.pop()
-            await self.answered.wait()  # before, frameworks would cancel the work of a client that has gone
-            return await receive()
+            if not more:
+                await self.listening.wait()  # before, frameworks would cancel the work of a client that has gone
+            message = await receive()
+            more = more and bool(message.get("more_body", False))
+            self.gone = self.gone or message["type"] == "http.disconnect"
+            return message
 
         return again
 
@@ -176,12 +187,14 @@ class _Exchange:
             await self._respond(response)
         finally:
             self.answered.set()
+            self.listening.set()
             await self._leave()
 
     async def _run(self, delivery: HttpDelivery | Pending) -> Response | Fact:
         """Run the application until its response is complete, and return what is to be recorded."""
-        extensions = {name: value for name, value in (self.scope.get("extensions") or {}).items() if name not in HIDDEN}
-        scope = {**self.scope, "extensions": extensions}
+        scope, extensions = self.scope, self.scope.get("extensions") or {}
+        if HIDDEN & extensions.keys():  # else the same, in which middlewares find what the application notes
+            scope = {**scope, "extensions": {name: each for name, each in extensions.items() if name not in HIDDEN}}
         running = self.running = asyncio.ensure_future(self.app(scope, self.receive, self._take))
         waiting = [running]
         if self.options.settle_at == "response":
@@ -195,6 +208,8 @@ class _Exchange:
         finally:
             for each in waiting[1:]:
                 each.cancel()
+        if self._is_left():
+            return delivery.result_of(Response(self.status, self.headers), sent=True)
         if running.done() and (self.options.settle_at == "return" or not self.complete.is_set()):
             error = running.exception()
             if isinstance(error, Exception):
@@ -207,6 +222,10 @@ class _Exchange:
 
     def _is_answered(self) -> bool:
         return self.pending is not None and self.pending.answered is not None
+
+    def _is_left(self) -> bool:
+        """Whether its client has left a response that it had begun to get; that client has had what was done."""
+        return self.gone and self.listening.is_set() and not self.complete.is_set()
 
     async def _completed(self) -> None:
         await self.complete.wait()
@@ -222,6 +241,8 @@ class _Exchange:
         async with self.sending:
             if self.passing:
                 await self._send(message)
+                if message.get("more_body", False) and self._is_left():
+                    raise ConnectionResetError("The client has gone, which ends a stream of events.")
             else:
                 self._hold_back(message)
         if self.held_back and not self.complete.is_set() and self._is_due():
@@ -248,8 +269,14 @@ class _Exchange:
             return True
         if not self.first_part:
             return False
-        stream = Response(self.status, self.headers).is_stream
-        return stream or len(self.body) > self.options.response_max_bytes or monotonic() > self.first_part + PATIENCE
+        return (
+            self._is_stream()
+            or len(self.body) > self.options.response_max_bytes
+            or monotonic() > self.first_part + PATIENCE
+        )
+
+    def _is_stream(self) -> bool:
+        return Response(self.status, self.headers).is_stream
 
     async def _flush_later(self) -> None:
         await asyncio.sleep(PATIENCE)
@@ -260,17 +287,22 @@ class _Exchange:
         """Send what was held back, and from now on what comes, when it comes."""
         if self.pending is not None and not self.pending.is_begun:
             self.pending.close()
-            self.answered.set()  # a client that goes may end what has no lease
+            self.listening.set()  # a client that goes may end what has no lease
         async with self.sending:
             self.passing, left, self.held_back = True, self.held_back, []
             self.body = b""
+            if self._is_stream():  # which may have no end but that its client goes
+                self.listening.set()
             for message in left:
                 await self._send(message)
 
     async def _send(self, message: Message) -> None:
+        if self.gone:
+            return
         try:
             await self.send(message)
         except OSError as error:  # the client has gone, and the request is carried out all the same
+            self.gone = True
             logger.debug("A response was not sent: %r", error)
 
     # -- the response --------------------------------------------------------------------------------------------------
@@ -294,10 +326,31 @@ class _Exchange:
             self.flushing.cancel()
         if self.running is not None and not self.running.done():
             await asyncio.wait([self.running])
-        if self.running is not None and self.complete.is_set() and self.options.settle_at == "response":
+        ended = self.complete.is_set() and self.options.settle_at == "response"
+        if self.running is not None and (ended or (self.passing and self._is_left())):
             with suppress(asyncio.CancelledError):
                 if (error := self.running.exception()) is not None:
                     raise error
+
+
+def accepted(result: Any, location: object, *, retry_after: int | None = None) -> Any:
+    """Return the response to a request whose work a task does: 202, with a Location where its client may poll.
+
+    Ids are no secrets: whatever serves the location must check that its caller is the one whose request it was.
+
+    Arguments:
+        result: What ``apply_async`` or ``delay`` returned, of a task, chain, chord or group. That of a group is saved
+            in the result backend.
+        location: The URL or path; ``{id}`` in it stands for the id of the result.
+        retry_after: Seconds after which the client is to poll (default: it may at once).
+
+    Returns:
+        A ``JSONResponse`` of Starlette, which FastAPI takes too.
+    """
+    body, headers = poll_at(result, location, retry_after)
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(body, 202, headers)
 
 
 def path_of(scope: Scope) -> bytes:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ..core import keys
 from ..core.binding import Binding
 from ..core.guard import Busy, Decision, Delivery, Ending, Ran, Replayed
-from ..core.lease import HeldLease
+from ..core.history import history
+from ..core.lease import HeldLease, TaskIds
 from ..core.results import Codec
 from ..errors import ConfigurationError, IdempotencyError, LeaseLost, MissingKey
-from ..events import logger
+from ..events import Event, logger
 from ..functions import opened, run_guarded
 from ..stores.base import Store
 from ..stores.records import Reason, Release, new_owner
@@ -45,6 +47,14 @@ class Fact:
 
     def __init__(self, response: Response) -> None:
         self.response = response
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Event):
+    """A line in the history of a request: it has published ``task_id``, which runs the task ``published``."""
+
+    name: ClassVar = "published"
+    published: str = ""
 
 
 class HttpBinding(Binding):
@@ -122,7 +132,7 @@ class HttpBinding(Binding):
         """
         if value is UNGUARDED or self.options.scope is None:
             return value
-        if value is None or value == "" or not getattr(value, "is_authenticated", True):
+        if value is None or value is False or value == "" or not getattr(value, "is_authenticated", True):
             raise problems.unknown_caller()
         return value
 
@@ -182,6 +192,14 @@ class HttpDelivery(Delivery):
         owner = new_owner()
         claim = binding.claim(name, owner, task_id=owner, fingerprint=digest)
         self.identify(binding.events_of(claim, owner))
+        if binding.options.propagate:
+            # With the digest: a key that is free again may come with another request, whose tasks are others.
+            self.task_ids = TaskIds(f"{name} {digest}", binding.policy.result_ttl, self._note)
+
+    def _note(self, task: str, task_id: str) -> None:
+        """Note in the history of the request that it has published a task."""
+        event = Published(self.claim.key, self.binding.name, task_id, task, holder=self.claim.holder)
+        history.note(self.binding.guard.store, event, self.binding.policy.result_ttl)
 
     def body(self, held: HeldLease) -> Any:
         """Raise: the application is called by the middleware, between the steps of the guard."""
@@ -207,13 +225,21 @@ class HttpDelivery(Delivery):
         Raises:
             Unsettled: nothing is.
         """
-        remember = self.binding.options.remember
-        wish = None if remember is None else remember(response)
+        wish = self._wish(response)
         if wish is None:
             wish = is_remembered(response.status)
         if not wish:
             raise Unsettled(response)
         return Fact(response) if sent or wish == "fact" else response
+
+    def _wish(self, response: Response) -> object:
+        """Return what the option ``remember`` wants; None if that is for the status to decide."""
+        remember = self.binding.options.remember
+        try:
+            return None if remember is None else remember(response)
+        except Exception:  # noqa: BLE001 - the user's own: what the request has done must not be done again for it
+            logger.exception("The option remember raised for a response with %d: its status decides", response.status)
+            return None
 
     def result_of_error(self, error: Exception) -> Response | Fact:
         """Return what is recorded of an exception that left the application: a bare 500, where that is remembered.

@@ -6,6 +6,7 @@ before its response is recorded.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -25,10 +26,10 @@ from .inside import ENTRY, Pending
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response
+from .response import PATIENCE, Response, poll_at
 from .wsgi import request_of
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "accepted"]
 
 #: Requests that are carried out, also those whose client has gone: asyncio itself forgets tasks that none waits for.
 _tasks: set[asyncio.Task[Any]] = set()
@@ -80,7 +81,8 @@ class IdempotencyMiddleware:
         if not self.options.guards(request.method, request.path):
             return None
         scope = getattr(request, "scope", None)  # of ASGI
-        found = request_of(request.META, request, None if scope is None else path_of(scope))
+        sent = None if scope is None else (path_of(scope), request.META["QUERY_STRING"].encode())
+        found = request_of(request.META, request, sent)
         key = self.binding.key_of(found)
         return None if key is None else (found, key)
 
@@ -159,7 +161,7 @@ class IdempotencyMiddleware:
         if not held.fence:
             return response
         value: object = None
-        failure: Exception | None = None
+        failure: BaseException | None = None
         own = Response(0)
         try:
             own = _from_django(response)
@@ -172,7 +174,7 @@ class IdempotencyMiddleware:
                     return response
                 response.streaming_content, own = iter(body), replace(own, body=b"".join(body))
             value = delivery.result_of(own)
-        except Exception as error:  # noqa: BLE001 - recorded
+        except BaseException as error:  # noqa: BLE001 - recorded, and raised again
             failure = error
         try:
             timeout = self.options.settle_timeout
@@ -196,24 +198,50 @@ class IdempotencyMiddleware:
         try:
             if (given := self._given(request)) is None:
                 return await self.get_response(request)
-            account = self.binding.scope_of(given[0])
-            account = await account if inspect.isawaitable(account) else account
+            account = await self._scope_of(given[0])
             delivery = self._delivery(request, *given, account)
         except Problem as problem:
             return _as_django(problem.response(self.options.docs_url))
         if delivery is None:
             return await self.get_response(request)
-        passed: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        passed: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._carry_out_async(delivery, request, passed))
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
+        try:
+            await asyncio.wait([task, passed], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the client has gone
+            await self._end_alone(task, passed)
+            raise
+        return passed.result().pop() if passed.done() else task.result()
+
+    async def _scope_of(self, found: Request) -> Any:
+        from asgiref.sync import sync_to_async
+        from django.core.exceptions import SynchronousOnlyOperation
+
+        scope_of: Callable[[Request], Any] = self.binding.scope_of
+        try:
+            account = scope_of(found)
+        except SynchronousOnlyOperation:  # of what reads the database, as request.user does
+            account = await sync_to_async(scope_of)(found)
+        return await account if inspect.isawaitable(account) else account
+
+    async def _end_alone(self, task: asyncio.Task[Any], passed: asyncio.Future[list[Any]]) -> None:
+        """Wait for the end of a request whose client has gone: what it does in threads ends with Django's context."""
+        from asgiref.sync import sync_to_async
+
         await asyncio.wait([task, passed], return_when=asyncio.FIRST_COMPLETED)
-        return passed.result() if passed.done() else task.result()
+        if passed.done():
+            await sync_to_async(passed.result().pop().close)()
+        await asyncio.wait([task])
 
     async def _carry_out_async(
-        self, delivery: HttpDelivery | Pending, request: Any, passed: asyncio.Future[Any]
+        self, delivery: HttpDelivery | Pending, request: Any, passed: asyncio.Future[list[Any]]
     ) -> Any:
-        """Return the response; give one to ``passed`` whose parts are passed on, and wait for its end."""
+        """Return the response; give one to ``passed`` whose parts are passed on, and wait for its end.
+
+        Its reader alone keeps that response, so that one that is dropped, as a middleware does that fails, has ended.
+        """
         found: list[tuple[Any, Response]] = []
 
         async def body() -> Response | Fact:
@@ -223,10 +251,12 @@ class IdempotencyMiddleware:
                 parts, left = await _gather_async(response, self.options.response_max_bytes)
                 if left is not None:
                     end = _AsyncEnd()
+                    reached = end.reached
                     response.streaming_content = end.after(parts, left)
                     response._resource_closers.append(end)
-                    passed.set_result(response)
-                    if (error := await end.reached) is not None:
+                    passed.set_result([response])
+                    del response, end, parts, left
+                    if (error := await reached) is not None:
                         raise error
                     return delivery.result_of(own, sent=True)
                 own = replace(own, body=b"".join(parts))
@@ -241,6 +271,26 @@ class IdempotencyMiddleware:
                 return None
             answer = delivery.answer_error(error)
         return found[0][0] if found and answer is found[0][1] else _as_django(answer)
+
+
+def accepted(result: Any, location: object, *, retry_after: int | None = None) -> Any:
+    """Return the response to a request whose work a task does: 202, with a Location where its client may poll.
+
+    Ids are no secrets: whatever serves the location must check that its caller is the one whose request it was.
+
+    Arguments:
+        result: What ``apply_async`` or ``delay`` returned, of a task, chain, chord or group. That of a group is saved
+            in the result backend.
+        location: The URL or path; ``{id}`` in it stands for the id of the result.
+        retry_after: Seconds after which the client is to poll (default: it may at once).
+
+    Returns:
+        A ``JsonResponse`` of Django.
+    """
+    body, headers = poll_at(result, location, retry_after)
+    from django.http import JsonResponse
+
+    return JsonResponse(body, status=202, headers=headers)
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
@@ -313,6 +363,12 @@ class _End:
             raise
         self()
 
+    def __del__(self) -> None:
+        """Record the end of a response that was dropped, in a thread that needs no lock to be started."""
+        if self._open:
+            with suppress(RuntimeError):  # the interpreter ends
+                _thread.start_new_thread(self, ())
+
     def __call__(self, failure: Exception | None = None) -> None:
         """Record how it ended, once; a client that has gone has had what was done."""
         if not self._open:
@@ -350,11 +406,17 @@ class _AsyncEnd:
 
     def __call__(self, failure: Exception | None = None) -> None:
         """Take note of the end; Django closes a response in any thread."""
-        self.loop.call_soon_threadsafe(self._reach, failure)
+        with suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(_reach, self.reached, failure)
 
-    def _reach(self, failure: Exception | None) -> None:
-        if not self.reached.done():
-            self.reached.set_result(failure)
+    def __del__(self) -> None:
+        """Take note of the end of a response that was dropped."""
+        self()
+
+
+def _reach(reached: asyncio.Future[Exception | None], failure: Exception | None) -> None:
+    if not reached.done():
+        reached.set_result(failure)
 
 
 def _from_django(response: Any) -> Response:
@@ -369,5 +431,8 @@ def _as_django(response: Response) -> Any:
     answer = HttpResponse(response.body, status=response.status)
     del answer.headers["Content-Type"]
     for name, value in response.sent():
-        answer.headers[name.decode("latin-1")] = value.decode("latin-1")
+        if name.lower() == b"set-cookie":  # of which there may be several
+            answer.cookies.load(value.decode("latin-1"))
+        else:
+            answer.headers[name.decode("latin-1")] = value.decode("latin-1")
     return answer

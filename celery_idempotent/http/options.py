@@ -67,6 +67,7 @@ class Options:
     keep_headers: Sequence[str] = ()  #: headers to keep that are not kept otherwise, as Set-Cookie
     drop_headers: Sequence[str] = ()  #: more headers that are not kept
     docs_url: str | None = None  #: of a page for clients, with a section for each type of problem
+    propagate: bool = True  #: whether the tasks that a request publishes get ids that follow from its key
     policy: Policy = field(init=False)
 
     def __post_init__(self) -> None:

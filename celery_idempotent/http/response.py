@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from ..errors import ConfigurationError, RecordUnreadable
 
@@ -22,7 +23,7 @@ UNSEEN = {400, 405, 406, 411, 413, 414, 415, 417, 422, 426, 428, 431}
 NOT_KEPT = {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 NOT_KEPT |= {b"age", b"content-length", b"date", b"server", b"server-timing", b"set-cookie", b"x-request-id"}
 #: How the names of others begin.
-NOT_KEPT_BEGIN = b"ratelimit-"
+NOT_KEPT_BEGIN = (b"ratelimit", b"x-ratelimit-")
 #: Statuses whose responses have no content, and no Content-Length.
 EMPTY = {204, 304}
 
@@ -96,6 +97,17 @@ def _body_of(value: Any) -> object:
 
 def _bytes(text: str | bytes) -> bytes:
     return text.encode("latin-1") if isinstance(text, str) else text
+
+
+def poll_at(result: Any, location: object, retry_after: int | None) -> tuple[dict[str, str], dict[str, str]]:
+    """Return body and headers of a 202, as the frameworks' functions ``accepted`` are given it."""
+    if hasattr(result, "save"):  # of a group: else no other process would find its members
+        result.save()
+    where = str(location).replace("{id}", quote(result.id, safe=""))
+    headers = {"Location": where, "Cache-Control": "no-store"}
+    if retry_after is not None:
+        headers["Retry-After"] = str(retry_after)
+    return {"id": result.id, "location": where}, headers
 
 
 @dataclass(frozen=True)

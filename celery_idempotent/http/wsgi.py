@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextvars
 import io
 from collections.abc import Callable, Iterable, Iterator
@@ -19,9 +20,9 @@ from .inside import ENTRY, Pending
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response
+from .response import PATIENCE, Response, poll_at
 
-__all__ = ["IdempotencyMiddleware"]
+__all__ = ["IdempotencyMiddleware", "accepted"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -121,6 +122,26 @@ class IdempotencyMiddleware:
         return exchange.run()
 
 
+def accepted(
+    result: Any, location: object, *, retry_after: int | None = None
+) -> tuple[dict[str, str], int, dict[str, str]]:
+    """Return the response to a request whose work a task does: 202, with a Location where its client may poll.
+
+    Ids are no secrets: whatever serves the location must check that its caller is the one whose request it was.
+
+    Arguments:
+        result: What ``apply_async`` or ``delay`` returned, of a task, chain, chord or group. That of a group is saved
+            in the result backend.
+        location: The URL or path; ``{id}`` in it stands for the id of the result.
+        retry_after: Seconds after which the client is to poll (default: it may at once).
+
+    Returns:
+        A tuple of body, status and headers, as views of Flask and Quart return it.
+    """
+    body, headers = poll_at(result, location, retry_after)
+    return body, 202, headers
+
+
 class _Exchange:
     """One request and its response, under a lease.
 
@@ -194,23 +215,22 @@ class _Exchange:
         return self.context.run(iter, self.returned)
 
     def _next(self, parts: Iterator[bytes]) -> bytes | None:
-        return self.context.run(next, parts, None)
+        """Return the next part with what was written before it; None at the end."""
+        part = self.context.run(next, parts, None)
+        written, self.written[:] = b"".join(self.written), []
+        return written + (part or b"") if written else part
 
     def _gather(self, parts: Iterator[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
         """Return the body, and its other parts where they are to be passed on as they come."""
-        body, first = b"".join(self._written()), None
+        body, first = b"", None
         while (part := self._next(parts)) is not None:
-            body += b"".join(self._written()) + part
+            body += part
             first = first or (monotonic() if part else None)
             if isinstance(self.delivery, Pending) and self.delivery.answered is not None:
                 return b"", None
             if body and self._is_due(len(body), first or monotonic()):
                 return body, parts
-        return body + b"".join(self._written()), None
-
-    def _written(self) -> list[bytes]:
-        written, self.written[:] = list(self.written), []
-        return written
+        return body, None
 
     def _is_due(self, size: int, first: float) -> bool:
         stream = self._response(b"").is_stream or not self.delivery.is_begun
@@ -246,10 +266,14 @@ class _Exchange:
 
     def _respond(self, answer: Response) -> Iterable[bytes]:
         """Return what the server is to send; it closes what the application returned, after the last byte."""
-        if self.started and self._is_own(answer):
-            self.start_response(*self.started)
-            return _Closing([answer.body], self._close)
-        return _Closing(_send(answer, self.start_response), self._close)
+        try:
+            if self.started and self._is_own(answer):
+                self.start_response(*self.started)
+                return _Closing([answer.body], self._close)
+            return _Closing(_send(answer, self.start_response), self._close)
+        except BaseException:
+            self._close()
+            raise
 
     def _is_own(self, answer: Response) -> bool:
         return not answer.replayed and answer == self._response(answer.body)
@@ -328,6 +352,15 @@ class _Passed:
                 self._open = False
                 self._exchange.end_passed()
 
+    def __del__(self) -> None:
+        """Do the same where a middleware has dropped the response, which generators around it do as their client goes.
+
+        In a thread that needs no lock to be started, since the garbage collector may be called wherever one is held.
+        """
+        if self._open:
+            with suppress(RuntimeError):  # the interpreter ends
+                _thread.start_new_thread(self.close, ())
+
 
 def _send(response: Response, start_response: StartResponse) -> list[bytes]:
     try:
@@ -339,21 +372,25 @@ def _send(response: Response, start_response: StartResponse) -> list[bytes]:
     return [response.body]
 
 
-def request_of(environ: Environ, native: Any, path: bytes | None = None) -> Request:
+def request_of(environ: Environ, native: Any, sent: tuple[bytes, bytes] | None = None) -> Request:
     """Return what is read of a request.
 
     Arguments:
         environ: As WSGI has it.
         native: What its framework has.
-        path: As it was sent, where that is known (default: what the server has of it).
+        sent: Path and query as they were sent, where these are known (default: what the server has of them).
     """
-    if path is None:
-        sent = environ.get("REQUEST_URI") or environ.get("RAW_URI")
-        if sent is None:
-            sent = quote((environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")).encode("latin-1"))
-        path = sent.partition("?")[0].encode("latin-1")
+    path, query = sent or _sent(environ)
+    # nginx hands these two on to uWSGI a second time, among the other headers.
     names = {name: name.removeprefix("HTTP_") for name in environ if name.startswith("HTTP_")}
+    names = {name: short for name, short in names.items() if short not in ("CONTENT_TYPE", "CONTENT_LENGTH")}
     names |= {name: name for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     headers = [(n.replace("_", "-").lower().encode(), environ[name].encode("latin-1")) for name, n in names.items()]
-    query = environ.get("QUERY_STRING", "").encode("latin-1")
     return Request(environ["REQUEST_METHOD"], path, query, headers, native)
+
+
+def _sent(environ: Environ) -> tuple[bytes, bytes]:
+    target = environ.get("REQUEST_URI") or environ.get("RAW_URI")
+    if target is None:
+        target = quote((environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")).encode("latin-1"))
+    return target.partition("?")[0].encode("latin-1"), environ.get("QUERY_STRING", "").encode("latin-1")

@@ -1,6 +1,7 @@
-"""For authors of stores: the facts that every store must show, as a base class of tests; needs pytest.
+"""Facts that a store, or an application over HTTP, must show, as base classes of tests; needs pytest.
 
-A subclass returns the store, and makes a record grow old without a sleep. pytest does the rest::
+`StoreContract` is for authors of stores. A subclass returns the store, and makes a record grow old without a sleep.
+pytest does the rest::
 
     import pytest
     from celery_idempotent.testing import StoreContract
@@ -15,11 +16,13 @@ A subclass returns the store, and makes a record grow old without a sleep. pytes
         def age(self, store, key, seconds):
             store.execute("update records set lease_end = lease_end - %s, ... where key = %s", (seconds, key))
 
-`TransactionContract` has the facts of a store that can settle in the caller's own transaction.
+`TransactionContract` has the facts of a store that can settle in the caller's own transaction, and `HttpContract` those
+of an application behind a middleware of ``celery_idempotent.http``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,15 +30,19 @@ import pytest
 
 # Before they are imported, so that a fact that does not hold shows what it saw instead.
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("_acquire", "_facts", "_hold", "_keep", "_transactions"))
+    *(
+        f"{__name__}.{name}"
+        for name in ("_acquire", "_facts", "_hold", "_http", "_http_client", "_keep", "_transactions")
+    )
 )
 from ..stores.base import Store  # noqa: E402
 from ._acquire import AcquiringFacts, CopyFacts, CrashFacts  # noqa: E402
 from ._hold import EndingFacts, HoldingFacts  # noqa: E402
+from ._http import CallerFacts, ClientFacts, ResponseFacts, RowFacts, TransportFacts  # noqa: E402
 from ._keep import KeepingFacts, NotingFacts, SharingFacts  # noqa: E402
 from ._transactions import WithinFacts  # noqa: E402
 
-__all__ = ["StoreContract", "TransactionContract"]
+__all__ = ["HttpContract", "StoreContract", "TransactionContract"]
 
 
 class StoreContract(
@@ -91,3 +98,41 @@ class TransactionContract(WithinFacts):
     def bare(self, store: Store) -> AbstractContextManager[Any]:
         """Give what ``using=`` takes, with no transaction open on it."""
         raise NotImplementedError("give your subclass of TransactionContract a method `bare`")
+
+
+class HttpContract(RowFacts, CallerFacts, ResponseFacts, TransportFacts, ClientFacts):
+    """What every application does behind a middleware of ``celery_idempotent.http``; each test is one fact.
+
+    A subclass gives the URL of a server that runs, and the headers of two callers. The application behind it has one
+    path, with two methods, and needs no key for either:
+
+    - ``POST`` reads its body, adds one to the count of the query's ``tag``, where all processes of the server see it,
+      sleeps for ``seconds`` where the query has them, and answers with the query's ``status``: with headers
+      ``Location`` and ``Set-Cookie``, and a body of a new UUID and the bytes that it has read. Where ``status`` is 0,
+      it raises an exception instead; where the query has ``stream``, it answers 201 with an event stream of any events.
+    - ``GET`` answers with the count of ``tag``, as digits.
+
+    The options of the middleware are the defaults, but those that the attributes below name.
+    """
+
+    #: Of the application, as it is requested.
+    path = "/orders"
+    #: Headers of a caller, and of another one; a request with neither is refused with 401.
+    anna: Mapping[str, str] = {"Authorization": "Bearer anna"}
+    bert: Mapping[str, str] = {"Authorization": "Bearer bert"}
+    #: Headers of the first caller with other credentials, and of one who is locked out; None: those facts are skipped.
+    anna_refreshed: Mapping[str, str] | None = None
+    revoked: Mapping[str, str] | None = None
+    #: Options of the middleware.
+    request_max_bytes = 1048576
+    response_max_bytes = 262144
+    #: Whether the application reads a body without a length, and sends event streams. Django on WSGI reads none.
+    reads_chunked = True
+    streams = True
+    #: How many clients send one request at once.
+    clients = 20
+
+    @pytest.fixture
+    def url(self) -> str:
+        """The URL of the server, as ``http://127.0.0.1:8000``; its scope may be wider than a test."""
+        raise NotImplementedError("give your subclass of HttpContract a fixture `url`")

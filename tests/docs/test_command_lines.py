@@ -47,6 +47,7 @@ NOT_TYPED = {
     r"celery -A celery_idempotent\.cli\.demo\.shop|python -m celery_idempotent\.cli\.demo\.gateway": "the demo runs it",
     r"redis-cli --cluster fix": "it mends a cluster that is broken",
     r"aws ": "it needs AWS",
+    r"(python -m|celery -A|uvicorn) examples\.shop_api\.|curl -i ": "tests/docs/test_shop_api.py starts and calls it",
     r"kill -9 (\d+|PID)$": "tests/docs/test_examples.py does it, to the process that the page names",
 }
 #: What stands where a synopsis leaves something open.
@@ -72,10 +73,10 @@ STORES = r"celery -A (proj|shop) idempotency .*|celery-idempotent (?!demo).*"
 WATCH = r".* watch\b.*"
 REMOTE = r"celery -A (proj|shop) (inspect|control) .*"
 MENTIONED = r"celery -A proj( idempotency)?"
-WORKER = r"(/srv/shop/bin/)?celery -A (?!celery_idempotent)\S+ (worker|flower)( .*)?|rq worker( .*)?"
+WORKER = r"(/srv/shop/bin/)?celery -A (?!celery_idempotent|examples\.shop_api)\S+ (worker|flower)( .*)?|rq worker( .*)?"
 SERVER = r"redis-server .*"
 TO_REDIS = r"redis-cli -n \d .*|CONFIG SET .*|ACL SETUSER .*"
-PYTHON_LINE = r"python -c .*|python -m examples\..*"
+PYTHON_LINE = r"python -c .*|python -m examples\.(?!shop_api).*"
 CONSUMER = r"python -m examples\.\w+ work"
 KILL = r"pkill .*"
 

@@ -1,6 +1,6 @@
 """Every example runs, on real workers: what a reader is told to do is done, and what they are told to see is seen.
 
-That of RQ is in `test_rq_example.py`.
+That of RQ is in `test_rq_example.py`, that of an HTTP API in `test_shop_api.py`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def oldest_unacked(broker: redis.Redis) -> float:
 
 
 def test_every_example_is_tested() -> None:
-    examples = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"namespaced"}
+    examples = {path.stem for path in (ROOT / "examples").glob("*.py")} | {"namespaced", "shop_api"}
     apps = {"shop", "tutorial", "payment", "retries", "namespaced"}
-    assert examples == apps | {"folder_store", "consumer", "rq_shop"}
+    assert examples == apps | {"folder_store", "consumer", "rq_shop", "shop_api"}
 
 
 @pytest.mark.smoke

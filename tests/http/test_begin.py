@@ -18,7 +18,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 
-from celery_idempotent import current_lease
+from celery_idempotent import current_lease, idempotent
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.http import INSIDE, UNGUARDED, Answered, IdempotencyMiddleware, abegin, begin, wsgi
 from celery_idempotent.stores.memory import MemoryStore
@@ -133,6 +133,27 @@ def test_the_lease_is_renewed_from_begin_on() -> None:
         wait_until(lambda: lease.renewals > 1)
 
     assert statuses(on_wsgi(work, lease_ttl=0.6)[1], 1) == [201]
+
+
+def test_tasks_that_are_published_after_begin_have_the_ids_of_the_request() -> None:
+    @idempotent(store=MemoryStore(), key="order", name="place")
+    def place(order: str) -> str:
+        return derived()
+
+    def derived() -> str:
+        lease = current_lease()
+        assert lease is not None
+        assert lease.task_ids is not None
+        return lease.task_ids.derive("ship")
+
+    def work(environ: Any) -> tuple[str, str]:
+        begin(environ, "anna")
+        return derived(), place(f"order {len(view.found)}")
+
+    view, app = on_wsgi(work, status=500)
+    assert statuses(app) == [500, 500]
+    (ids, inner), (again, _) = view.found
+    assert (ids, ids != inner) == (again, True)
 
 
 def test_a_coroutine_may_begin_in_a_wsgi_application() -> None:

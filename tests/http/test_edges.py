@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,7 +69,7 @@ async def exchange(app: Any, gone: bool = False) -> list[Any]:
 
 
 def guarded(app: AsgiApp, **options: Any) -> IdempotencyMiddleware:
-    return IdempotencyMiddleware(app, store=MemoryStore(), scope=None, **options)
+    return IdempotencyMiddleware(app, **{"store": MemoryStore(), "scope": None, **options})
 
 
 @pytest.mark.parametrize("messages", [[], [START], [START, {**LAST, "more_body": True}]], ids=["none", "start", "part"])
@@ -206,9 +207,10 @@ def breaking(start: Any) -> Iterator[bytes]:
         start("500 X", [], sys.exc_info())
 
 
-def app_of(body: Any) -> tuple[WsgiApp, wsgi.IdempotencyMiddleware]:
+def app_of(body: Any, **options: Any) -> tuple[WsgiApp, wsgi.IdempotencyMiddleware]:
     app = WsgiApp(body)
-    return app, wsgi.IdempotencyMiddleware(app, store=MemoryStore(), scope=None, response_max_bytes=1000)
+    given = {"store": MemoryStore(), "scope": None, "response_max_bytes": 1000, **options}
+    return app, wsgi.IdempotencyMiddleware(app, **given)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,17 @@ def test_a_client_that_goes_in_mid_response_has_had_what_was_done() -> None:
     parts.close()
     assert request_wsgi(middleware, body=b"").status == 409
     assert (app.runs, app.closed) == (1, 1)
+
+
+def test_a_length_that_a_server_hands_on_twice_is_one() -> None:
+    def echo(environ: Any, start: Any) -> list[bytes]:
+        start("201 Created", [])
+        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
+
+    middleware = wsgi.IdempotencyMiddleware(echo, store=MemoryStore(), scope=None)
+    twice = {"CONTENT_TYPE": "text/plain", "HTTP_CONTENT_TYPE": "text/plain", "HTTP_CONTENT_LENGTH": "4"}
+    assert request_wsgi(middleware, **twice).body == b"body"
+    assert request_wsgi(middleware, body=b"xxxx", **twice).status == 422
 
 
 def test_a_server_may_ask_again_after_the_end() -> None:
@@ -370,3 +383,29 @@ assert IdempotencyMiddleware(lambda request: None)(request).status_code == 400
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# -- many --------------------------------------------------------------------------------------------------------------
+
+
+def left_in_memory() -> int:
+    """Return how many objects of this library live."""
+    gc.collect()
+    return sum(str(type(each).__module__).startswith("celery_idempotent") for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_many_keys_leave_nothing_in_the_servers_memory(kind: str, number: int, redis_url: str) -> None:
+    asgi = guarded(AsgiApp(START, LAST), store=redis_url)
+    wsgi = app_of(late, store=redis_url)[1]
+
+    async def send(keys: range) -> None:
+        for key in map(str, keys):
+            reply = request_wsgi(wsgi, key) if kind == "wsgi" else await request_asgi(asgi, key, extensions={})
+            assert reply.status == 201
+
+    asyncio.run(send(range(50)))
+    before = left_in_memory()
+    asyncio.run(send(range(50, number)))
+    assert left_in_memory() <= before

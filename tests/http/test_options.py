@@ -123,7 +123,7 @@ class Anonymous:
     is_authenticated = False
 
 
-@pytest.mark.parametrize("account", [None, "", Anonymous()])
+@pytest.mark.parametrize("account", [None, "", False, Anonymous()])
 def test_without_an_account_a_request_is_refused(ask: Ask, account: object) -> None:
     [reply] = ask(Shop(), [{}], scope=lambda request: account)
     assert reply.status == 401
@@ -189,6 +189,13 @@ def test_bodies_may_be_compared_by_a_callable_or_not_at_all(ask: Ask) -> None:
     shop = Shop()
     replies = ask(shop, [{"body": b"a"}, {"body": b"b"}], fingerprint="headers", request_max_bytes=0)
     assert [reply.body for reply in replies] == [b"run 1"] * 2
+
+
+def test_a_request_is_not_repeated_for_an_option_that_fails(ask: Ask) -> None:
+    shop = Shop()
+    replies = ask(shop, [{}, {}], remember=lambda response: response.no_such_thing)
+    assert [reply.body for reply in replies] == [b"run 1"] * 2
+    assert shop.runs == 1
 
 
 def test_a_response_may_wait_for_the_application_to_return(ask: Ask) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def test_everyone_gets_the_response_that_was_committed(tmp_path: Path, how: str)
         (201, b"settled", "/orders/1")
     ] * 3
     assert orders.count() == 1
+
+
+def test_a_store_that_cannot_confirm_a_commit_in_time_changes_no_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = wsgi.IdempotencyMiddleware(
+        Orders(tmp_path / "shop.db", "return"), store=f"sqlite:///{tmp_path}/shop.db", scope=None, settle_timeout=0.01
+    )
+    confirmed, store = threading.Event(), app.binding.guard.store
+    get = store.get
+    monkeypatch.setattr(store, "get", lambda key: confirmed.wait(10) and get(key))
+    replies = [request_wsgi(app)]
+    confirmed.set()
+    assert [(reply.status, reply.body) for reply in replies] == [(201, b"settled")]
 
 
 def test_what_was_not_committed_is_not_sent(tmp_path: Path) -> None:

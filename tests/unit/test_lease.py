@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from celery_idempotent.core import lease as deputy
@@ -64,3 +66,45 @@ def test_a_key_that_nobody_took_is_not_made(store: MemoryStore) -> None:
     assert not deputy.renew(store, child)
     assert deputy.release(store, child, Reason.CRASHED) is None
     assert store.get(KEY) is None
+
+
+def ids_of(key: str) -> deputy.TaskIds:
+    return deputy.TaskIds(key, 60.0, lambda name, task_id: None)
+
+
+def test_equal_calls_of_many_threads_have_an_id_each_and_the_same_ones_on_each_run() -> None:
+    def run() -> list[str]:
+        ids = ids_of(KEY)
+
+        def call(_: int) -> str:
+            with ids.next("send", "1") as found:
+                return found
+
+        with ThreadPoolExecutor(8) as pool:
+            return sorted(pool.map(call, range(500)))
+
+    assert run() == run()
+    assert len(set(run())) == 500
+
+
+def test_the_number_of_a_call_that_raised_is_the_next_ones() -> None:
+    ids, given = ids_of(KEY), []
+    for fails in (False, True, False, False):
+        try:
+            with ids.next("send") as found:
+                given.append(found)
+                if fails:
+                    raise ValueError(found)
+        except ValueError:
+            pass
+    assert given[1] == given[2]
+    assert len(set(given)) == 3
+
+
+def test_an_operation_within_another_has_ids_of_its_own_which_are_numbered_with_it() -> None:
+    ids = ids_of(KEY)
+    found = []
+    for each in (ids, ids.within("a"), ids.within("a"), ids.within("b"), ids_of("other")):
+        with each.next("send") as task_id:
+            found.append(task_id)
+    assert len(set(found)) == 5

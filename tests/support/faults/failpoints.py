@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,6 +48,8 @@ BETWEEN_DISPATCH_AND_MARK = frozenset(POINTS[8:15])
 class FailPoints:
     """The fail points of one test; the file system arms each for one strike."""
 
+    points: Collection[str] = POINTS
+
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ class FailPoints:
 
     def arm(self, point: str, operation: str, *, group: bool = False) -> None:
         """Kill the child, or its whole worker, that first comes to a point with this operation."""
-        assert point in POINTS, f"there is no fail point {point!r}"
+        assert point in self.points, f"there is no fail point {point!r}"
         self._file(point, operation).write_text("group" if group else "child")
 
     def strike(self, point: str) -> None:

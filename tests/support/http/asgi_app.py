@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from celery_idempotent.http import IdempotencyMiddleware
+from celery_idempotent.http import IdempotencyMiddleware, accepted
 from tests.support.http import views
 
 
 async def serve(request: Request) -> Response:
     """Answer any request."""
     query, body = dict(request.query_params), await request.body()
-    found = await run_in_threadpool(views.answer, request.scope["path"], query, body)
-    if "parts" in query:
+    result = views.publish(query) if "publish" in query else None
+    found = await run_in_threadpool(views.respond, request.method, request.scope["path"], query, body)
+    if result is not None:
+        return accepted(result, "/jobs/{id}")
+    if "file" in query:
+        return FileResponse(views.file_of(int(query["file"])), found.status)
+    if "parts" in query or "stream" in query:
         response: Response = StreamingResponse(iterate_in_threadpool(found.parts), found.status)
     else:
         response = Response(b"".join(found.parts), found.status)
@@ -30,7 +36,8 @@ async def serve(request: Request) -> Response:
 
 METHODS = ["GET", "POST", "PATCH", "PUT", "DELETE"]
 routes = [Route("/{path:path}", serve, methods=METHODS)]
-app = Starlette(routes=[Mount("/mounted", routes=routes), *routes])
+uploads = Mount("/uploads", routes=routes, middleware=[Middleware(IdempotencyMiddleware, **views.uploads())])
+app = Starlette(routes=[Mount("/mounted", routes=routes), uploads, *routes])
 
 
 async def account(scope: Scope) -> object:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
-import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 from uuid import uuid4
 
+from celery_idempotent.testing._http_client import Connection, Reply, request_bytes
 from tests.support.processes import Process, end, spawn
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 UVICORN = ["-m", "uvicorn", "--host", "127.0.0.1", "--no-access-log"]
 GUNICORN = ["-m", "gunicorn", "--workers", "4", "--threads", "4", "--log-level", "warning"]
+SYNC = ["--workers", "2", "--threads", "1"]
 COMMANDS = {
     "starlette": [*UVICORN, "tests.support.http.asgi_app:app", "--port"],
+    "fastapi": [*UVICORN, "tests.support.http.fastapi_app:app", "--port"],
     "flask": [*GUNICORN, "tests.support.http.wsgi_app:app", "--bind"],
-    "django": [*GUNICORN, "tests.support.http.django_app:application", "--bind"],
+    "django": [*GUNICORN, *SYNC, "tests.support.http.django_app:application", "--bind"],
     "django-asgi": [*UVICORN, "tests.support.http.django_app:asgi", "--port"],
+    "drf": [*GUNICORN, *SYNC, "--preload", "tests.support.http.django_app:application", "--bind"],
     "inside-fastapi": [*UVICORN, "tests.support.http.inside_fastapi:app", "--port"],
     "inside-flask": [*GUNICORN, "--preload", "tests.support.http.inside_flask:app", "--bind"],
     "inside-drf": [*GUNICORN, "--preload", "tests.support.http.inside_django:application", "--bind"],
@@ -34,38 +34,11 @@ COMMANDS = {
 }
 
 
-@dataclass
-class Reply:
-    """A response as it came over the socket."""
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def replayed(self) -> bool:
-        return self.headers.get("Idempotent-Replayed") == "true"
-
-    @property
-    def problem(self) -> dict[str, Any]:
-        assert self.headers["Content-Type"] == "application/problem+json"
-        assert self.headers["Cache-Control"] == "no-store"
-        found: dict[str, Any] = json.loads(self.body)
-        assert found["status"] == self.status
-        return found
-
-    @property
-    def kind(self) -> str:
-        """The last part of the problem's type; "" of what is no problem."""
-        if self.headers.get("Content-Type") != "application/problem+json":
-            return ""
-        return str(self.problem["type"]).rpartition("#")[2]
-
-
 class WebServer:
     """A server of the tests' application."""
 
-    def __init__(self, kind: str, directory: Path, store_url: str) -> None:
+    def __init__(self, kind: str, directory: Path, store_url: str, env: Mapping[str, str] | None = None) -> None:
+        self.env = env or {}
         self.kind, self.port, self.runs = kind, free_port(), directory / "runs"
         self.runs.touch()
         self.log, self.store_url = directory / "server.log", store_url
@@ -74,18 +47,18 @@ class WebServer:
     def _start(self) -> None:
         kind = self.kind
         where = str(self.port) if COMMANDS[kind][-1] in ("--port", "-p") else f"127.0.0.1:{self.port}"
-        env = {**os.environ, "RUNS": str(self.runs), "STORE_URL": self.store_url}
+        env = {**os.environ, **self.env, "RUNS": str(self.runs), "STORE_URL": self.store_url}
         with self.log.open("ab") as output:
             command = [sys.executable, *COMMANDS[kind], where]
             self.process: Process = spawn(command, env=env, stdout=output, stderr=output)
         wait_until(self._answers, 60, lambda: f"the server to listen:\n{self.log.read_text()}")
 
     def _answers(self) -> bool:
+        """Return whether a worker serves; gunicorn listens before it has any."""
         try:
-            socket.create_connection(("127.0.0.1", self.port), 1).close()
-        except OSError:
+            return self.call(method="GET").status > 0
+        except (OSError, http.client.HTTPException):
             return False
-        return True
 
     def revive(self) -> None:
         """Start it again if it has ended; gunicorn starts its workers itself."""
@@ -110,24 +83,14 @@ class WebServer:
     ) -> Reply:
         """Send a request, and return the reply."""
         given = {"X-Api-Key": caller, **({"Idempotency-Key": key} if key is not None else {}), **(headers or {})}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            target = f"{path}?{urlencode(query)}" if query else path
-            connection.request(method, target, body, {name: value for name, value in given.items() if value})
-            response = connection.getresponse()
-            return Reply(response.status, response.headers, response.read())
-        finally:
-            connection.close()
+        target = f"{path}?{urlencode(query)}" if query else path
+        with self.connect() as connection:
+            connection.send(request_bytes(method, target, [(name, v) for name, v in given.items() if v], body))
+            return connection.read(method)
 
-    def send(self, request: bytes, *, close: bool = False) -> Reply | None:
-        """Send bytes as they are; return the reply, or None after closing at once."""
-        with socket.create_connection(("127.0.0.1", self.port), 30) as connection:
-            connection.sendall(request)
-            if close:
-                return None
-            response = http.client.HTTPResponse(connection)
-            response.begin()
-            return Reply(response.status, response.headers, response.read())
+    def connect(self) -> Connection:
+        """Return a connection of its own."""
+        return Connection(f"http://127.0.0.1:{self.port}")
 
     def count(self, tag: str, how: str = "") -> int:
         """Return how often the application has run for a tag, under a ``lease`` or ``bare``."""

@@ -1,0 +1,49 @@
+"""What the pages on HTTP say of statuses, keys and defaults is what the middlewares have."""
+
+from __future__ import annotations
+
+import re
+
+from celery_idempotent.http import Options
+from celery_idempotent.http.request import LONGEST_KEY
+from celery_idempotent.http.response import is_remembered
+from tests.support.docs.pages import ROOT, blocks
+
+PAGE = "docs/guides/http-clients.md"
+[TEXT] = [block.text for block in blocks(PAGE) if block.language == "text"]
+#: The same in one line.
+WORDS = " ".join(TEXT.split())
+
+
+def problems() -> dict[str, int]:
+    """Return the status of each problem that the middlewares make, by its name."""
+    made = "".join(path.read_text() for path in (ROOT / "celery_idempotent/http").glob("*.py"))
+    return {name: int(status) for name, status in re.findall(r'Problem\(\s*"([\w-]+)", (\d{3})', made)}
+
+
+def test_the_text_for_clients_has_a_section_for_each_problem() -> None:
+    sections = re.findall(r"^#### ([\w-]+)\n\n(\d{3})[.,]", TEXT, re.MULTILINE)
+    assert {name: int(status) for name, status in sections} == problems()
+
+
+def test_the_guide_lists_each_problem_that_a_client_can_help() -> None:
+    guide = (ROOT / "docs/guides/http.md").read_text()
+    listed = {name: int(status) for status, name in re.findall(r"\| (\d{3}) `([\w-]+)`", guide)}
+    own = {"body-incomplete", "crash-loop", "not-committed", "record-unreadable"}
+    assert listed == {name: status for name, status in problems().items() if name not in own}
+
+
+def test_the_text_for_clients_has_the_defaults() -> None:
+    options = Options(scope=None, store="memory://")
+    assert f"{options.policy.result_ttl / 3600:g} hours" in WORDS
+    assert f"{options.request_max_bytes / 2**20:g} MiB" in WORDS
+    assert f"1 to {LONGEST_KEY} visible" in WORDS
+    assert all(f"{method} and PATCH" in WORDS for method in options.methods if method != "PATCH")
+    assert f"header {options.header}" in WORDS
+
+
+def test_the_text_for_clients_names_statuses_that_leave_a_key_free() -> None:
+    [named] = re.findall(r"refused with ([\d, or]+), or that failed with 5xx", WORDS)
+    statuses = [int(status) for status in re.findall(r"\d+", named)]
+    assert len(statuses) >= 9
+    assert not [status for status in [*statuses, 500, 503] if is_remembered(status)]

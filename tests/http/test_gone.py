@@ -1,0 +1,353 @@
+"""Clients that leave, and responses that are dropped: no lease is held for what has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from celery_idempotent.http import IdempotencyMiddleware, wsgi
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.http.inproc import request_asgi, request_wsgi
+from tests.support.http.server import Reply, WebServer, fresh
+from tests.support.waiting import wait_until
+
+EVENTS = [(b"content-type", b"text/event-stream")]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "text/event-stream"])
+def test_a_client_that_goes_before_its_stream_begins_leaves_no_lease(web: WebServer, kind: str) -> None:
+    key = fresh()
+    query = f"tag={key}&seconds=0.5&parts=40&bytes=900&type={kind}"
+    head = f"POST /async/orders?{query} HTTP/1.1\r\nHost: x\r\nX-Api-Key: anna\r\nIdempotency-Key: {key}\r\n"
+    with socket.create_connection(("127.0.0.1", web.port), 30) as connection:
+        connection.sendall(f"{head}Content-Length: 4\r\n\r\nbody".encode())
+        wait_until(lambda: web.count(key) == 1)
+    replies: list[Reply] = []
+
+    def is_known() -> bool:
+        replies.append(web.call(key, path=f"/async/orders?{query}"))
+        return replies[-1].kind != "in-progress"
+
+    wait_until(is_known)
+    assert replies[-1].kind == "not-kept" or replies[-1].replayed
+    assert web.count(key) == 1
+
+
+# -- ASGI --------------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A client that sends a request, and goes once it has got so many messages."""
+
+    def __init__(self, after: int, *, broken: bool = False) -> None:
+        self.after, self.broken = after, broken
+        self.sent: list[Any] = []
+        self.given = [{"type": "http.request", "body": b"body", "more_body": False}]
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> Any:
+        if self.given:
+            return self.given.pop()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if len(self.sent) >= self.after:
+            self.gone.set()
+            if self.broken:
+                raise ConnectionResetError
+
+    async def call(self, app: Any, version: str = "2.3") -> None:
+        scope = {
+            "type": "http",
+            "asgi": {"spec_version": version},
+            "method": "POST",
+            "path": "/orders",
+            "headers": [(b"idempotency-key", b"k")],
+            "query_string": b"",
+        }
+        await app(scope, self.receive, self.send)
+
+
+async def events(request: Request) -> StreamingResponse:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: 1\n\n"
+            await asyncio.sleep(0.01)
+
+    return StreamingResponse(endless(), media_type="text/event-stream")
+
+
+async def endless_events(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+    while True:
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await asyncio.sleep(0.01)
+
+
+async def until_disconnect(app: Any) -> None:
+    await Client(3).call(app)
+
+
+async def until_an_error(app: Any) -> None:
+    with pytest.raises(ConnectionResetError):
+        await Client(3, broken=True).call(app, "2.4")
+
+
+async def until_cancelled(app: Any) -> None:
+    client = Client(3)
+    serving = asyncio.ensure_future(client.call(app))
+    await client.gone.wait()
+    serving.cancel()
+    await asyncio.wait([serving])
+
+
+@pytest.mark.parametrize(
+    ("app", "leave"),
+    [
+        (Starlette(routes=[Route("/orders", events, methods=["POST"])]), until_disconnect),
+        (endless_events, until_an_error),
+        (endless_events, until_cancelled),
+    ],
+    ids=["disconnect", "error", "cancelled"],
+)
+def test_an_endless_stream_of_events_ends_with_its_client(app: Any, leave: Callable[[Any], Awaitable[None]]) -> None:
+    middleware = IdempotencyMiddleware(app, store=MemoryStore(), scope=None)
+
+    async def main() -> bytes:
+        await asyncio.wait_for(leave(middleware), 10)
+        while b"in-progress" in (body := (await request_asgi(middleware)).body):
+            await asyncio.sleep(0.01)
+        return body
+
+    assert b"not-kept" in asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_client_that_goes_cuts_no_work_whose_body_was_not_read_before() -> None:
+    runs = []
+    client: list[Client] = []
+
+    async def place(request: Request) -> StreamingResponse:
+        await request.body()
+        client[0].gone.set()
+
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+                yield b"part"
+            runs.append(1)
+
+        return StreamingResponse(parts())
+
+    app = Starlette(routes=[Route("/orders", place, methods=["POST"])])
+    middleware = IdempotencyMiddleware(app, store=MemoryStore(), scope=None, fingerprint="headers")
+
+    async def main() -> bytes:
+        client.append(Client(9))
+        await client[0].call(middleware)
+        return (await request_asgi(middleware)).body
+
+    assert asyncio.run(main()) == b"part" * 3
+    assert runs == [1]
+
+
+def test_middlewares_find_what_an_application_notes_in_the_scope() -> None:
+    async def place(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("done")
+
+    app = Starlette(routes=[Route("/orders", place, methods=["POST"])])
+    guarded = IdempotencyMiddleware(app, store=MemoryStore(), scope=None)
+    seen = []
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        await guarded(scope, receive, send)
+        seen.append(scope["route"].path)
+
+    asyncio.run(request_asgi(outer))
+    assert seen == ["/orders"]
+
+
+# -- WSGI --------------------------------------------------------------------------------------------------------------
+
+ENVIRON = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "HTTP_IDEMPOTENCY_KEY": "k"}
+
+
+def large(environ: Any, start: Any) -> Iterator[bytes]:
+    write = start("201 Created", [])
+    yield b"x" * 2000
+    write(b"written ")
+    yield b"yielded "
+    write(b"last")
+
+
+def test_a_response_that_is_dropped_has_ended() -> None:
+    middleware = wsgi.IdempotencyMiddleware(large, store=MemoryStore(), scope=None, response_max_bytes=1000)
+
+    def outer(environ: Any, start: Any) -> Iterator[bytes]:
+        for part in middleware(environ, start):  # noqa: UP028 - as many write it, without close
+            yield part
+
+    parts: Any = outer(dict(ENVIRON), lambda *_: None)
+    assert next(parts) == b"x" * 2000
+    parts.close()
+    wait_until(lambda: b"not-kept" in request_wsgi(middleware, body=b"").body)
+
+
+def test_what_is_written_in_mid_stream_is_sent() -> None:
+    middleware = wsgi.IdempotencyMiddleware(large, store=MemoryStore(), scope=None, response_max_bytes=1000)
+    assert request_wsgi(middleware).body == b"x" * 2000 + b"written yielded last"
+
+
+def test_a_response_that_its_server_refuses_is_closed() -> None:
+    closed = []
+
+    class Parts(list[bytes]):
+        def close(self) -> None:
+            closed.append(1)
+
+    def app(environ: Any, start: Any) -> Parts:
+        start("201 Created", [])
+        return Parts([b"done"])
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("a header that the server refuses")
+
+    middleware = wsgi.IdempotencyMiddleware(app, store=MemoryStore(), scope=None)
+    with pytest.raises(ValueError, match="refuses"):
+        middleware(dict(ENVIRON), refuse)
+    assert closed == [1]
+
+
+# -- Django ------------------------------------------------------------------------------------------------------------
+
+DJANGO = """
+import asyncio, gc, time
+from django.conf import settings
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+)
+import django
+django.setup()
+from django.db import connection
+from django.http import HttpResponse, StreamingHttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+from celery_idempotent.http.django import IdempotencyMiddleware
+
+def guard(view, **options):
+    settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", **options}
+    return IdempotencyMiddleware(view)
+
+def post(**more):
+    return RequestFactory().post("/", b"x", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="k", **more)
+
+def post_async(path="/"):
+    return AsyncRequestFactory().post(path, b"x", content_type="text/plain", headers={"Idempotency-Key": "k"})
+
+def is_kept(call):
+    gc.collect()
+    until = time.monotonic() + 10
+    while b"in-progress" in (body := call().content) and time.monotonic() < until:
+        time.sleep(0.01)
+    return b"not-kept" not in body
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        """
+def database(request):
+    with connection.cursor() as cursor:
+        return cursor.execute("SELECT 7").fetchone()[0]
+
+async def view(request):
+    return HttpResponse("done")
+
+assert asyncio.run(guard(view, scope=database)(post_async())).content == b"done"
+""",
+        """
+async def view(request):
+    return HttpResponse("done")
+
+def raw():
+    request = post_async()
+    request.META["QUERY_STRING"], request.scope["query_string"] = "\\u65e5", "\\u65e5".encode()
+    return request
+
+assert asyncio.run(guard(view)(raw())).content == b"done"
+""",
+        """
+def view(request):
+    response = HttpResponse("done")
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2", httponly=True)
+    return response
+
+middleware = guard(view, keep_headers=["Set-Cookie"])
+first, second = middleware(post()), middleware(post())
+assert second.headers["Idempotent-Replayed"] == "true"
+assert second.cookies.output() == first.cookies.output()
+""",
+        """
+middleware = guard(lambda request: StreamingHttpResponse(iter([b"x" * 2000] * 3)), response_max_bytes=1000)
+parts = iter(middleware(post()))
+next(parts)
+del parts
+assert not is_kept(lambda: middleware(post()))
+""",
+        """
+async def view(request):
+    async def parts():
+        for _ in range(3):
+            yield b"x" * 2000
+    return StreamingHttpResponse(parts())
+
+middleware = guard(view, response_max_bytes=1000)
+
+async def main():
+    response = await middleware(post_async())
+    assert response.streaming
+    del response
+    for _ in range(200):
+        gc.collect()
+        body = (await middleware(post_async())).content
+        if b"in-progress" not in body:
+            return body
+        await asyncio.sleep(0.02)
+
+assert b"not-kept" in asyncio.run(main())
+""",
+        """
+class Killed(BaseException):
+    pass
+
+def broken():
+    yield b"x"
+    raise Killed
+
+streams = [broken(), iter([b"done"])]
+middleware = guard(lambda request: StreamingHttpResponse(streams.pop(0)))
+try:
+    middleware(post())
+except Killed:
+    pass
+assert b"".join(middleware(post())) == b"done"
+""",
+    ],
+    ids=["scope of the database", "raw query", "cookies", "dropped", "dropped async", "killed"],
+)
+def test_django_keeps_to_it(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", DJANGO + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
