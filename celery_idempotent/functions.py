@@ -395,7 +395,7 @@ async def run_guarded(
     Raises:
         BaseException: what `Guard.run` raises, and ``conclude``.
     """
-    held = await _acquired(guard, delivery)
+    held = await acquired(guard, delivery)
     if not isinstance(held, HeldLease):
         return conclude(held)
     if not held.fence:
@@ -408,6 +408,19 @@ async def run_guarded(
             value = await body()
     except BaseException as raised:  # noqa: BLE001 - every ending is recorded, and raised again
         error = raised
+    return await finished(guard, delivery, held, value, error, conclude, timeout)
+
+
+async def finished(
+    guard: Guard,
+    delivery: Delivery,
+    held: HeldLease,
+    value: Any,
+    error: BaseException | None,
+    conclude: Callable[[Decision], T],
+    timeout: float | None,
+) -> T:
+    """Record the end of a body that returned ``value`` or raised ``error``, as `run_guarded` does."""
     ended = _ending.submit(lambda: conclude(guard.finish(delivery, held, value, error)))
     if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
         raise error
@@ -446,7 +459,8 @@ def _ran(held: HeldLease, value: object) -> Ran:
     return Ran(value if held.within is None else held.within[0])
 
 
-async def _acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
+async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
+    """Return the lease for a body, started, or the decision without one; raises what `Guard.run` raises before it."""
     steps = guard.acquire(delivery)
     while True:
         future = _beginning.submit(functools.partial(_step, guard, delivery, steps))

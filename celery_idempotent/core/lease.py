@@ -261,7 +261,16 @@ class TaskIds:
         return str(UUID(_digest(json.dumps([*self._path, *parts]))))
 
 
-_current: ContextVar[HeldLease | None] = ContextVar("celery_idempotent_lease", default=None)
+class LeaseSlot:
+    """The place of a lease that a run takes once it has begun, in whichever of its threads and contexts."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self) -> None:
+        self.lease: HeldLease | None = None
+
+
+_current: ContextVar[HeldLease | LeaseSlot | None] = ContextVar("celery_idempotent_lease", default=None)
 
 
 def current_lease() -> HeldLease | None:
@@ -271,14 +280,15 @@ def current_lease() -> HeldLease | None:
     The lease is also found in coroutines, in asyncio's tasks and in ``asyncio.to_thread``, but not in threads that the
     function starts otherwise.
     """
-    return _current.get()
+    found = _current.get()
+    return found.lease if isinstance(found, LeaseSlot) else found
 
 
 @contextmanager
-def running(holding: HeldLease) -> Iterator[None]:
-    """Have `current_lease` return ``holding`` meanwhile."""
-    outer = _current.get()
-    if holding.task_ids is None and outer is not None and outer.task_ids is not None:
+def running(holding: HeldLease | LeaseSlot) -> Iterator[None]:
+    """Have `current_lease` return ``holding`` meanwhile, or what is in it by then."""
+    outer = current_lease()
+    if isinstance(holding, HeldLease) and holding.task_ids is None and outer is not None and outer.task_ids is not None:
         holding.task_ids = outer.task_ids.within(holding.key)
     token = _current.set(holding)
     try:

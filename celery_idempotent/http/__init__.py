@@ -7,7 +7,18 @@
 from __future__ import annotations
 
 from .asgi import IdempotencyMiddleware, accepted
-from .options import UNGUARDED, Options
+from .inside import Answered, abegin, begin
+from .options import INSIDE, UNGUARDED, Options
 from .response import Response
 
-__all__ = ["UNGUARDED", "IdempotencyMiddleware", "Options", "Response", "accepted"]
+__all__ = [
+    "INSIDE",
+    "UNGUARDED",
+    "Answered",
+    "IdempotencyMiddleware",
+    "Options",
+    "Response",
+    "abegin",
+    "accepted",
+    "begin",
+]

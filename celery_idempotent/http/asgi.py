@@ -15,10 +15,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ..events import logger
-from ..functions import run_guarded
 from . import problems
 from .delivery import Fact, HttpBinding, HttpDelivery
-from .options import UNGUARDED, Options
+from .inside import ENTRY, Pending
+from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
@@ -59,6 +59,8 @@ class IdempotencyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or pass on what is none that is guarded."""
+        if self.options.scope is INSIDE:
+            scope[ENTRY] = None
         if scope["type"] != "http" or not self.options.guards(scope["method"], scope["path"]):
             await self.app(scope, receive, send)
             return
@@ -96,6 +98,8 @@ class _Exchange:
         self.app, self.binding, self.scope, self.receive, self.send = app, binding, scope, receive, send
         self.options = binding.options
         self.request = _request(scope)
+        #: where the view takes the lease
+        self.pending: Pending | None = None
         #: what the application has sent and the client has not
         self.held_back: list[Message] = []
         self.status, self.body = 0, b""
@@ -112,7 +116,7 @@ class _Exchange:
 
     # -- before the application is called ------------------------------------------------------------------------------
 
-    async def begin(self) -> HttpDelivery | None:
+    async def begin(self) -> HttpDelivery | Pending | None:
         """Return the delivery of the request; None where it passed by, or its client has gone.
 
         Raises:
@@ -132,6 +136,9 @@ class _Exchange:
         if body is None:
             return None
         self.receive = self._given_back(body if self.binding.reads_body else None, self.receive)
+        if account is INSIDE:
+            self.pending = self.scope[ENTRY] = Pending(self.binding, self.request, key, body)
+            return self.pending
         return self.binding.delivery(self.request, key, account, body)
 
     async def _read(self) -> bytes | None:
@@ -167,18 +174,11 @@ class _Exchange:
 
     # -- under the lease -----------------------------------------------------------------------------------------------
 
-    async def carry_out(self, delivery: HttpDelivery) -> None:
+    async def carry_out(self, delivery: HttpDelivery | Pending) -> None:
         """Have the request carried out, or answer it with what is known of it; send the response."""
         try:
             try:
-                decision = await run_guarded(
-                    self.binding.guard,
-                    delivery,
-                    lambda: self._run(delivery),
-                    lambda decision: decision,
-                    self.options.settle_timeout,
-                )
-                response = delivery.answer(decision)
+                response = await delivery.response_of(lambda: self._run(delivery))
             except _Incomplete:
                 await self._flush()
                 return
@@ -190,7 +190,7 @@ class _Exchange:
             self.listening.set()
             await self._leave()
 
-    async def _run(self, delivery: HttpDelivery) -> Response | Fact:
+    async def _run(self, delivery: HttpDelivery | Pending) -> Response | Fact:
         """Run the application until its response is complete, and return what is to be recorded."""
         scope, extensions = self.scope, self.scope.get("extensions") or {}
         if HIDDEN & extensions.keys():  # else the same, in which middlewares find what the application notes
@@ -216,9 +216,12 @@ class _Exchange:
                 return delivery.result_of_error(error)
             if error is not None:
                 raise error
-            if not self.complete.is_set():
+            if not self.complete.is_set() and not self._is_answered():
                 raise _Incomplete
         return delivery.result_of(Response(self.status, self.headers, self.body), sent=self.passing)
+
+    def _is_answered(self) -> bool:
+        return self.pending is not None and self.pending.answered is not None
 
     def _is_left(self) -> bool:
         """Whether its client has left a response that it had begun to get; that client has had what was done."""
@@ -230,6 +233,8 @@ class _Exchange:
     async def _take(self, message: Message) -> None:
         """Take what the application sends."""
         kind = message["type"]
+        if self._is_answered():
+            return
         if kind not in ("http.response.start", "http.response.body"):
             await self.send(message)  # early hints and the like, which are no part of the response
             return
@@ -260,6 +265,8 @@ class _Exchange:
             self.flushing = asyncio.ensure_future(self._flush_later())
 
     def _is_due(self) -> bool:
+        if self.pending is not None and not self.pending.is_begun:
+            return True
         if not self.first_part:
             return False
         return (
@@ -278,6 +285,9 @@ class _Exchange:
 
     async def _flush(self) -> None:
         """Send what was held back, and from now on what comes, when it comes."""
+        if self.pending is not None and not self.pending.is_begun:
+            self.pending.close()
+            self.listening.set()  # a client that goes may end what has no lease
         async with self.sending:
             self.passing, left, self.held_back = True, self.held_back, []
             self.body = b""

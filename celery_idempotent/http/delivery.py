@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,11 +16,11 @@ from ..core.lease import HeldLease, TaskIds
 from ..core.results import Codec
 from ..errors import ConfigurationError, IdempotencyError, LeaseLost, MissingKey
 from ..events import Event, logger
-from ..functions import opened
+from ..functions import opened, run_guarded
 from ..stores.base import Store
 from ..stores.records import Reason, Release, new_owner
 from . import problems
-from .options import UNGUARDED, Options
+from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request, fingerprint, read_key
 from .response import Recorder, Response, as_response, is_remembered
@@ -118,8 +118,8 @@ class HttpBinding(Binding):
         scope = self.options.scope
         if callable(scope):
             return scope(request.native)
-        if scope is None:
-            return None
+        if scope is None or scope is INSIDE:
+            return scope
         value = request.value(scope)
         return hashlib.sha256(value.encode("latin-1")).hexdigest() if value else ""
 
@@ -183,6 +183,8 @@ class HttpDelivery(Delivery):
     """
 
     alone = True
+    #: as in `Pending`
+    is_begun = True
 
     def __init__(self, binding: HttpBinding, key: str, name: str, digest: str) -> None:
         super().__init__()
@@ -202,6 +204,10 @@ class HttpDelivery(Delivery):
     def body(self, held: HeldLease) -> Any:
         """Raise: the application is called by the middleware, between the steps of the guard."""
         raise NotImplementedError
+
+    async def response_of(self, body: Callable[[], Awaitable[Any]]) -> Response:
+        """Return the response of the application, or what is known of it; raise what `run_guarded` raises."""
+        return await run_guarded(self.binding.guard, self, body, self.answer, self.binding.options.settle_timeout)
 
     def ending(self, error: BaseException) -> Ending:
         """Return the ending to record: nothing that failed is remembered."""

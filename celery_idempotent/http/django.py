@@ -18,11 +18,12 @@ from typing import Any
 
 from ..core.lease import HeldLease, running
 from ..errors import ConfigurationError
-from ..functions import finish_within, run_guarded
+from ..functions import finish_within
 from . import problems
 from .asgi import path_of
 from .delivery import Fact, HttpBinding, HttpDelivery
-from .options import UNGUARDED, Options
+from .inside import ENTRY, Pending
+from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
@@ -75,6 +76,8 @@ class IdempotencyMiddleware:
     # -- before the view -----------------------------------------------------------------------------------------------
 
     def _given(self, request: Any) -> tuple[Request, str] | None:
+        if self.options.scope is INSIDE:
+            request.META[ENTRY] = None
         if not self.options.guards(request.method, request.path):
             return None
         scope = getattr(request, "scope", None)  # of ASGI
@@ -83,11 +86,14 @@ class IdempotencyMiddleware:
         key = self.binding.key_of(found)
         return None if key is None else (found, key)
 
-    def _delivery(self, request: Any, found: Request, key: str, account: Any) -> HttpDelivery | None:
+    def _delivery(self, request: Any, found: Request, key: str, account: Any) -> HttpDelivery | Pending | None:
         account = self.binding.account_of(account)
         if account is UNGUARDED:
             return None
         self.binding.check_length(found)
+        if account is INSIDE:
+            request.META[ENTRY] = pending = Pending(self.binding, found, key, self._body(request, found))
+            return pending
         return self.binding.delivery(found, key, account, self._body(request, found))
 
     def _body(self, request: Any, found: Request) -> bytes:
@@ -118,7 +124,24 @@ class IdempotencyMiddleware:
             delivery = self._delivery(request, *given, self.binding.scope_of(given[0]))
         except Problem as problem:
             return _as_django(problem.response(self.options.docs_url))
+        if isinstance(delivery, Pending):
+            return self._carry_out_inside(delivery, request)
         return self.get_response(request) if delivery is None else self._carry_out(delivery, request)
+
+    def _carry_out_inside(self, pending: Pending, request: Any) -> Any:
+        """Call the view, which takes the lease."""
+        response: Any = None
+        own, failure = Response(0), None
+        try:
+            with running(pending.slot):
+                response = self.get_response(request)
+            own = _from_django(response)
+        except BaseException as error:  # noqa: BLE001 - recorded, and raised again
+            failure = error
+        if failure is None and pending.delivery is not None and pending.slot.lease is not None:
+            return self._conclude(pending.delivery, pending.slot.lease, response)
+        answer = pending.finish(own, failure)
+        return response if answer is own else _as_django(answer)
 
     def _carry_out(self, delivery: HttpDelivery, request: Any) -> Any:
         guard = self.binding.guard
@@ -131,6 +154,10 @@ class IdempotencyMiddleware:
         if held.fence:
             guard.start(delivery, held)
         response = self._call_view(delivery, held, request)
+        return self._conclude(delivery, held, response)
+
+    def _conclude(self, delivery: HttpDelivery, held: HeldLease, response: Any) -> Any:
+        """Record the response of a view, and return what is to be sent."""
         if not held.fence:
             return response
         value: object = None
@@ -208,7 +235,9 @@ class IdempotencyMiddleware:
             await sync_to_async(passed.result().pop().close)()
         await asyncio.wait([task])
 
-    async def _carry_out_async(self, delivery: HttpDelivery, request: Any, passed: asyncio.Future[list[Any]]) -> Any:
+    async def _carry_out_async(
+        self, delivery: HttpDelivery | Pending, request: Any, passed: asyncio.Future[list[Any]]
+    ) -> Any:
         """Return the response; give one to ``passed`` whose parts are passed on, and wait for its end.
 
         Its reader alone keeps that response, so that one that is dropped, as a middleware does that fails, has ended.
@@ -236,9 +265,7 @@ class IdempotencyMiddleware:
             return delivery.result_of(own)
 
         try:
-            timeout = self.options.settle_timeout
-            decision = await run_guarded(self.binding.guard, delivery, body, lambda decision: decision, timeout)
-            answer = delivery.answer(decision)
+            answer = await delivery.response_of(body)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             if passed.done():  # the server has it already
                 return None

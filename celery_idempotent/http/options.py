@@ -14,14 +14,18 @@ from .request import Comparison
 from .response import Response
 
 
-class _Unguarded:
-    """What a scope returns for a request that is to pass as if it had no key."""
+class _Constant:
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return "UNGUARDED"
+        return self._name
 
 
-UNGUARDED = _Unguarded()
+#: What a scope returns for a request that is to pass as if it had no key.
+UNGUARDED = _Constant("UNGUARDED")
+#: The scope of requests whose caller their view alone knows, and gives to `begin`.
+INSIDE = _Constant("INSIDE")
 _REQUIRED: Any = object()
 #: Ways to compare bodies.
 COMPARISONS = ("bytes", "json", "headers")
@@ -36,7 +40,7 @@ class Options:
     Durations and sizes are written as in `Policy`. Raises ConfigurationError for an unfit value.
     """
 
-    scope: Any = _REQUIRED  #: who calls, verified: a callable over the request, the name of a header, or None
+    scope: Any = _REQUIRED  #: who calls, verified: a callable over the request, a header's name, None or INSIDE
     store: object = None  #: a store or its URL; None: that of ``celery_app``
     celery_app: Any = None  #: a Celery app, whose store and namespace are used
     name: str = "http"  #: of the service, in keys: services that share a store have different ones
@@ -71,10 +75,10 @@ class Options:
             object.__setattr__(self, name, check(getattr(self, name), name))
         if self.scope is _REQUIRED:
             hint = (
-                'write scope=lambda request: the account of its verified user, scope="X-Api-Key", or scope=None if '
-                "there is one caller"
+                'write scope=lambda request: the account of its verified user, scope="X-Api-Key", scope=None if there '
+                "is one caller, or scope=INSIDE if the view calls begin()"
             )
-            raise unfit("scope", "who calls, as a callable, the name of a header, or None", "nothing", hint)
+            raise unfit("scope", "who calls, as a callable, the name of a header, None or INSIDE", "nothing", hint)
         if parse_duration(self.result_ttl, "result_ttl", least=0.0) < 0.5:
             hint = 'write "24h", for which clients may repeat a request'
             raise unfit("result_ttl", "a duration from 0.5 s", self.result_ttl, hint)
@@ -142,10 +146,10 @@ def _header(value: Any, option: str) -> Any:
 
 
 def _scope(value: Any, option: str) -> Any:
-    if value is None or value is _REQUIRED or callable(value) or (isinstance(value, str) and value):
+    if value in (None, INSIDE) or value is _REQUIRED or callable(value) or (isinstance(value, str) and value):
         return value
     hint = "write lambda request: request.user.id"
-    raise unfit(option, "a callable over the request, the name of a header, or None", value, hint)
+    raise unfit(option, "a callable over the request, the name of a header, None or INSIDE", value, hint)
 
 
 def _comparison(value: Any, option: str) -> Any:

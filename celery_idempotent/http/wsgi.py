@@ -12,11 +12,12 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
-from ..core.lease import HeldLease, running
+from ..core.lease import HeldLease, LeaseSlot, running
 from ..functions import finish_within
 from . import problems
 from .delivery import HttpBinding, HttpDelivery
-from .options import UNGUARDED, Options
+from .inside import ENTRY, Pending
+from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
@@ -54,17 +55,21 @@ class IdempotencyMiddleware:
         """Serve a request, or pass on what is none that is guarded."""
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
         path = path.encode("latin-1").decode("utf-8", "replace")
+        if self.options.scope is INSIDE:
+            environ[ENTRY] = None
         if not self.options.guards(environ["REQUEST_METHOD"], path):
             return self.app(environ, start_response)
         try:
             delivery = self._begin(environ)
             if delivery is None:
                 return self.app(environ, start_response)
+            if isinstance(delivery, Pending):
+                return _Exchange(self.app, delivery, delivery.slot, environ, start_response).run()
             return self._carry_out(delivery, environ, start_response)
         except Problem as problem:
             return _send(problem.response(self.options.docs_url), start_response)
 
-    def _begin(self, environ: Environ) -> HttpDelivery | None:
+    def _begin(self, environ: Environ) -> HttpDelivery | Pending | None:
         """Return the delivery of a request; None if it is to pass by.
 
         Raises:
@@ -82,6 +87,9 @@ class IdempotencyMiddleware:
         if self.binding.reads_body:
             body = self._read(environ, request)
             environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
+        if account is INSIDE:
+            environ[ENTRY] = pending = Pending(self.binding, request, key, body)
+            return pending
         return self.binding.delivery(request, key, account, body)
 
     def _read(self, environ: Environ, request: Request) -> bytes:
@@ -140,11 +148,16 @@ class _Exchange:
     Arguments:
         app, environ, start_response: As WSGI has them.
         delivery: Of the request.
-        held: Its lease.
+        held: Its lease, or where its view puts that.
     """
 
     def __init__(
-        self, app: App, delivery: HttpDelivery, held: HeldLease, environ: Environ, start_response: StartResponse
+        self,
+        app: App,
+        delivery: HttpDelivery | Pending,
+        held: HeldLease | LeaseSlot,
+        environ: Environ,
+        start_response: StartResponse,
     ) -> None:
         self.app, self.delivery, self.held = app, delivery, held
         self.environ, self.start_response = environ, start_response
@@ -192,6 +205,8 @@ class _Exchange:
         if self.started and not exc_info:
             raise AssertionError("start_response was called twice, the second time without exc_info")
         self.started = (status, list(headers))
+        if isinstance(self.delivery, Pending):
+            self.delivery.close()
         return self.written.append
 
     def _parts(self) -> Iterator[bytes]:
@@ -211,12 +226,14 @@ class _Exchange:
         while (part := self._next(parts)) is not None:
             body += part
             first = first or (monotonic() if part else None)
+            if isinstance(self.delivery, Pending) and self.delivery.answered is not None:
+                return b"", None
             if body and self._is_due(len(body), first or monotonic()):
                 return body, parts
         return body, None
 
     def _is_due(self, size: int, first: float) -> bool:
-        stream = self._response(b"").is_stream
+        stream = self._response(b"").is_stream or not self.delivery.is_begun
         return stream or size > self.binding.options.response_max_bytes or monotonic() > first + PATIENCE
 
     def _response(self, body: bytes) -> Response:
@@ -233,13 +250,17 @@ class _Exchange:
 
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
-    def _finish(self, value: object = None, error: BaseException | None = None) -> Any:
+    def _finish(self, value: object = None, error: BaseException | None = None) -> Response:
+        delivery, held = self.delivery, self.held
+        if isinstance(delivery, Pending):
+            return delivery.finish(value, error)
+        assert isinstance(held, HeldLease)
         timeout = self.binding.options.settle_timeout
-        return finish_within(timeout, self.binding.guard, self.delivery, self.held, value, error)
+        return delivery.answer(finish_within(timeout, self.binding.guard, delivery, held, value, error))
 
     def _answer(self, value: object, failure: BaseException | None) -> Response:
         try:
-            return self.delivery.answer(self._finish(value, failure))
+            return self._finish(value, failure)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             return self.delivery.answer_error(error)
 

@@ -25,6 +25,10 @@ COMMANDS = {
     "django": [*GUNICORN, *SYNC, "tests.support.http.django_app:application", "--bind"],
     "django-asgi": [*UVICORN, "tests.support.http.django_app:asgi", "--port"],
     "drf": [*GUNICORN, *SYNC, "--preload", "tests.support.http.django_app:application", "--bind"],
+    "inside-fastapi": [*UVICORN, "tests.support.http.inside_fastapi:app", "--port"],
+    "inside-flask": [*GUNICORN, "--preload", "tests.support.http.inside_flask:app", "--bind"],
+    "inside-drf": [*GUNICORN, "--preload", "tests.support.http.inside_django:application", "--bind"],
+    "inside-drf-asgi": [*UVICORN, "tests.support.http.inside_django:asgi", "--port"],
     "hypercorn": ["-m", "hypercorn", "tests.support.http.asgi_app:app", "--bind"],
     "daphne": ["-m", "daphne", "-b", "127.0.0.1", "tests.support.http.asgi_app:app", "-p"],
 }
