@@ -101,6 +101,8 @@ class _Exchange:
         self.passing = False
         self.sending = asyncio.Lock()
         self.complete, self.answered = asyncio.Event(), asyncio.Event()
+        #: until the response is complete, or the application has returned
+        self.waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.flushing: asyncio.Task[None] | None = None
         self.running: asyncio.Task[None] | None = None
 
@@ -183,18 +185,13 @@ class _Exchange:
         extensions = {name: value for name, value in (self.scope.get("extensions") or {}).items() if name not in HIDDEN}
         scope = {**self.scope, "extensions": extensions}
         running = self.running = asyncio.ensure_future(self.app(scope, self.receive, self._take))
-        waiting = [running]
-        if self.options.settle_at == "response":
-            waiting.append(asyncio.ensure_future(self._completed()))
+        running.add_done_callback(lambda _: self._end_waiting())
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await self.waiting
         except asyncio.CancelledError:  # the server ends
             running.cancel()
             await asyncio.wait([running])
             raise
-        finally:
-            for each in waiting[1:]:
-                each.cancel()
         if running.done() and (self.options.settle_at == "return" or not self.complete.is_set()):
             error = running.exception()
             if isinstance(error, Exception):
@@ -205,8 +202,9 @@ class _Exchange:
                 raise _Incomplete
         return delivery.result_of(Response(self.status, self.headers, self.body), sent=self.passing)
 
-    async def _completed(self) -> None:
-        await self.complete.wait()
+    def _end_waiting(self) -> None:
+        if not self.waiting.done():
+            self.waiting.set_result(None)
 
     async def _take(self, message: Message) -> None:
         """Take what the application sends."""
@@ -224,6 +222,7 @@ class _Exchange:
         if kind == "http.response.body" and not message.get("more_body", False):
             self.complete.set()
             if self.options.settle_at == "response":
+                self._end_waiting()
                 await self.answered.wait()
 
     def _hold_back(self, message: Message) -> None:
