@@ -11,6 +11,8 @@ from . import (
     commands,
     duplicates,
     hooks,
+    http,
+    http_rivals,
     latency,
     memory,
     noting,
@@ -121,6 +123,17 @@ def _duplicates(quick: bool) -> list[Figure]:
         return duplicates.measure(server, messages=100 if quick else 1000)
 
 
+def _http(quick: bool) -> list[Figure]:
+    blocks, calls, at_once = (10, 10, 200) if quick else (40, 20, 1000)
+    with RedisServer() as server:
+        runs = [http.measure(server, kind, blocks=blocks, calls=calls, at_once=at_once) for kind in http.KINDS]
+    figures = list(chain.from_iterable(runs))
+    for middleware in http_rivals.HERE:
+        with http_rivals.trial(middleware) as subject:
+            figures.append(http.race(middleware, subject, clients=100))
+    return figures
+
+
 def _rivals(quick: bool) -> list[Figure]:
     if not rivals.installed():
         raise SystemExit(
@@ -145,6 +158,7 @@ PARTS: dict[str, Part] = {
     "purging": _purging,
     "within": _within,
     "duplicates": _duplicates,
+    "http": _http,
     "rivals": _rivals,
 }
 

@@ -6,10 +6,11 @@ import gc
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import sub, truediv
 from statistics import median
 from time import perf_counter
 
-__all__ = ["Sample", "interleave", "ratio", "timed"]
+__all__ = ["Sample", "difference", "interleave", "ratio", "timed"]
 
 RESAMPLES = 1000
 
@@ -47,7 +48,8 @@ def interleave(arms: Mapping[str, Callable[[], object]], *, blocks: int, calls: 
     """Time every arm in blocks that take turns.
 
     Arguments:
-        arms: What to call, by name. A callable that returns a float has timed itself and returns seconds.
+        arms: What to call, by name. A callable that returns a float has timed itself and returns seconds; or a list, of
+            several calls.
         blocks: How many blocks each arm gets; one more, not counted, warms up.
         calls: Calls per block.
 
@@ -72,7 +74,10 @@ def _block(arm: Callable[[], object], calls: int) -> list[float]:
     for _ in range(calls):
         since = perf_counter()
         own = arm()
-        seconds.append(own if isinstance(own, float) else perf_counter() - since)
+        if isinstance(own, list):
+            seconds += own
+        else:
+            seconds.append(own if isinstance(own, float) else perf_counter() - since)
     return seconds
 
 
@@ -92,11 +97,22 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> tuple[float, tuple[float,
 
     The spread is the percentile bootstrap (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993).
     """
+    return _resampled(of, to, truediv)
+
+
+def difference(of: Sequence[float], to: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return how much one median is above another, and where 90 % of such differences lie, as `ratio` does."""
+    return _resampled(of, to, sub)
+
+
+def _resampled(
+    of: Sequence[float], to: Sequence[float], compare: Callable[[float, float], float]
+) -> tuple[float, tuple[float, float]]:
     pairs = list(zip(of, to, strict=True))
+
+    def compared(drawn: Sequence[tuple[float, float]]) -> float:
+        return compare(median(one for one, _ in drawn), median(other for _, other in drawn))
+
     drawn = random.Random(1)  # the same spread for the same samples
-    ratios = sorted(_ratio(drawn.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    return _ratio(pairs), (ratios[RESAMPLES // 20], ratios[-RESAMPLES // 20])
-
-
-def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    return median(one for one, _ in pairs) / median(other for _, other in pairs)
+    found = sorted(compared(drawn.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    return compared(pairs), (found[RESAMPLES // 20], found[-RESAMPLES // 20])

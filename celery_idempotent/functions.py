@@ -9,7 +9,8 @@ import inspect
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as WaitTimeout
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -446,7 +447,8 @@ def finish_within(
         BaseException: what `Guard.finish` raises.
     """
     ended = _ending.submit(lambda: guard.finish(delivery, held, value, error))
-    wait([ended], timeout)
+    with suppress(WaitTimeout):
+        ended.exception(timeout)  # which, unlike result, raises nothing of the body
     if ended.done():
         return ended.result()
     if error is not None:
@@ -494,12 +496,21 @@ def _give_back(guard: Guard, delivery: Delivery, future: Future[HeldLease | Deci
 
 async def _done(future: Future[Any], timeout: float | None = None) -> None:
     """Wait until a thread is done, or for so many seconds; its work goes on after that, and if this is cancelled."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()  # an event awaited with a time-out would take a task and more turns of the loop
 
-    def wake(_: Future[Any]) -> None:
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    def wake_loop(_: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(wake)
 
-    future.add_done_callback(wake)
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(done.wait(), timeout)
+    future.add_done_callback(wake_loop)
+    timer = None if timeout is None else loop.call_later(timeout, wake)
+    try:
+        await woken
+    finally:
+        if timer is not None:
+            timer.cancel()

@@ -111,6 +111,8 @@ class _Exchange:
         self.complete, self.answered = asyncio.Event(), asyncio.Event()
         #: whether the client has gone, and when the application may learn that
         self.gone, self.listening = False, asyncio.Event()
+        #: until the response is complete, or the application has returned
+        self.waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.flushing: asyncio.Task[None] | None = None
         self.running: asyncio.Task[None] | None = None
 
@@ -196,18 +198,13 @@ class _Exchange:
         if HIDDEN & extensions.keys():  # else the same, in which middlewares find what the application notes
             scope = {**scope, "extensions": {name: each for name, each in extensions.items() if name not in HIDDEN}}
         running = self.running = asyncio.ensure_future(self.app(scope, self.receive, self._take))
-        waiting = [running]
-        if self.options.settle_at == "response":
-            waiting.append(asyncio.ensure_future(self._completed()))
+        running.add_done_callback(lambda _: self._end_waiting())
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            await self.waiting
         except asyncio.CancelledError:  # the server ends
             running.cancel()
             await asyncio.wait([running])
             raise
-        finally:
-            for each in waiting[1:]:
-                each.cancel()
         if self._is_left():
             return delivery.result_of(Response(self.status, self.headers), sent=True)
         if running.done() and (self.options.settle_at == "return" or not self.complete.is_set()):
@@ -227,8 +224,9 @@ class _Exchange:
         """Whether its client has left a response that it had begun to get; that client has had what was done."""
         return self.gone and self.listening.is_set() and not self.complete.is_set()
 
-    async def _completed(self) -> None:
-        await self.complete.wait()
+    def _end_waiting(self) -> None:
+        if not self.waiting.done():
+            self.waiting.set_result(None)
 
     async def _take(self, message: Message) -> None:
         """Take what the application sends."""
@@ -250,6 +248,7 @@ class _Exchange:
         if kind == "http.response.body" and not message.get("more_body", False):
             self.complete.set()
             if self.options.settle_at == "response":
+                self._end_waiting()
                 await self.answered.wait()
 
     def _hold_back(self, message: Message) -> None:

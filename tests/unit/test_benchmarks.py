@@ -19,6 +19,8 @@ from benchmarks import (
     commands,
     duplicates,
     hooks,
+    http,
+    http_rivals,
     latency,
     memory,
     noting,
@@ -33,9 +35,10 @@ from benchmarks import (
 )
 from benchmarks.__main__ import main
 from benchmarks.figure import Figure, as_dicts, as_table
+from benchmarks.http_servers import ROOT
 from benchmarks.parts import PARTS, chosen
 from benchmarks.places import NAMES, places
-from benchmarks.sampling import Sample, interleave, ratio
+from benchmarks.sampling import Sample, difference, interleave, ratio
 from benchmarks.subject import Subject
 
 pytestmark = pytest.mark.thorough  # figures are made on one Python, with the newest of everything
@@ -171,6 +174,35 @@ def test_all_duplicates_get_the_result_of_one_run(server: RedisServer, subject: 
     assert per_waiter.value >= 1
 
 
+def test_requests_are_timed_with_the_middleware_and_without(server: RedisServer, subject: Subject) -> None:
+    figures = by_name(http.measure(server, "gunicorn", blocks=2, calls=2, at_once=10))
+    assert len(figures) == 10
+    assert all(value > 0 for name, value in figures.items() if "added" not in name and " - plain" not in name)
+
+
+def test_of_clients_at_once_one_runs_and_with_get_then_set_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_rivals, "PROCESSES", 2)
+    library, by_hand = http_rivals.HERE[0], http_rivals.HERE[-1]
+    with http_rivals.trial(library) as trial:
+        figure = http.race(library, trial, clients=20)
+        assert (figure.value, figure.reached) == (1, True)
+        assert figure.note.endswith("; 1 different; then 201, replayed")
+        assert [trial.other_body(), trial.other_user(), trial.page()] == ["422", "runs: 201", "201, replayed"]
+    with http_rivals.trial(by_hand) as trial:
+        assert http.race(by_hand, trial, clients=20).value > 1
+
+
+def test_the_page_that_compares_middlewares_has_the_versions_and_requests_of_the_command() -> None:
+    page = (ROOT / "docs/guides/http-comparison.md").read_text()
+    for middleware in http_rivals.MIDDLEWARES:
+        assert (ROOT / "benchmarks/http_apps" / f"{middleware.app.partition(':')[0]}.py").exists()
+        for requirement in middleware.requirements[:1]:
+            name, _, version = requirement.partition("==")
+            assert f"| {name.partition('[')[0]} | {version} |" in page
+    for fault in http_rivals.FAULTS:
+        assert page.count(f"| {str(fault.__doc__).rstrip('.')} |") == 2
+
+
 def test_arms_take_turns_and_none_is_always_first() -> None:
     order: list[str] = []
     arms = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
@@ -182,6 +214,8 @@ def test_arms_take_turns_and_none_is_always_first() -> None:
 def test_a_ratio_of_equals_is_one_and_the_spread_holds_it() -> None:
     value, (low, high) = ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     assert low <= value == 2.0 <= high
+    value, (low, high) = difference([2.0, 4.0, 6.0], [1.0, 3.0, 5.0])
+    assert low <= value == 1.0 <= high
 
 
 def test_a_sample_knows_its_median_and_its_slow_end() -> None:

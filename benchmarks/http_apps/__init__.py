@@ -1,0 +1,1 @@
+"""The same shop under each idempotency middleware, configured as its documentation has it."""
