@@ -156,7 +156,7 @@ def test_of_a_unique_task_what_is_published_is_confirmed_many_at_once_and_what_i
     published, skipped = 2 + 6, 100 + 6 + 6 + 2
     confirmations.close()
     asked = subject.commands().get("evalsha", 0) - before
-    assert published < asked <= 3 * published < skipped  # to claim, to confirm, to skip the first
+    assert published < asked < skipped  # to claim, to confirm, to skip the first, or one that is not confirmed yet
     assert subject.client.dbsize() == 0
 
 
