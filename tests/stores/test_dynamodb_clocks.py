@@ -235,6 +235,12 @@ class TestTheClock:
         monkeypatch.setattr(records, "_BOOT_ID", tmp_path / "none")
         assert Clock().machine != Clock().machine
 
+    def test_processes_of_aws_lambda_share_no_clock_whatever_their_machines_are_called(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "charge")
+        assert Clock().machine != Clock().machine
+
     def test_containers_another_boot_and_another_time_namespace_are_other_clocks(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

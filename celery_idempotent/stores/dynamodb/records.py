@@ -231,8 +231,11 @@ def _machine() -> str:
     """Return a name for the clock that this process shares with its neighbours.
 
     They share it if one kernel has counted since one boot for both. The host's name is in it too: it keeps containers
-    apart, and machines that were started from one snapshot.
+    apart, and machines that were started from one snapshot. In AWS Lambda it does not: there machines have the same
+    name, and may be copies of one that had booted.
     """
+    if "AWS_LAMBDA_FUNCTION_NAME" in os.environ:
+        return new_owner()
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
