@@ -44,11 +44,12 @@ def begin(request: Any, account: object) -> HeldLease | None:
 
     Arguments:
         request: The framework's request; or the scope of ASGI, or the environ of WSGI.
-        account: The caller's id, as text or a number. None, "" and an anonymous user are refused; `UNGUARDED` lets the
-            request pass as if it had no key.
+        account: The caller's id, as text or a number. None, "" and an anonymous user are refused; ``UNGUARDED`` lets
+            the request pass as if it had no key.
 
     Returns:
-        The lease, which `current_lease` returns too from now on; None for a request that passes, as one without a key.
+        The lease, which ``current_lease()`` returns too from now on; None for a request that passes, as one without a
+        key.
 
     Raises:
         Answered: the view is not to run: the middleware sends the recorded response, or a refusal.

@@ -37,7 +37,8 @@ class IdempotencyMiddleware:
 
     Arguments:
         app: The application.
-        options: Those of `Options`; ``scope``, and ``store`` or ``celery_app`` must be among them.
+        options: Those of `celery_idempotent.http.Options`; ``scope``, and ``store`` or ``celery_app`` must be among
+            them.
 
     Raises:
         ConfigurationError: an option is wrong or missing.

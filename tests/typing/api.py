@@ -26,6 +26,9 @@ from celery_idempotent import (
 from celery_idempotent.celery.signals import EventSignal, store_failed, task_deferred, task_replayed
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.events import Deferred, Hook, Replayed
+from celery_idempotent.http import INSIDE, UNGUARDED, IdempotencyMiddleware, Options, Response, abegin, begin
+from celery_idempotent.http import django as http_django
+from celery_idempotent.http import wsgi as http_wsgi
 from celery_idempotent.metrics import opentelemetry, prometheus
 from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans, hashed
 from celery_idempotent.metrics.prometheus import PrometheusMetrics
@@ -152,3 +155,25 @@ async def call() -> None:
     later: Coroutine[Any, Any, tuple[str, int]] = refund("ORD-1", cents=1)
     await later
     await refund("ORD-1", 1)  # pyright: ignore[reportCallIssue]
+
+
+async def asgi(scope: Any, receive: Any, send: Any) -> None:
+    assert_type(await abegin(scope, "anna"), HeldLease | None)
+
+
+def wsgi(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+    assert_type(begin(environ, 7), HeldLease | None)
+    begin(environ)  # pyright: ignore[reportCallIssue]
+    return []
+
+
+def is_kept(response: Response) -> bool:
+    return response.status < 500 or response.header("X-Kept") is not None
+
+
+guarded = IdempotencyMiddleware(asgi, store="redis://localhost/1", scope=INSIDE, result_ttl="7d", remember=is_kept)
+http_wsgi.IdempotencyMiddleware(wsgi, store=store, scope="X-Api-Key", response_max_bytes="1MiB")
+http_wsgi.IdempotencyMiddleware("app")  # pyright: ignore[reportArgumentType]
+http_django.IdempotencyMiddleware(lambda request: UNGUARDED)
+assert_type(guarded.options, Options)
+assert_type(http_wsgi.accepted(None, "/jobs/{id}"), tuple[dict[str, str], int, dict[str, str]])
