@@ -278,7 +278,7 @@ class HttpDelivery(Delivery):
         if problem is None:
             raise error
         if problem.status >= 500:
-            logger.error("A request with the key %s is answered %d: %s", self.claim.key, problem.status, error)
+            logger.error("A request with the key %s is answered %d: %s", self.key, problem.status, error)
         return self.refuse(problem)
 
     def refuse(self, problem: Problem) -> Response:
