@@ -92,6 +92,25 @@ def test_a_call_may_be_published_whatever_waits(app: Celery, broker_url: str) ->
     )
 
 
+def test_a_call_that_cannot_wait_to_know_what_waits_is_published(
+    app: Celery, broker_url: str, heard: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = app.module.index.delay(7)
+    monkeypatch.setattr("celery_idempotent.core.reservations.monotonic", lambda: float("inf"))
+    again = app.module.index.delay(7)
+    assert (again.id != first.id, messages(broker_url), names(heard)) == (True, 2, ["late"])
+
+
+def test_of_more_slots_than_a_process_remembers_calls_are_skipped_all_the_same(
+    app: Celery, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_idempotent.celery.unique.REMEMBERED", 2)
+    first = [app.module.index.delay(document).id for document in range(4)]
+    for _ in range(2):
+        assert [app.module.index.delay(document).id for document in range(4)] == first
+    assert messages(broker_url) == 4
+
+
 def test_a_call_may_be_refused_instead(app: Celery, broker_url: str) -> None:
     first = app.module.strict.delay(7)
     with pytest.raises(AlreadyPublished, match=f"waits as task {first.id}") as raised:

@@ -24,6 +24,7 @@ from celery_idempotent.http import IdempotencyMiddleware, problems, wsgi
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
+from tests.support.waiting import wait_until
 
 START = {"type": "http.response.start", "status": 201, "headers": []}
 LAST = {"type": "http.response.body", "body": b"done"}
@@ -408,4 +409,5 @@ def test_many_keys_leave_nothing_in_the_servers_memory(kind: str, number: int, r
     asyncio.run(send(range(50)))
     before = left_in_memory()
     asyncio.run(send(range(50, number)))
-    assert left_in_memory() <= before
+    # One object a key would be 250; threads that are just at work, and notes that are yet to be written, are a few.
+    wait_until(lambda: left_in_memory() < before + 100, message=lambda: f"{before} to grow no more: {left_in_memory()}")

@@ -60,6 +60,24 @@ def test_a_worker_whose_store_has_no_record_of_a_reservation_says_so_once(
     assert [token.slot in text and "idempotency_store" in text for text in caplog.messages] == [True]
 
 
+def test_a_message_that_cannot_be_published_as_its_process_ends_is_logged_and_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[object] = []
+
+    def publish(token: object) -> None:
+        tried.append(token)
+        raise OSError("no broker")
+
+    waiting = unique.Reservation(Token("slot", "owner"), MemoryStore())
+    monkeypatch.setattr("celery_idempotent.celery.unique._late", {waiting: publish})
+    unique.hand_over()
+    unique.hand_over()
+    waiting._publish_again(None)
+    assert tried == [waiting.token]
+    assert "What calls of slot were skipped for meanwhile is not published" in caplog.text
+
+
 def of(value: object, **options: Any) -> Unique:
     found = Unique.of(value, **options)
     assert found is not None
