@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,11 +35,14 @@ def _endings(function: ast.FunctionDef) -> Iterator[str]:
             yield from map(ast.literal_eval, decorator.args)
 
 
-def rows(table: str) -> dict[str, list[str]]:
-    """Return the rows of a table by their first cell."""
-    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: row[1:] for row in cells}
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the rows of all tables in a text by their first cell."""
+    found = {}
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        for line in table.splitlines()[2:]:
+            first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found[first] = cells
+    return found
 
 
 def described() -> dict[str, list[str]]:
