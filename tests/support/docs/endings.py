@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "endings.md"
+PAGES = (ROOT / "docs" / "endings.md", ROOT / "docs" / "contributing" / "endings.md")
 INDEX = ROOT / "tests" / "README.md"
 HEADING = "## Endings\n"
 HEAD = "| ending | tests, in `tests/` |\n|---|---|\n"
@@ -46,8 +46,8 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 def described() -> dict[str, list[str]]:
-    """Return the endings that the page describes, each with the cells of its row."""
-    return rows(PAGE.read_text(encoding="utf-8"))
+    """Return the endings that the pages describe, each with the cells of its row."""
+    return rows("\n\n".join(page.read_text(encoding="utf-8") for page in PAGES))
 
 
 def parts() -> tuple[str, str]:
