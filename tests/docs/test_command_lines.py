@@ -140,7 +140,7 @@ def folder(tmp_path: Path, worker_env: dict[str, str], monkeypatch: pytest.Monke
     stage.mkdir()
     (stage / "shop.py").write_text(SHOP)
     (stage / "proj.py").write_text("from shop import app\n")
-    for page, name in (("docs/guides/flower.md", "flowerconfig.py"), ("docs/guides/rq.md", "workers.py")):
+    for page, name in (("docs/guides/flower.md", "flowerconfig.py"), ("docs/guides/rq-operating.md", "workers.py")):
         [text] = [block.text for block in blocks(page) if block.language == PYTHON and f"# {name}\n" in block.text]
         (stage / name).write_text(text)
     path = os.pathsep.join([str(stage), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
