@@ -230,7 +230,7 @@ def worker_killed() -> str:
     s.cross("worker A", "the machine is lost").end("worker A", RUN)
     s.note("broker", "visibility timeout,\nthe message returns")
     s.tell("broker", "worker B", "message").tell("worker B", "store", "acquire: held, so defer")
-    s.note("store", "nobody renews:\nthe lease runs out", color=BAD, left=True).end("store", LEASE)
+    s.note("store", "no renewal comes:\nthe lease runs out", color=BAD, left=True).end("store", LEASE)
     s.tell("broker", "worker B", "copy 1").tell("worker B", "store", "acquire")
     s.tell("store", "worker B", "the lease, a higher fence:\ntaken over, 1 crash", reply=True, color=GOOD)
     return s.svg()
@@ -265,7 +265,7 @@ def retry() -> str:
 def store_outage() -> str:
     s = Sequence("The store does not answer", "broker", "worker", "store")
     s.tell("broker", "worker", "message").tell("worker", "store", "acquire", color=BAD).note("store", "down", color=BAD)
-    s.note("worker", "holds its slot and asks again,\nafter 0.1 s and growing to 5 s")
+    s.note("worker", "holds its slot and tries again,\nafter 0.1 s and growing to 5 s")
     s.tell("worker", "store", "acquire").tell("store", "worker", "the lease", reply=True, color=GOOD)
     s.note("worker", "runs", color=GOOD)
     return s.svg()
