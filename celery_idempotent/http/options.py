@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..core.policy import Policy
+from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE
 from ..units import parse_duration, parse_size, unfit
 from .request import Comparison
@@ -41,7 +42,7 @@ class Options:
     """
 
     scope: Any = _REQUIRED  #: who calls, verified: a callable over the request, a header's name, None or INSIDE
-    store: object = None  #: a store or its URL; None: that of ``celery_app``
+    store: Store | str | None = None  #: a store or its URL; None: that of ``celery_app``
     celery_app: Any = None  #: a Celery app, whose store and namespace are used
     name: str = "http"  #: of the service, in keys: services that share a store have different ones
     namespace: str = NAMESPACE  #: how the keys begin
