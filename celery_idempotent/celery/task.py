@@ -271,9 +271,7 @@ class IdempotentTask(BaseTask):
                 given["headers"] = {**headers, META_HEADER: own}
             return unique.publish(self, wanted, args, kwargs, ids, given, send, derived)
 
-        result: AsyncResult[Any] = (
-            publish("") if task_id else propagation.publish(self, args, kwargs, given, publish)
-        )
+        result: AsyncResult[Any] = publish("") if task_id else propagation.publish(self, args, kwargs, given, publish)
         return result
 
     def apply(
