@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 from typing_extensions import assert_type
 
 from celery_idempotent import (
@@ -144,7 +146,12 @@ def charge(order_id: str, cents: int = 999) -> int:
     lease = current_lease()
     assert_type(lease, HeldLease | None)
     if lease is not None:
-        lease.settle(cents, using=None)
+        lease.settle(cents, using="default")
+        lease.settle(cents, using=sqlite3.connect("shop.db"))
+        with psycopg.connect("") as connection:
+            lease.settle(cents, using=connection)
+        items: list[dict[str, object]] = []
+        lease.settle(cents, using=items)
     return cents
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
+
+import psycopg
 
 from celery_idempotent import (
     IdempotencyOptions,
@@ -140,6 +143,8 @@ def publish(task: IdempotentTask) -> None:
     task.apply(("ORD-1",), idempotency_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     task.key_for("ORD-1", idempotency_key=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     task.lease.fense()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    task.lease.settle("receipt", using=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    task.lease.settle("receipt", using=sqlite3.connect("shop.db").cursor())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     task.lease.settle("receipt")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     task.lease.derived_key()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
@@ -155,6 +160,11 @@ opentelemetry.install(key=b"no")  # type: ignore[arg-type]  # pyright: ignore[re
 def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
     begin(environ)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     return []
+
+
+async def settle_in_coroutine(task: IdempotentTask) -> None:
+    connection = await psycopg.AsyncConnection.connect("")
+    task.lease.settle("receipt", using=connection)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 http_wsgi.IdempotencyMiddleware("app")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

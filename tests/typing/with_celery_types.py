@@ -1,4 +1,4 @@
-"""What type checkers see of tasks where celery-types is installed; without it `app.task` returns what they do not know."""
+"""What type checkers see of tasks where celery-types is installed."""
 
 from __future__ import annotations
 
