@@ -54,6 +54,7 @@ html_theme_options = {"footer_icons": [], "source_view_link": ""}
 NAMED = re.compile(r"(?<![`:\w])`([A-Za-z_.]+)`(?![`_])")
 HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {
     "HeldLease": "celery_idempotent.core.lease",
+    "HttpOptions": "celery_idempotent.http",
     "IdempotencyOptions": "celery_idempotent",
     "Policy": "celery_idempotent",
     "Unique": "celery_idempotent",

@@ -31,7 +31,16 @@ from celery_idempotent import (
 from celery_idempotent.celery.signals import EventSignal, store_failed, task_deferred, task_replayed
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.events import Deferred, Hook, Replayed
-from celery_idempotent.http import INSIDE, UNGUARDED, IdempotencyMiddleware, Options, Response, abegin, begin
+from celery_idempotent.http import (
+    INSIDE,
+    UNGUARDED,
+    HttpOptions,
+    IdempotencyMiddleware,
+    Options,
+    Response,
+    abegin,
+    begin,
+)
 from celery_idempotent.http import django as http_django
 from celery_idempotent.http import wsgi as http_wsgi
 from celery_idempotent.metrics import opentelemetry, prometheus
@@ -216,5 +225,6 @@ def is_kept(response: Response) -> bool:
 guarded = IdempotencyMiddleware(asgi, store="redis://localhost/1", scope=INSIDE, result_ttl="7d", remember=is_kept)
 http_wsgi.IdempotencyMiddleware(wsgi, store=store, scope="X-Api-Key", response_max_bytes="1MiB")
 http_django.IdempotencyMiddleware(lambda request: UNGUARDED)
+http_settings: HttpOptions = {"store": "redis://localhost/1", "scope": INSIDE, "lease_ttl": "30s", "paths": ["/orders"]}
 assert_type(guarded.options, Options)
 assert_type(http_wsgi.accepted(None, "/jobs/{id}"), tuple[dict[str, str], int, dict[str, str]])

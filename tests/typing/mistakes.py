@@ -17,7 +17,7 @@ from celery_idempotent import (
     current_lease,
     idempotent,
 )
-from celery_idempotent.http import begin
+from celery_idempotent.http import HttpOptions, IdempotencyMiddleware, begin
 from celery_idempotent.http import wsgi as http_wsgi
 from celery_idempotent.metrics import opentelemetry
 from celery_idempotent.rq import idempotent as idempotent_job
@@ -149,6 +149,11 @@ def publish(task: IdempotentTask) -> None:
     task.lease.derived_key()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
+async def settle_in_coroutine(task: IdempotentTask) -> None:
+    connection = await psycopg.AsyncConnection.connect("")
+    task.lease.settle("receipt", using=connection)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 current_lease().check()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
 
 # -- events, metrics, HTTP ---------------------------------------------------------------------------------------------
@@ -157,14 +162,17 @@ add_hook(lambda: None)  # type: ignore[arg-type, misc]  # pyright: ignore[report
 opentelemetry.install(key=b"no")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+async def asgi(scope: Any, receive: Any, send: Any) -> None: ...
+
+
 def application(environ: dict[str, Any], start_response: Any) -> list[bytes]:
     begin(environ)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     return []
 
 
-async def settle_in_coroutine(task: IdempotentTask) -> None:
-    connection = await psycopg.AsyncConnection.connect("")
-    task.lease.settle("receipt", using=connection)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-http_wsgi.IdempotencyMiddleware("app")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+IdempotencyMiddleware(asgi, store="redis://localhost/1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+IdempotencyMiddleware(asgi, store="redis://localhost/1", scope=None, methds=["POST"])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+IdempotencyMiddleware(asgi, store="redis://localhost/1", scope=None, on_conflict="defer")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+http_wsgi.IdempotencyMiddleware(application, store="redis://localhost/1", scope=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+settings: HttpOptions = {"store": "redis://localhost/1"}  # type: ignore[typeddict-item]  # pyright: ignore[reportAssignmentType]
+http_wsgi.IdempotencyMiddleware("app", scope=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

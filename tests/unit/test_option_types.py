@@ -15,6 +15,7 @@ import pytest
 from celery_idempotent import ConfigurationError, IdempotencyOptions, Policy, Unique, UniqueOptions, functions
 from celery_idempotent.celery.message import MessageOptions
 from celery_idempotent.core import policy
+from celery_idempotent.http import HttpOptions, IdempotencyMiddleware, Options, wsgi
 from celery_idempotent.rq import decorator
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -115,9 +116,12 @@ def test_the_options_have_the_same_names_everywhere() -> None:
     for taking in (Policy, functions.idempotent, decorator.idempotent):
         assert inspect.signature(taking).parameters["options"].annotation == "Unpack[IdempotencyOptions]"
     assert inspect.signature(Unique).parameters["options"].annotation == "Unpack[UniqueOptions]"
+    assert list(HttpOptions.__annotations__) == [each.name for each in fields(Options) if each.init]
+    for middleware in (IdempotencyMiddleware, wsgi.IdempotencyMiddleware):
+        assert inspect.signature(middleware).parameters["options"].annotation == "Unpack[HttpOptions]"
 
 
-@pytest.mark.parametrize("typed", [IdempotencyOptions, UniqueOptions])
+@pytest.mark.parametrize("typed", [IdempotencyOptions, UniqueOptions, HttpOptions])
 def test_an_editor_has_a_sentence_to_show_for_each_option(typed: Any) -> None:
     """It reads them in the source: a string below the name."""
     [node] = [
