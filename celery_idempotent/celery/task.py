@@ -200,9 +200,9 @@ class IdempotentTask(BaseTask):
             raise NoLease(
                 f"Expected self.lease in a delivery of {self.name}, got "
                 + ("a direct call" if state is None else "a delivery whose body has not begun")
-                + ": a call holds no lease, nor does a thread or a hook beside the body. Publish the task, or call its "
-                "apply(), which is guarded; read current_lease() where it may be None; and in a unit test give it a "
-                "stand-in, see celery_idempotent.testing."
+                + ": neither holds a lease, nor does a thread beside the body. Publish the task, or call its apply(), "
+                "which is guarded; read current_lease() where it may be None; in a unit test, stand in with lease_for() "
+                "of celery_idempotent.testing."
             )
         return held
 
