@@ -201,8 +201,8 @@ class IdempotentTask(BaseTask):
                 f"Expected self.lease in a delivery of {self.name}, got "
                 + ("a direct call" if state is None else "a delivery whose body has not begun")
                 + ": neither holds a lease, nor does a thread beside the body. Publish the task, or call its apply(), "
-                "which is guarded; read current_lease() where it may be None; in a unit test, stand in with lease_for() "
-                "of celery_idempotent.testing."
+                "which is guarded; read current_lease() where it may be None; in a unit test, stand in with "
+                "lease_for() of celery_idempotent.testing."
             )
         return held
 
