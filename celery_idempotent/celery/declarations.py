@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from celery.app.defaults import DEFAULTS
@@ -139,6 +140,8 @@ def _misplaced(cls: type, root: type, signature: inspect.Signature) -> Iterator[
                 continue
             if is_like_idempotency(name) and not isinstance(value, bool):
                 yield name, _instead(name, value)
+            elif not decorated and isinstance(value, (FunctionType, property)):
+                continue  # a method under the name of an option, as celery-singleton's on_duplicate()
             elif option := _option_meant(name):
                 yield name, f'Write idempotency={{"{option}": ...}}.'
             elif name in UNIQUE_OPTIONS:
