@@ -95,6 +95,19 @@ def _kind_of(body: Any) -> str | None:
     return None
 
 
+def check_batches(task: Any) -> None:
+    """Refuse a task of celery-batches, which calls its body once for many messages, and outside of the guard.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if any(base.__module__.partition(".")[0] == "celery_batches" for base in type(task).__mro__):
+        raise ConfigurationError(
+            f"Expected {task.name} to answer one message with each call, got a class of celery-batches, which calls the "
+            "body once for many. Guard the function that the body calls for each item with @idempotent."
+        )
+
+
 def check_inner_guard(task: Any, binding: Any) -> None:
     """Refuse a task whose body is guarded under the same keys: each delivery would meet its own lease.
 

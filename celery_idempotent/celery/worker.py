@@ -394,6 +394,7 @@ def check_declaration(task: Any) -> None:
     Raises:
         ConfigurationError: it is; the message has the remedy.
     """
+    declarations.check_batches(task)
     cls, binding = type(task), TaskBinding(task)
     policy = binding.policy
     root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
