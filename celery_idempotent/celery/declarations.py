@@ -103,7 +103,7 @@ def check_batches(task: Any) -> None:
     """
     if any(base.__module__.partition(".")[0] == "celery_batches" for base in type(task).__mro__):
         raise ConfigurationError(
-            f"Expected {task.name} to answer one message with each call, got a class of celery-batches, which calls the "
+            f"Expected {task.name} to be called once for each message, got a class of celery-batches, which calls the "
             "body once for many. Guard the function that the body calls for each item with @idempotent."
         )
 

@@ -1,4 +1,4 @@
-"""Tasks that move here from celery-once and celery-singleton, as docs/moving has it: a class of both, then one of ours."""
+"""Tasks move here from celery-once and celery-singleton as docs/moving has it: by a class of both."""
 
 from __future__ import annotations
 
