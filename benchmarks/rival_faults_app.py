@@ -79,7 +79,7 @@ def celerys(self: Any, number: int, seconds: float = 0, retry: bool = False) -> 
 @app.task(acks_late=True)
 @idempotent_sync(
     backend=RedisBackend.from_url(os.environ.get("STORE_URL", "redis://localhost")),
-    config=MethodConfig(key_fields=["number"]),
+    config=MethodConfig(key_fields=["number"], scope=lambda _: "all"),
 )
 def idemkits(number: int, seconds: float = 0) -> int:
     """idemkit's, as its documentation has it under Celery."""
