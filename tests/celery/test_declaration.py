@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pydantic
 import pytest
-from celery import Celery, shared_task
+from celery import Celery, Task, shared_task
 from celery.worker.request import Request
 
 from celery_idempotent import (
@@ -183,6 +183,13 @@ def test_celerys_results_and_lists_are_no_work_to_be_done(app: Celery) -> None:
 
     task = declare(app, charge)
     assert [task.apply((number,)).state for number in range(4)] == ["SUCCESS"] * 4
+
+
+def test_a_class_whose_body_answers_many_messages_at_once_is_refused(app: Celery) -> None:
+    batches = type("Batches", (Task,), {"__module__": "celery_batches"})
+    both = type("Both", (batches, IdempotentTask), {"abstract": True, "__module__": __name__})
+    with pytest.raises(ConfigurationError, match=r"a class of celery-batches, .* for each item"):
+        declare(app, base=both, idempotency={"key": "order_id"})
 
 
 def test_a_wrong_default_of_the_app_is_refused_when_a_task_is_declared(app: Celery) -> None:
