@@ -377,13 +377,20 @@ def operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
+def command_line() -> str:
+    """Return the command that runs in this thread, without its arguments; "" where none does, as for a web page."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else context.command_path
+
+
+def trace_of(event: str, used: NamedStore, record: Record, command: str | None = None) -> Trace:
     """Return the entry of a history for what an operator did to a record.
 
     Arguments:
-        event: What they did, see `notes.OPERATORS`.
+        event: What they did, see `stores.history.OPERATORS`.
         used: The store.
         record: The record as it was.
+        command: The command by which they did it (default: the one that runs).
     """
     from ..stores.maintenance import Trace
 
@@ -392,7 +399,12 @@ def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
         click.echo(f"What was done to {record.key} could not be noted in its history: {reason}", err=True)
 
     forgotten = event == "ForgottenByOperator"
-    facts = {"state": str(record.state) if forgotten else "", "holder": record.holder, "task_id": record.task_id}
+    facts = {
+        "command": command_line() if command is None else command,
+        "state": str(record.state) if forgotten else "",
+        "holder": record.holder,
+        "task_id": record.task_id,
+    }
     keep = used.keep_ttls.get(task_of(record.key), KEEP)
     return Trace(HistoryEntry(record.key, text_of_operator(event, operator(), **facts), 0.0, keep), failed)
 

@@ -147,8 +147,8 @@ _SENTENCES = {
     "CrashLooped": "refused to {task}, after {crashes} in a row",
     "LeaseLost": "{who} learned that its lease was taken over{after}: {ending}, unrecorded",
     "SettleFailed": "done by {who}{after}, and the store could not record it: {error}",
-    "ReleasedByOperator": "released by {operator} from {who}, {task}",
-    "ForgottenByOperator": "forgotten by {operator}: it was {state}, by {task}",
+    "ReleasedByOperator": "released by {operator}{command} from {who}, {task}",
+    "ForgottenByOperator": "forgotten by {operator}{command}: it was {state}, by {task}",
     "Published": "published {published} as {task_id}",
     "RanUnprotected": "run by {who} without a lease, since the store could not serve: {error}",
 }
@@ -171,6 +171,7 @@ def _words(facts: dict[str, Any]) -> dict[str, Any]:
         "failure": "its failure " if facts.get("state") == State.FAILED else "",
         "conflict": conflict or "waits for a retry",
         "delay": format_duration(facts.get("delay", 0)),
+        "command": f" ({facts['command']})" if "command" in facts else "",
     }
     return defaultdict(str, facts | words)
 

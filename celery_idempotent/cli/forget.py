@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..stores.records import Record, State
-from .common import Changes, KeyCommand, ProgressCounter, Stores, confirmed, keys_of, names_call, stores_of, trace_of
+from .common import (
+    KEEP,
+    Changes,
+    KeyCommand,
+    ProgressCounter,
+    Stores,
+    confirmed,
+    keys_of,
+    names_call,
+    stores_of,
+    trace_of,
+)
 from .show import unknown
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import MatchCounts, NamedStore
@@ -75,6 +87,8 @@ class Options:
 
 
 def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> None:
+    from ..stores.maintenance import erase_leftovers
+
     answers = list(stores.each(lambda used: used.store.get(key)))
     if not any(record for _, record in answers):
         if not stores.status:
@@ -85,7 +99,8 @@ def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> No
             if record is not None:
                 _forget_record(used, record, wish, changes)
             elif not wish.dry_run:
-                used.store.delete(key)  # a cache may remember what the store behind it does not any more
+                # A cache may remember what the store behind it does not any more.
+                erase_leftovers(used.store, key, used.keep_ttls.get(task_of(key), KEEP))
 
 
 def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Changes) -> None:
