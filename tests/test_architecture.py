@@ -68,6 +68,7 @@ ADAPTERS = {
     "cli.doctor.app": {"celery"},
     "cli.doctor.app_config": {"celery"},
     "cli.doctor.broker": {"celery"},
+    "cli.doctor.rq": {"rq"},
     "cli.demo": {"celery"},
     # Installed in a worker, they find its signals.
     "metrics": {"celery", "billiard"},

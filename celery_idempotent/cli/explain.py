@@ -15,7 +15,8 @@ import click
 
 from ..stores.records import Reason, Record, State
 from ..units import format_duration
-from .common import KeyCommand, Stores, keys_of, stores_of
+from .common import KeyCommand, Stores, stores_of
+from .search import selected_keys
 from .show import facts_of_record, unknown
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
     shown by its record alone. Exits with 1 if nothing is known of the key.
     """
     stores = stores_of(ctx)
-    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+    for each in selected_keys(ctx, stores, [key] if key else [], guess=True):
         _explain(stores, each, as_json=as_json)
     ctx.exit(stores.status)
 

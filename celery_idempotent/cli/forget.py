@@ -16,11 +16,11 @@ from .common import (
     ProgressCounter,
     Stores,
     confirmed,
-    keys_of,
     names_call,
     stores_of,
     trace_of,
 )
+from .search import selected_keys
 from .show import unknown
 from .tables import task_of
 
@@ -47,14 +47,14 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
     """
     wish = Options(**options)
     if bool(keys or names_call(ctx)) == (prefix is not None):
-        raise click.UsageError("Expected either KEYs or --prefix PREFIX.", ctx)
+        raise click.UsageError("Expected KEYs, --arg [NAME=]VALUE or --prefix PREFIX; one of them.", ctx)
     if keys and wish.state:
         raise click.UsageError("Expected --state together with --prefix, got KEYs.", ctx)
     if prefix == "":
         raise click.UsageError("Expected a prefix that is not empty; all of an app's keys begin with idem:", ctx)
     stores, changes = stores_of(ctx), Changes()
     if prefix is None:
-        for key in keys_of(ctx, stores, keys):
+        for key in selected_keys(ctx, stores, keys, one=True):
             _forget_key(stores, key, wish, changes)
     else:
         _forget_prefix(stores, prefix, wish, changes)
@@ -137,7 +137,8 @@ def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes)
         changes.done, changes.left = total, held
         wish.print(f"{total:,} would be forgotten{_left(held)}")
         return
-    if total and not wish.confirmed(f"Forget {total:,} records whose keys begin with {prefix}{_left(held)}?"):
+    records = "record whose key begins" if total == 1 else "records whose keys begin"
+    if total and not wish.confirmed(f"Forget {total:,} {records} with {prefix}{_left(held)}?"):
         changes.left = total + held
         return
     chosen = Stores([used for used, matches in counted if matches.total])

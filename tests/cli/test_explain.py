@@ -260,7 +260,9 @@ def test_who_forgot_a_key_is_told_when_its_record_is_gone(
     assert "Now: nothing is remembered" in said
 
 
-def test_forgetting_a_key_twice_leaves_in_its_history_that_it_was_forgotten(on_redis: Run, redis_store: RedisStore) -> None:
+def test_forgetting_a_key_twice_leaves_in_its_history_that_it_was_forgotten(
+    on_redis: Run, redis_store: RedisStore
+) -> None:
     settle(redis_store, KEY)
     on_redis("forget", KEY)
     assert on_redis("forget", KEY).status == Exit.NO
