@@ -364,7 +364,7 @@ class NotingFacts(Ages):
         assert history_of(keeping, "other") == []
 
     def test_what_operators_did_outlives_the_record_that_they_deleted(self, keeping: Store) -> None:
-        """Whoever looks into why an operation ran again must see that it was forgotten, by which operator."""
+        """An operator who wonders why an operation ran again must see that it was forgotten."""
         keeping.settle(take(keeping), DONE, ttl=RESULT)
         released, forgotten = (
             text_of_operator(event, "ada@desk-7") for event in ("ReleasedByOperator", "ForgottenByOperator")

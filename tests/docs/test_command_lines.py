@@ -54,6 +54,7 @@ NOT_TYPED = {
 OPEN = {
     "[the options of list but --json]": "[--state STATE] [--task NAME] [--older D] [--held] [--limit N]",
     "[the same options]": "[--state STATE] [--task NAME] [--json]",
+    "NAME=VALUE": "order_id=ORD-1",
     "KEY...": "KEY",
     "KEY": "idem:shop.charge::ORD-1",
     "PREFIX": "idem:shop.charge:",

@@ -24,7 +24,7 @@ from .findings import LONG, SHORT, Checks, Findings, Section, error, failed, inf
 #: Jobs that are read of each queue and of each of its registries.
 JOBS = 100
 REGISTRIES = (StartedJobRegistry, ScheduledJobRegistry, DeferredJobRegistry, FailedJobRegistry)
-#: Seconds between two looks of a worker at its horse, unless --job-monitoring-interval says otherwise.
+#: Seconds between two looks of a worker at its horse, without --job-monitoring-interval.
 MONITORING = 30.0
 #: Seconds until a worker finds what a dead one left: its maintenance comes every ten minutes.
 ABANDONED = 660.0
@@ -262,7 +262,7 @@ def result_ttl_short(site: RqSite) -> Findings:
         yield error(
             f"result_ttl is {least:g} s ({_names([each for each, _, _ in short])}), and RQ may hand a job out again "
             f"{latest:g} s later: it is not recognised, and runs again.",
-            'result_ttl="24h" in @idempotent. The result_ttl of a job is another matter: it says how long RQ keeps '
+            'result_ttl="24h" in @idempotent. The result_ttl of a job is another matter: that is for how long RQ keeps '
             "the job and its result.",
         )
 
