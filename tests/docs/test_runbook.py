@@ -35,6 +35,7 @@ SECTIONS = {
 }
 #: What is another one in each run, and what stands for it.
 VARIABLE = (
+    (r"\d\d:\d\d:\d\d", "TIME"),
     (r"celery@[\w.-]+|worker1@[\w.-]+", "NODE"),
     (r"redis://[\w.]+:\d+/\d+", "STORE"),
     (r"connecting to [\w.]+:\d+", "connecting to HOST"),
@@ -42,7 +43,6 @@ VARIABLE = (
     (r"\((celery )?idempotency (?=release|forget)", "(celery idempotency "),
     (r"[\w.-]+:\d{1,7}\b", "HOLDER"),
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\.\.\.", "ID"),
-    (r"\d\d:\d\d:\d\d", "TIME"),
     (r"\b\d{16}\b", "FENCE"),
     (r"(?<='age': )[\d.e-]+|(?<='trusted_for': )[\d.e-]+", "SECONDS"),
     (r"\b\d[\d.]* ?(s|min|m|h)\b(?! is| of)", "TIME"),
