@@ -402,7 +402,7 @@ def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: 
         if by_arguments:
             raise click.UsageError("Expected --task NAME together with --args or --kwargs.", ctx)
         if not typed:
-            raise click.UsageError("Missing argument 'KEY'.", ctx)
+            raise click.UsageError("Missing argument 'KEY', or --arg NAME=VALUE.", ctx)
         return [key for each in typed for key in (_meant(stores, each, stores.guesses) if guess else [each])]
     if bool(typed) == by_arguments:
         raise click.UsageError(
