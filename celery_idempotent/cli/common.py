@@ -177,8 +177,8 @@ def _call_options() -> list[click.Option]:
 
     options: dict[str, dict[str, Any]] = {
         "--task": {"metavar": "NAME", "help": "The task whose key it is; KEY is then the key without its prefix."},
-        "--args": {"metavar": "JSON", "type": _Json(list), "help": "With --task: the key of a call, by its arguments."},
-        "--kwargs": {"metavar": "JSON", "type": _Json(dict), "help": "With --task: its keyword arguments."},
+        "--args": {"metavar": "JSON", "type": Json(list), "help": "With --task: the key of a call, by its arguments."},
+        "--kwargs": {"metavar": "JSON", "type": Json(dict), "help": "With --task: its keyword arguments."},
         "--header": {
             "metavar": "NAME=VALUE",
             "multiple": True,
@@ -188,7 +188,7 @@ def _call_options() -> list[click.Option]:
     return [click.Option([name], expose_value=False, callback=remember, **more) for name, more in options.items()]
 
 
-class _Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+class Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """JSON of one type."""
 
     name = "json"

@@ -172,17 +172,23 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
     found = SearchResult()
     with ProgressCounter("found") if progress else nullcontext() as counter:
         try:
-            for record in filter.scan(used):
-                age = age_of(record)
-                if age is None and filter.timed:
-                    found.ageless += 1
-                elif age is None or filter.fits_age(age):
-                    if counter is not None:
-                        counter.add(1)
-                    if len(found.records) == filter.limit and record.key not in found.records:
-                        found.more = True
-                        break
-                    found.records[record.key] = record  # a scan of Redis may return one twice
+            for record in matches(filter, used, found):
+                if counter is not None:
+                    counter.add(1)
+                if len(found.records) == filter.limit and record.key not in found.records:
+                    found.more = True
+                    break
+                found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
     return found
+
+
+def matches(filter: Filter, used: NamedStore, found: SearchResult) -> Iterator[Record]:  # noqa: A002
+    """Yield the records of a store that a filter leaves; count in the result those whose age is not known."""
+    for record in filter.scan(used):
+        age = age_of(record)
+        if age is None and filter.timed:
+            found.ageless += 1
+        elif age is None or filter.fits_age(age):
+            yield record

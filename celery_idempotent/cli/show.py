@@ -55,12 +55,17 @@ def _show(stores: Stores, key: str, *, as_json: bool) -> None:
 
 def unknown(stores: Stores, key: str) -> None:
     """Report that no store knows the key, and which one it does know."""
+    click.echo(describe_unknown(stores, key), err=True)
+    stores.status = stores.status or Exit.NO
+
+
+def describe_unknown(stores: Stores, key: str) -> str:
+    """Return that no store knows the key, and which one it does know."""
     where = ", ".join(used.name for used in stores.used)
     meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
     meant += [found for found in stores.guesses(key) if stores.knows(found)]
     hint = f"; did you mean {meant[0]}?" if meant else ""
-    click.echo(f"Nothing is remembered of {key} in {where}{hint}", err=True)
-    stores.status = stores.status or Exit.NO
+    return f"Nothing is remembered of {key} in {where}{hint}"
 
 
 def facts_of_record(record: Record) -> dict[str, Any]:
