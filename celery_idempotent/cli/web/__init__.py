@@ -44,8 +44,7 @@ def command(ctx: click.Context, port: int, allow_changes: bool) -> None:
     access = Access()
     site = Site(stores, ctx.meta[KEYS]() if KEYS in ctx.meta else None, access if allow_changes else None)
     with bind(port, Application(site, access)) as server:
-        click.echo(access.url(server.server_port))
-        _serve(server)
+        _serve(server, access.url(server.server_port))
 
 
 def _shared(stores: Stores) -> Stores:
@@ -65,11 +64,12 @@ def _shared(stores: Stores) -> Stores:
     return Stores(used, stores.guesses)
 
 
-def _serve(server: Server) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+def _serve(server: Server, url: str) -> None:
+    """Print the URL, and serve until Ctrl-C or SIGTERM."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with suppress(KeyboardInterrupt):
+            click.echo(url)
             server.serve_forever()
     finally:
         signal.signal(signal.SIGTERM, before)

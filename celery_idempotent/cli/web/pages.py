@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 
 #: Records on a page.
 PAGE = 50
-#: Seconds that a request waits for the stores, and after which a page that is not complete is loaded again.
-WAIT, SOON = 1.0, 2
+#: Seconds that a first request waits for the stores, and one that goes on with what another began.
+WAIT, LONGER = 1.0, 4.0
+#: Seconds after which a page that is not complete is loaded again.
+SOON = 1
 #: Seconds after which a page that is to be kept fresh is loaded again.
 REFRESH = 5
 #: The fields of a search.
@@ -87,7 +89,7 @@ class Site:
         self._readings = Readings()
         self._templates = _templates(self._used, self._names, changes=access is not None)
         #: By path and method.
-        self.routes: dict[str, dict[str, Handler]] = {
+        self.routes: Mapping[str, Mapping[str, Handler]] = {
             "/": {"GET": partial(self._records, in_progress=True)},
             "/records": {"GET": self._records},
             "/find": {"GET": self._find},
@@ -128,7 +130,7 @@ class Site:
         whole = wish.wanted == {State.IN_PROGRESS}
         page = max(1, _number(request.query.get("page", "")))
         most = MOST if whole else page * PAGE
-        search.advance(WAIT, lambda: len(search.records) > most)
+        search.advance(_patience(request), lambda: len(search.records) > most)
         found = len(search.records)
         page = min(page, max(1, -(-found // PAGE)))
         return self._page(
@@ -143,7 +145,7 @@ class Site:
                 "page": page,
                 "more": found > page * PAGE,
                 "reading": name,
-                "pending": not search.over and found <= most and request.query.get("wait") != "no",
+                "pending": not search.over and found <= most and not _stopped(request),
                 "stopped": not search.over and found <= most,
                 "every": REFRESH if request.query.get("every") else 0,
                 "ran_out": sum(not record.remaining for record in search.records.values()) if in_progress else 0,
@@ -209,15 +211,13 @@ class Site:
         name, count = self._readings.get(
             request.query.get("reading", ""), Count, lambda known: True, lambda: Count(self._used)
         )
-        count.advance(WAIT)
+        count.advance(_patience(request))
         found = {
             store: (_cells(summary(store, stats.facts(), stats)), details(stats))
             for store, stats in count.stats.items()
         }
-        pending = not count.over and request.query.get("wait") != "no"
-        return self._page(
-            "stats.html", _status(count.stores), count=count, found=found, reading=name, pending=pending
-        )
+        pending = not count.over and not _stopped(request)
+        return self._page("stats.html", _status(count.stores), count=count, found=found, reading=name, pending=pending)
 
     def _target(self, fields: Mapping[str, str]) -> tuple[NamedStore, Record]:
         """Return the store and the record that a form is about.
@@ -337,6 +337,15 @@ def _filter(fields: Mapping[str, str]) -> Filter:
         limit=MOST,
         unique=bool(fields["unique"]),
     )
+
+
+def _stopped(request: Request) -> bool:
+    return request.query.get("wait") == "no"
+
+
+def _patience(request: Request) -> float:
+    """Return the seconds that a request waits for the stores."""
+    return 0.0 if _stopped(request) else LONGER if "reading" in request.query else WAIT
 
 
 def _number(text: str) -> int:

@@ -62,6 +62,8 @@ class Reading(ABC):
         #: Whether all is done.
         self.over = False
         self._since, self._ended = monotonic(), 0.0
+        self._deadline: float = 0
+        self._enough: Callable[[], bool] = lambda: False
         self._lock, self._thread = Lock(), Thread()
         self._steps = self.steps()
 
@@ -76,14 +78,17 @@ class Reading(ABC):
 
     def advance(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
         """Go on until all is done, or there is enough, for so many seconds at most."""
-        with self._lock:
-            if not self._thread.is_alive():
-                self._thread = Thread(target=self._work, args=(monotonic() + seconds, enough), daemon=True)
-                self._thread.start()
-        self._thread.join(seconds)
+        self._deadline, self._enough = monotonic() + seconds, enough
+        while not self.over and not enough() and (left := self._deadline - monotonic()) > 0:
+            with self._lock:
+                if not self._thread.is_alive():
+                    self._thread = Thread(target=self._work, daemon=True)
+                    self._thread.start()
+            self._thread.join(left)
 
-    def _work(self, deadline: float, enough: Callable[[], bool]) -> None:
-        while not self.over and not enough() and monotonic() < deadline:
+    def _work(self) -> None:
+        """Go on for the last request that waits."""
+        while not self.over and not self._enough() and monotonic() < self._deadline:
             try:
                 next(self._steps)
             except StopIteration:
@@ -116,7 +121,7 @@ class Search(Reading):
                             self.result.more = True
                             return
                         self.records[used.name, record.key] = replace(record, payload=b"")
-                    yield
+                    yield record
 
 
 class Count(Reading):
@@ -137,7 +142,7 @@ class Count(Reading):
                 stats = self.stats[used.name] = StoreStats(TOP, complete=False)
                 for record in used.store.scan():
                     stats.add(record)
-                    yield
+                    yield record
                 with suppress(StoreError):  # a right that the rest needs not
                     stats.room = used.store.usage(stats.sample)
                 stats.complete = True

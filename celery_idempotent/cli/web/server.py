@@ -147,7 +147,9 @@ class Access:
     def check_form(self, request: Request) -> None:
         """Raise if a form was not sent from a page of this run."""
         token = request.form.get("token", "")
-        if request.origin != f"http://{request.host}" or not secrets.compare_digest(token.encode(), self.token.encode()):
+        if request.origin != f"http://{request.host}" or not secrets.compare_digest(
+            token.encode(), self.token.encode()
+        ):
             raise Refused(
                 HTTPStatus.FORBIDDEN,
                 "Not from this page",
