@@ -52,7 +52,7 @@ DONE = {"released": "{} is released", "forgotten": "{} is forgotten"}
 
 @dataclass(frozen=True)
 class Line:
-    """One event of a story."""
+    """One event in the history of a key."""
 
     at: datetime
     ago: str
@@ -60,7 +60,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Story:
+class Explanation:
     """What one store knows of a key."""
 
     store: str
@@ -188,19 +188,19 @@ class Site:
 
     def _key(self, request: Request) -> Response:
         key, stores = request.query.get("key", ""), self._stores()
-        stories = [
-            _story(used, record, history)
+        explanations = [
+            _explanation(used, record, history)
             for used, (record, history) in stores.each(lambda used: (used.store.get(key), used.store.history(key)))
             if record is not None or history
         ]
         done = DONE.get(request.query.get("done", ""), "").format(key)
-        unknown = "" if stories or stores.errors else describe_unknown(stores, key)
+        unknown = "" if explanations or stores.errors else describe_unknown(stores, key)
         status = HTTPStatus.NOT_FOUND if unknown and not done else _status(stores)
         return self._page(
             "key.html",
             status,
             key=key,
-            stories=stories,
+            explanations=explanations,
             done=done,
             unknown=unknown,
             errors=stores.errors,
@@ -386,14 +386,14 @@ def _cells(facts: Mapping[str, object]) -> dict[str, Cell]:
     return {name: tables.cell_of(value) for name, value in facts.items()}
 
 
-def _story(used: NamedStore, record: Record | None, history: Sequence[PastEvent]) -> Story:
+def _explanation(used: NamedStore, record: Record | None, history: Sequence[PastEvent]) -> Explanation:
     now = datetime.now().astimezone()
     lines = [
         Line(now - timedelta(seconds=event.age), format_duration(event.age), describe_event(facts_of(event.text)))
         for event in history
     ]
     facts = {} if record is None else {name: _word(value) for name, value in facts_of_record(record).items()}
-    return Story(
+    return Explanation(
         store=used.name,
         now=describe_record(record),
         means=advice(record),
