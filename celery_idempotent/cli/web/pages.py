@@ -115,42 +115,42 @@ class Site:
         fields = {name: request.query.get(name, "").strip() for name in FIELDS}
         if in_progress:
             fields = dict.fromkeys(FIELDS, "") | {"state": State.IN_PROGRESS.value}
-        shown = {"in_progress": in_progress, "fields": fields, "states": list(State), "search": None}
+        shown = {"in_progress": in_progress, "fields": fields, "states": list(State), "search": None, "problem": ""}
         try:
             wish = _filter(fields)
         except click.UsageError as error:
-            return self._page("records.html", HTTPStatus.BAD_REQUEST, problem=error.format_message(), **shown)
+            return self._page("records.html", HTTPStatus.BAD_REQUEST, **shown | {"problem": error.format_message()})
+        status, found = self._found(request, wish, fields["text"])
+        return self._page("records.html", status, **shown | found)
+
+    def _found(self, request: Request, wish: Filter, text: str) -> tuple[HTTPStatus, dict[str, Any]]:
+        """Return the status of a page of records, and what is on it."""
         name, search = self._readings.get(
             request.query.get("reading", ""),
             Search,
-            lambda known: (known.wish, known.text) == (wish, fields["text"]),
-            lambda: Search(self._used, wish, fields["text"]),
+            lambda known: (known.wish, known.text) == (wish, text),
+            lambda: Search(self._used, wish, text),
         )
         # What is in progress is little, and sorted as a whole; of all else, a page is read when it is wanted.
         whole = wish.wanted == {State.IN_PROGRESS}
         page = max(1, _number(request.query.get("page", "")))
         most = MOST if whole else page * PAGE
         search.advance(_patience(request), lambda: len(search.records) > most)
-        found = len(search.records)
+        records = list(search.records.items())
+        found, stopped = len(records), not search.over and len(records) <= most
         page = min(page, max(1, -(-found // PAGE)))
-        return self._page(
-            "records.html",
-            _status(search.stores),
-            problem="",
-            **shown
-            | {
-                "search": search,
-                "lists": _lists(search, page, whole=whole, in_progress=in_progress),
-                "found": found,
-                "page": page,
-                "more": found > page * PAGE,
-                "reading": name,
-                "pending": not search.over and found <= most and not _stopped(request),
-                "stopped": not search.over and found <= most,
-                "every": REFRESH if request.query.get("every") else 0,
-                "ran_out": sum(not record.remaining for record in search.records.values()) if in_progress else 0,
-            },
-        )
+        return _status(search.stores), {
+            "search": search,
+            "lists": _lists(records, page, whole=whole),
+            "found": found,
+            "page": page,
+            "more": found > page * PAGE,
+            "reading": name,
+            "pending": stopped and not _stopped(request),
+            "stopped": stopped,
+            "every": REFRESH if request.query.get("every") else 0,
+            "ran_out": sum(not record.remaining for _, record in records),
+        }
 
     def _find(self, request: Request) -> Response:
         """Send the browser to the key that a text stands for, to those that it may, or to those that contain it."""
@@ -212,10 +212,11 @@ class Site:
             request.query.get("reading", ""), Count, lambda known: True, lambda: Count(self._used)
         )
         count.advance(_patience(request))
-        found = {
-            store: (_cells(summary(store, stats.facts(), stats)), details(stats))
-            for store, stats in count.stats.items()
-        }
+        with count.changing:
+            found = {
+                store: (_cells(summary(store, stats.facts(), stats)), details(stats))
+                for store, stats in count.stats.items()
+            }
         pending = not count.over and not _stopped(request)
         return self._page("stats.html", _status(count.stores), count=count, found=found, reading=name, pending=pending)
 
@@ -356,21 +357,19 @@ def _status(stores: PageStores) -> HTTPStatus:
     return HTTPStatus.SERVICE_UNAVAILABLE if stores.errors else HTTPStatus.OK
 
 
-def _lists(search: Search, page: int, *, whole: bool, in_progress: bool) -> list[tuple[str, Table]]:
+def _lists(found: list[tuple[tuple[str, str], Record]], page: int, *, whole: bool) -> list[tuple[str, Table]]:
     """Return the table of each store that has records on a page.
 
     Arguments:
-        search: What was found.
+        found: By the name of the store and the key, what was found.
         page: The page.
-        whole: Whether all that was found is in order, and not that of each page alone.
-        in_progress: Whether the page's title names the state.
+        whole: Whether all that was found is put in order, as one state is, and not the page alone.
     """
-    found = list(search.records.items())
     if whole:
         places = {id(record): place for place, record in enumerate(tables.in_order(r for _, r in found))}
         found.sort(key=lambda each: places[id(each[1])])
     chosen = found[(page - 1) * PAGE : page * PAGE]
-    left_out = {"TASK ID", "FENCE", *(["STATE"] if in_progress else [])}  # the page of each key has them
+    left_out = {"TASK ID", "FENCE", *(["STATE"] if whole else [])}  # the page of each key has them
     names = dict.fromkeys(store for (store, _), _ in chosen)
     lists = []
     for name in names:

@@ -134,14 +134,19 @@ class Count(Reading):
     def __init__(self, used: Sequence[NamedStore]) -> None:
         super().__init__(used)
         self.stats: dict[str, StoreStats] = {}
+        #: Held while the statistics change.
+        self.changing = Lock()
 
     def steps(self) -> Iterator[object]:
         """Read one store after the other."""
         for used in self.stores.used:
             with self.stores.serving():
-                stats = self.stats[used.name] = StoreStats(TOP, complete=False)
+                stats = StoreStats(TOP, complete=False)
+                with self.changing:
+                    self.stats[used.name] = stats
                 for record in used.store.scan():
-                    stats.add(record)
+                    with self.changing:
+                        stats.add(record)
                     yield record
                 with suppress(StoreError):  # a right that the rest needs not
                     stats.room = used.store.usage(stats.sample)
