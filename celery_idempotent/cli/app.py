@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .doctor.findings import Section, Target
 
 
-COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
+COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch", "web")
 
 inspect.register()
 

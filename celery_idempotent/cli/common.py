@@ -226,8 +226,8 @@ def _call_options(*, with_app: bool) -> list[click.Option]:
             "type": ArgumentType(),
             "help": "Instead of KEY: an argument of which the key is made; may be repeated.",
         },
-        "--args": {"metavar": "JSON", "type": _Json(list), "help": "With --task: the key of a call, by its arguments."},
-        "--kwargs": {"metavar": "JSON", "type": _Json(dict), "help": "With --task: its keyword arguments."},
+        "--args": {"metavar": "JSON", "type": Json(list), "help": "With --task: the key of a call, by its arguments."},
+        "--kwargs": {"metavar": "JSON", "type": Json(dict), "help": "With --task: its keyword arguments."},
         "--header": {
             "metavar": "NAME=VALUE",
             "multiple": True,
@@ -241,7 +241,7 @@ def _call_options(*, with_app: bool) -> list[click.Option]:
     ]
 
 
-class _Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+class Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """JSON of one type."""
 
     name = "json"

@@ -104,21 +104,31 @@ def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> No
 
 
 def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Changes) -> None:
-    from ..stores.maintenance import erase, is_held
+    from ..stores.maintenance import is_held
 
     key = record.key
     held = is_held(record) and not (wish.force or wish.dry_run)
-    if held and not wish.confirmed(
-        f"{record.holder or 'An unknown worker'} holds {key} and may be running it. Forget it all the same?"
-    ):
+    if held and not wish.confirmed(question_of_held(record)):
         changes.left += 1
     elif wish.dry_run:
         changes.done += 1
         wish.print(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
     else:
-        erase(used.store, key, trace_of("ForgottenByOperator", used, record))
+        forget_record(used, record)
         changes.done += 1
         wish.print(f"{key} is forgotten")
+
+
+def question_of_held(record: Record) -> str:
+    """Return what an operator must confirm before what a live lease holds is forgotten."""
+    return f"{record.holder or 'An unknown worker'} holds {record.key} and may be running it. Forget it all the same?"
+
+
+def forget_record(used: NamedStore, record: Record, command: str | None = None) -> None:
+    """Delete a record, and note the operator in the history of its key."""
+    from ..stores.maintenance import erase
+
+    erase(used.store, record.key, trace_of("ForgottenByOperator", used, record, command))
 
 
 def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes) -> None:

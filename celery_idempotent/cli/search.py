@@ -49,7 +49,7 @@ def states(context: click.Context, option: click.Parameter, given: tuple[str, ..
     return tuple(State(name) for name in given)
 
 
-def duration(context: click.Context, option: click.Parameter, given: str | None) -> float | None:
+def duration(context: click.Context | None, option: click.Parameter | None, given: str | None) -> float | None:
     """Return a duration in seconds.
 
     Raises:
@@ -137,11 +137,11 @@ class Filter:
         return states & {State.IN_PROGRESS} if self.held else states
 
     def scan(self, used: NamedStore) -> Iterator[Record]:
-        """Yield the records of a store that are among them, but for their age."""
+        """Yield the records of a store that must be read to find them; `fits` returns which are among them."""
         if self.keys:
-            yield from filter(self.fits, filter(None, map(used.store.get, self.keys)))
+            yield from filter(None, map(used.store.get, self.keys))
             return
-        state = next(iter(self.wanted)) if len(self.wanted) == 1 else None
+        seek = self.wanted == {State.IN_PROGRESS} and used.store.seeks_in_progress
         prefixes = [self.prefix]
         if self.task:
             from ..core.keys import compose_default, slots_of  # with kombu behind them
@@ -149,8 +149,7 @@ class Filter:
             kind = slots_of if self.unique else lambda namespace, task: compose_default(namespace, task, "-")[:-1]
             prefixes = [kind(namespace, self.task) for namespace in used.namespaces]
         for prefix in prefixes:
-            found = filter(self.fits, used.store.scan(prefix=prefix, state=state))
-            yield from map(waiting, found) if self.unique else found
+            yield from used.store.scan(prefix=prefix, state=State.IN_PROGRESS if seek else None)
 
     def fits(self, record: Record) -> bool:
         """Return whether a record is one of them, but for its age."""
@@ -246,6 +245,8 @@ class SearchResult:
 
     records: dict[str, Record] = field(default_factory=dict)
     more: bool = False
+    #: How many were read to find them.
+    read: int = 0
     #: How many were left out because their age is not known.
     ageless: int = 0
     interrupted: bool = False
@@ -262,17 +263,28 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
     found = SearchResult()
     with ProgressCounter("found") if progress else nullcontext() as counter:
         try:
-            for record in filter.scan(used):
-                age = age_of(record)
-                if age is None and filter.timed:
-                    found.ageless += 1
-                elif age is None or filter.fits_age(age):
-                    if counter is not None:
-                        counter.add(1)
-                    if len(found.records) == filter.limit and record.key not in found.records:
-                        found.more = True
-                        break
-                    found.records[record.key] = record  # a scan of Redis may return one twice
+            for record in matches(filter, used, found):
+                if record is None:
+                    continue
+                if counter is not None:
+                    counter.add(1)
+                if len(found.records) == filter.limit and record.key not in found.records:
+                    found.more = True
+                    break
+                found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
     return found
+
+
+def matches(filter: Filter, used: NamedStore, found: SearchResult) -> Iterator[Record | None]:  # noqa: A002
+    """Yield the records of a store that a filter leaves, and None for each that it does not; count in the result."""
+    for record in filter.scan(used):
+        found.read += 1
+        fits, age = filter.fits(record), age_of(record)
+        if fits and age is None and filter.timed:
+            found.ageless += 1
+        elif fits and (age is None or filter.fits_age(age)):
+            yield waiting(record) if filter.unique else record
+            continue
+        yield None

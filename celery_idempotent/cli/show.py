@@ -56,6 +56,12 @@ def _show(stores: Stores, key: str, *, as_json: bool) -> None:
 
 def unknown(stores: Stores, key: str) -> None:
     """Report that no store knows the key, and which one it does know."""
+    click.echo(describe_unknown(stores, key), err=True)
+    stores.status = stores.status or Exit.NO
+
+
+def describe_unknown(stores: Stores, key: str) -> str:
+    """Return that no store knows the key, and which one it does know."""
     where = ", ".join(used.name for used in stores.used)
     meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
     meant += [found for found in stores.guesses(key) if stores.knows(found)]
@@ -64,8 +70,7 @@ def unknown(stores: Stores, key: str) -> None:
         hint = f". Keys begin with a namespace and a task; to look for {key} in them: list --arg {key}"
     elif not hint and key.endswith("*"):
         hint = f". For all keys that begin so: --prefix {key.rstrip('*')}"
-    click.echo(f"Nothing is remembered of {key} in {where}{hint}", err=True)
-    stores.status = stores.status or Exit.NO
+    return f"Nothing is remembered of {key} in {where}{hint}"
 
 
 def facts_of_record(record: Record) -> dict[str, Any]:
