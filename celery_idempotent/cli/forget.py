@@ -16,6 +16,7 @@ from .common import (
     ProgressCounter,
     Stores,
     confirmed,
+    named_arguments,
     names_call,
     stores_of,
     trace_of,
@@ -48,14 +49,18 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
     wish = Options(**options)
     if bool(keys or names_call(ctx)) == (prefix is not None):
         raise click.UsageError("Expected KEYs, --arg [NAME=]VALUE or --prefix PREFIX; one of them.", ctx)
-    if keys and wish.state:
-        raise click.UsageError("Expected --state together with --prefix, got KEYs.", ctx)
+    if prefix is None and wish.state:
+        raise click.UsageError("Expected --state together with --prefix, and no KEY.", ctx)
     if prefix == "":
         raise click.UsageError("Expected a prefix that is not empty; all of an app's keys begin with idem:", ctx)
     stores, changes = stores_of(ctx), Changes()
     if prefix is None:
         for key in selected_keys(ctx, stores, keys, one=True):
-            _forget_key(stores, key, wish, changes)
+            # The key that an argument finds was not typed.
+            if not named_arguments(ctx)[1] or wish.dry_run or wish.confirmed(f"Forget {key}?"):
+                _forget_key(stores, key, wish, changes)
+            else:
+                changes.left += 1
     else:
         _forget_prefix(stores, prefix, wish, changes)
     changes.end(ctx, stores, "forgotten", as_json=wish.as_json)

@@ -362,6 +362,9 @@ def test_what_changes_records_takes_arguments_of_one_operation_alone(on_shelf: R
     assert (said.status, len(list(shelf.scan()))) == (Exit.USAGE, 2)
     assert f"got 2: {ORDER}, {MAILED}. Name the KEY." in said.err
     assert on_shelf("forget", "--arg", "ORD-7").status == Exit.NO
+    asked = on_shelf("forget", "--arg", "acme", "--arg", "ORD-1", answer="n\n")
+    assert f"Forget {MAILED}? [y/N]" in asked.err
+    assert asked.status == Exit.NO
     assert on_shelf("forget", "--arg", "acme", "--arg", "ORD-1", "--yes").out == f"{MAILED} is forgotten\n"
 
 

@@ -305,7 +305,7 @@ def test_a_key_that_is_named_by_its_task_is_released_and_forgotten(shelf: Shelf,
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ((), "Missing argument 'KEY'"),
+        ((), "Missing argument 'KEY', or --arg NAME=VALUE."),
         (("--args", '["ORD-1"]'), "--task"),
         (("--task", "shop.charge"), "one of: KEY; --arg"),
         (("--task", "shop.charge", "A", "--args", '["A"]'), "one of: KEY; --arg"),
