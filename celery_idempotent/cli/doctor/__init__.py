@@ -30,7 +30,7 @@ def _queues_url(ctx: click.Context, option: click.Parameter, given: str | None) 
     "--rq",
     metavar="URL",
     callback=_queues_url,
-    help="Check also RQ's queues in this Redis, and the jobs that are there.",
+    help="Check also RQ's queues in this Redis, and their jobs.",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 also if there are only warnings.")
 @click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors alone, and nothing if there are none.")
