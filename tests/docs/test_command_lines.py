@@ -219,7 +219,13 @@ def put(store: Store, command: str) -> None:
     """Put the records into a store that a command is about."""
     if store.pending_schema():
         return
-    for key in {*re.findall(r"idem:\S*::\S+", command), "idem:shop.charge::ORD-1", "idem:shop.invoice:acme:7"}:
+    by_argument = {f"idem:shop.charge::{order}" for order in re.findall(r"order_id=(\S+)", command)}
+    for key in {
+        *re.findall(r"idem:\S*::\S+", command),
+        *by_argument,
+        "idem:shop.charge::ORD-1",
+        "idem:shop.invoice:acme:7",
+    }:
         store.delete(key)
         hold(store, key) if " release " in command else settle(store, key)
 

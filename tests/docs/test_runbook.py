@@ -44,8 +44,8 @@ VARIABLE = (
     (r"[\w.-]+:\d{1,7}\b", "HOLDER"),
     (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\.\.\.", "ID"),
     (r"\b\d{16}\b", "FENCE"),
-    (r"(?<='age': )[\d.e-]+|(?<='trusted_for': )[\d.e-]+", "SECONDS"),
-    (r"\b\d[\d.]* ?(s|min|m|h)\b(?! is| of)", "TIME"),
+    (r"'(age|trusted_for|renewals)': [\d.e-]+", r"'\1': NUMBER"),
+    (r"\b\d[\d.]* ?(s|min|m|h)\b", "TIME"),
     (r"\b\d[\d.]* ([KM]i)?B\b", "SIZE"),
 )
 

@@ -160,6 +160,7 @@ def test_every_check_has_a_case() -> None:
         ("redis://127.0.0.1:PORT/0", Exit.UNREACHABLE, "store-unreachable"),
         ("sqlite:///queue.db", Exit.USAGE, "Expected the URL of RQ's Redis, as redis://localhost/0, got"),
         ("localhost", Exit.USAGE, "Did you mean redis://localhost?"),
+        ("--store", Exit.USAGE, "expected the URL of RQ's Redis, as redis://localhost/0, got '--store'."),
     ],
 )
 def test_queues_that_cannot_be_read_are_an_error_in_words(url: str, status: Exit, words: str) -> None:

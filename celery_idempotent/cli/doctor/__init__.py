@@ -18,8 +18,20 @@ from ..common import CHECKUP, URL, Exit, StoreCommand, from_url, status_of
 from .findings import Finding, Section, Severity, Target
 
 
+def _queues_url(ctx: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Return the URL; raise if the next option was taken for it."""
+    if given is not None and given.startswith("-"):
+        raise click.BadParameter(f"expected the URL of RQ's Redis, as redis://localhost/0, got {given!r}.")
+    return given
+
+
 @click.command("doctor", cls=StoreCommand)
-@click.option("--rq", metavar="URL", help="Check also RQ's queues in this Redis, and the jobs that are there.")
+@click.option(
+    "--rq",
+    metavar="URL",
+    callback=_queues_url,
+    help="Check also RQ's queues in this Redis, and their jobs.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 also if there are only warnings.")
 @click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors alone, and nothing if there are none.")
 @click.option("-v", "--verbose", is_flag=True, help="Print also what is well, line by line.")
