@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
 from celery_idempotent.celery.app import TaskKeys, used_stores
@@ -41,6 +42,7 @@ from tests.support.cli.terminal import CTRL_C, Terminal
 from tests.support.cli.visitor import Reply, Visitor, visiting
 from tests.support.flower.browser import chromium
 from tests.support.servers import RedisServer, ServerMissing
+from tests.support.waiting import wait_until
 
 HELD, DONE, FREED = "idem:shop.export::17", "idem:shop.charge::ORD-1", "idem:shop.mail::bob"
 EVIL = "<script>alert('x')</script>\"&'\u202e\x1b[31m"
@@ -172,12 +174,14 @@ def test_a_field_that_is_wrong_is_explained(visitor: Visitor, query: dict[str, s
 def test_the_story_of_a_key_is_that_of_explain(shelf: Shelf, visitor: Visitor) -> None:
     facts = {"event": "TakenOver", "holder": "worker-2:4711", "task_id": "T9", "crashes": 2}
     shelf.append_history([HistoryEntry(DONE, json.dumps(facts), 5, 60)])
+    shelf.mark_dispatched(DONE, "T5")
     page, record = visitor.get("/key", key=DONE), shelf.get(DONE)
     assert (page.status, page.title) == (200, DONE)
     assert re.search(r"Now: completed [\d.]+ m?s ago by task T1", page.text)
     assert advice(record) in page.text
     assert "taken over by worker-2:4711, task T9, after 2 crashes" in page.text
     assert "payload json:1" in page.text
+    assert "announced T5" in page.text
     assert "start the command with --allow-changes" in page.text
 
 
@@ -386,8 +390,9 @@ def test_a_store_that_is_down_is_shown_as_that_until_it_is_back(own_redis: Calla
     store = RedisStore.from_url(server.url(0))
     settle(store, DONE)
     paths = ("/", "/records", "/stats", f"/key?{urlencode({'key': DONE})}")
-    with visiting(store) as visitor:
+    with visiting(store, changes=True) as visitor:
         server.stop()
+        assert visitor.get("/forget", key=DONE, store="shelf").title == "The store cannot serve"
         for path in paths:
             page = visitor.get(path)
             assert page.status == 503
@@ -634,21 +639,29 @@ def at_width(browser: Any, width: int) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-def heading(browser: Any) -> str:
-    return str(browser.find_element(By.TAG_NAME, "h1").text)
+def until_heading(browser: Any, title: str) -> None:
+    """Wait until a page with this heading is there: a click may return before its page is."""
+
+    def shown() -> bool:
+        try:
+            return bool(browser.find_element(By.TAG_NAME, "h1").text == title)
+        except (NoSuchElementException, StaleElementReferenceException):  # between two pages
+            return False
+
+    wait_until(shown, 20, f"the page {title}")
 
 
 def test_a_person_finds_a_key_reads_its_story_and_releases_it(browser: Any, shelf: Shelf, changing: Visitor) -> None:
     at_width(browser, 1280)
     browser.get(changing.url)
-    assert heading(browser) == "In progress"
+    until_heading(browser, "In progress")
     browser.find_element(By.NAME, "q").send_keys("shop.export::17\n")
-    assert heading(browser) == HELD
+    until_heading(browser, HELD)
     assert "It is being done." in browser.find_element(By.TAG_NAME, "main").text
     browser.find_element(By.PARTIAL_LINK_TEXT, "Release").click()
-    assert heading(browser) == "Release this key?"
+    until_heading(browser, "Release this key?")
     browser.find_element(By.CSS_SELECTOR, "form.confirm button").click()
-    assert heading(browser) == HELD
+    until_heading(browser, HELD)
     assert "is released" in browser.find_element(By.CSS_SELECTOR, "[role=status]").text
     record = shelf.get(HELD)
     assert record is not None
