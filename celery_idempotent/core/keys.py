@@ -33,7 +33,7 @@ from json.encoder import encode_basestring_ascii as _quote
 from pathlib import PurePath
 from types import FunctionType, MethodType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from uuid import UUID
 
 from kombu.utils import json as kombu_json
@@ -299,6 +299,26 @@ def _whole(arguments: Mapping[str, object]) -> str:
 @lru_cache(maxsize=1024)
 def _prefix(namespace: str, task: str) -> str:
     return f"{_escape(namespace)}:{_escape(task)}"
+
+
+def is_made_of(name: str, value: str) -> bool:
+    """Return whether the name of an operation shows that its scope, its key or a part of that is a value.
+
+    A name that was too long shows no values, but those of its scope.
+
+    Arguments:
+        name: What `compose` or `compose_default` returned, or the name of a reservation.
+        value: The value as text: ``ORD-1``, ``17``, a UUID's digits.
+    """
+    quoted, bare = _quote(value), rf"(?<![^\[,:{{]){re.escape(value)}(?![^\],}}])"
+    for part in name.split(":")[2:]:
+        text = unquote(part)
+        if not part.startswith("~"):
+            if text == value:
+                return True
+        elif not part.startswith("~~") and (quoted in text or re.search(bare, text[1:])):
+            return True
+    return False
 
 
 def placed(key: str, place: str) -> str:

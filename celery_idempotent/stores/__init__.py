@@ -69,7 +69,7 @@ def open_store(url: str) -> Store:
         scheme = "cached"
     if "://" not in url:
         raise ConfigurationError(
-            f"Expected the URL of an idempotency store to begin with one of {_known_schemes()}, got "
+            "Expected the URL of an idempotency store, as redis://localhost/1, got "
             f"{hide_password(url)!r}, which has no scheme. {_with_scheme(hide_password(url.strip()))}"
         )
     if scheme not in SCHEMES:
