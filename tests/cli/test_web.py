@@ -470,7 +470,7 @@ def test_a_release_is_confirmed_and_noted(shelf: Shelf, changing: Visitor) -> No
     assert done.status == 303
     after = changing.get(done.headers["Location"])
     assert f"{HELD} is released" in after.text
-    assert "released by " in after.text
+    assert "(celery-idempotent web) from host:1, task T1" in after.text
     record = shelf.get(HELD)
     assert record is not None
     assert (record.state, record.reason) == (State.RELEASED, Reason.SHUTDOWN)
@@ -484,7 +484,7 @@ def test_what_is_forgotten_runs_again_and_keeps_who_forgot_it(shelf: Shelf, chan
     after = changing.get(changing.confirm(question).headers["Location"])
     assert (shelf.get(DONE), after.status) == (None, 200)
     assert f"{DONE} is forgotten" in after.text
-    assert "forgotten by " in after.text
+    assert "(celery-idempotent web): it was completed, by task T1" in after.text
     held = changing.get("/forget", key=HELD, store="shelf")
     assert f"host:1 holds {HELD} and may be running it. Forget it all the same?" in held.text
     assert changing.get("/forget", key=DONE, store="shelf").status == 404

@@ -42,7 +42,9 @@ def command(ctx: click.Context, port: int, allow_changes: bool) -> None:
     from .server import Access, Application, bind
 
     access = Access()
-    site = Site(stores, ctx.meta[KEYS]() if KEYS in ctx.meta else None, access if allow_changes else None)
+    site = Site(
+        stores, ctx.meta[KEYS]() if KEYS in ctx.meta else None, access if allow_changes else None, ctx.command_path
+    )
     with bind(port, Application(site, access)) as server:
         _serve(server, access.url(server.server_port))
 

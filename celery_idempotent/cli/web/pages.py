@@ -46,8 +46,6 @@ SOON = 1
 REFRESH = 5
 #: The fields of a search.
 FIELDS = ("text", "task", "state", "older", "younger", "unique")
-#: What the history of a key names as the command of what a page did. The operator is the account that serves the page.
-COMMAND = "a page of web"
 #: What was done, by the word that stands for it in a URL.
 DONE = {"released": "{} is released", "forgotten": "{} is forgotten"}
 
@@ -82,11 +80,12 @@ class Site:
         stores: The stores.
         tasks: The keys of the app's tasks (default: no app).
         access: Whose token the forms carry (default: the pages change nothing).
+        command: The command that serves the pages, for the history of what they change.
     """
 
-    def __init__(self, stores: Stores, tasks: Any = None, access: Access | None = None) -> None:
+    def __init__(self, stores: Stores, tasks: Any = None, access: Access | None = None, command: str = "") -> None:
         self._used, self._guesses = stores.used, stores.guesses
-        self._tasks, self._access = tasks, access
+        self._tasks, self._access, self._command = tasks, access, command
         self._names = sorted({name for used in self._used for name in used.lease_ttls})
         self._readings = Readings()
         self._templates = _templates(self._used, self._names, changes=access is not None)
@@ -270,13 +269,13 @@ class Site:
 
     def _release(self, request: Request) -> Response:
         used, record = self._unchanged(request)
-        if why := release_for_holder(used, record, COMMAND):
+        if why := release_for_holder(used, record, self._command):
             raise Refused(HTTPStatus.CONFLICT, "It was not released", clean(why))
         return _done(record.key, "released")
 
     def _forget(self, request: Request) -> Response:
         used, record = self._unchanged(request)
-        forget_record(used, record, COMMAND)
+        forget_record(used, record, self._command)
         return _done(record.key, "forgotten")
 
     def _unchanged(self, request: Request) -> tuple[NamedStore, Record]:

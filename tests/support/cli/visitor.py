@@ -105,7 +105,7 @@ def visiting(stores: Store | Sequence[NamedStore], tasks: object = None, *, chan
     used = [NamedStore("shelf", stores)] if isinstance(stores, Store) else stores
     guesses = (lambda typed: ()) if tasks is None else (lambda typed: tasks.of_text(typed, {}))  # type: ignore[attr-defined]
     access = Access()
-    site = Site(Stores(used, guesses), tasks, access if changes else None)
+    site = Site(Stores(used, guesses), tasks, access if changes else None, "celery-idempotent web")
     with bind(0, Application(site, access)) as server:
         visitor = Visitor(access.url(server.server_port))
         thread = Thread(target=server.serve_forever, args=(0.02,))
