@@ -41,6 +41,7 @@ napoleon_use_rtype = False
 napoleon_custom_sections = [("Arguments", "params_style")]
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "celery_idempotent"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
@@ -48,7 +49,6 @@ html_copy_source = False
 # A copied session is what the reader types: without its prompts, and without what Python and the shell answer.
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-copybutton_exclude = ".linenos, .gp, .go"
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 html_show_sourcelink = False
 # The pages load nothing from another host.
