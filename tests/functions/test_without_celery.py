@@ -16,7 +16,7 @@ import celery_idempotent
 WEIGHT = ("celery", "kombu", "billiard", "amqp", "vine", "prompt_toolkit")
 
 SHOP = """
-import sqlite3, sys
+import sys
 for name in {weight}:
     try:
         __import__(name)
@@ -88,15 +88,24 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(environment: Path, script: str) -> None:
+def run(environment: Path, script: str) -> str:
     code = "import sys; sys.path.append(sys.argv[1]); exec(sys.argv[2])"
     command = [sys.executable, "-S", "-E", "-c", code, str(environment), script]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_function_takes_effect_once_on_redis(environment: Path, redis_url: str) -> None:
     run(environment, SHOP.format(weight=WEIGHT, store=redis_url))
+
+
+def test_the_commands_show_what_a_function_has_left(environment: Path, redis_url: str) -> None:
+    call = SHOP.format(weight=WEIGHT, store=redis_url)
+    for words in (["list"], ["explain", "idem:shop.charge::ORD-1"]):
+        command = f"from celery_idempotent.cli import main\nmain(['--store', {redis_url!r}, *{words}])"
+        assert "idem:shop.charge::ORD-1" in run(environment, call + command)
+        call = ""
 
 
 def test_a_function_takes_effect_once_on_sqlite(environment: Path, tmp_path: Path) -> None:
