@@ -36,10 +36,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from kombu.utils import json as kombu_json
-
 from ..errors import MissingKey
 from ..stores.records import RESERVED
+from .serialization import serialization
 
 KeySource = str | Sequence[str] | Callable[..., object] | None
 
@@ -48,10 +47,7 @@ _MARKED = {'"__type__"', '"__value__"'}
 _EMPTY = {"null", '""', "[]", "{}", "set[]", 'bytes""'}
 _SAFE = "".join(set(string.punctuation) - set("%:~"))
 _NEEDS_NO_ESCAPE = re.compile(r"[!-$&-9;-}]*").fullmatch
-_to_kombu: Callable[[object], Any] = kombu_json.JSONEncoder().default
 _NONE: Mapping[str, object] = {}
-_dumps: Callable[[object], str] = kombu_json.dumps
-_loads: Callable[[str], object] = kombu_json.loads
 # datetime stands before date, which it derives from. Decimal writes "e" or "E" depending on the caller's context.
 _OWN_FORMS: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
     (bytes, "bytes", lambda value: value.decode("latin-1")),
@@ -381,7 +377,7 @@ class _Form:
 
     def _object(self, value: object, depth: int) -> str:
         try:
-            reduced, refusal = _to_kombu(value), None
+            reduced, refusal = serialization.reduce(value), None
         except Exception as exc:  # noqa: BLE001 - __json__ is the user's code
             reduced, refusal = None, exc
         if refusal is None and not (isinstance(reduced, dict) and reduced.keys() == {"__type__", "__value__"}):
@@ -583,7 +579,7 @@ def _name_of_member(name: object) -> str:
 
 def _read_by_kombu(marked: dict[Any, Any]) -> object:
     with suppress(Exception):  # the decoders of registered types are the user's code
-        return _loads(_dumps(marked))
+        return serialization.from_json(serialization.to_json(marked))
     return marked  # a mapping that only other serializers deliver
 
 

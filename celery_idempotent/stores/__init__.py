@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from ..errors import ConfigurationError
+from ..units import hide_password
 from .base import Store
 from .records import Claim, HistoryEntry, Lease, Outcome, PastEvent, Reason, Record, Refusal, Release, State, Verdict
 
@@ -130,10 +131,3 @@ def unknown_parameter(url: str, name: str, known: Iterable[str], others: str) ->
 
 def _likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, one).ratio()
-
-
-def hide_password(url: str) -> str:
-    """Return the URL fit for a log: without credentials and without its query, which may hold them too."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    _, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{'***@' if at else ''}{host.partition('?')[0]}"
