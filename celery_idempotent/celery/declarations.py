@@ -261,7 +261,7 @@ def check_settings(app: Any) -> None:
     for name, meant in mistaken_settings(app).items():
         hint = f"Did you mean {meant}?" if meant else "Leave it out."
         if meant and name.isupper() and not app.namespace:
-            hint += f' In Django\'s settings, write CELERY_{meant.upper()} and {NAMESPACED}; "celery upgrade settings" helps.'
+            hint += f" In Django's settings, write CELERY_{meant.upper()}, and {NAMESPACED}."
         raise ConfigurationError(
             f"Expected settings of idempotency to be of {', '.join(SETTINGS)}, got {name}, which nothing reads. {hint}"
         )

@@ -20,7 +20,7 @@ from ..stores.history import facts_of
 from ..stores.records import State
 from ..stores.rules import SECOND
 from ..units import format_duration
-from .databases import celery_app, places
+from .databases import celery_app, database_stores
 from .models import Record
 
 #: Records that are counted and listed at most: to count millions takes as long as to read them.
@@ -87,7 +87,7 @@ class RecordAdmin(admin.ModelAdmin):
 
     def has_view_permission(self, request: Any, obj: Any = None) -> bool:
         """Return whether the user may view records, and there are any to be read here."""
-        return bool(super().has_view_permission(request, obj)) and next(places(), None) is not None
+        return bool(super().has_view_permission(request, obj)) and next(database_stores(), None) is not None
 
     def get_search_results(self, request: Any, queryset: Any, search_term: str) -> tuple[Any, bool]:
         """Return what has one of the keys that a text may stand for, or whose key begins with it."""
@@ -149,7 +149,7 @@ def _beginning_of(term: str) -> str:
 
 
 def _store() -> Any:
-    return store_of(celery_app(), next(places()).url)
+    return store_of(celery_app(), next(database_stores()).url)
 
 
 def _found(record: Record) -> Any:
@@ -169,7 +169,7 @@ def _lines(record: Record) -> list[str]:
 
 def _key_of(record: Record) -> str:
     """Return a key as it was before PostgreSQL kept it, which has no NUL."""
-    if next(places()).vendor != "postgresql":
+    if next(database_stores()).vendor != "postgresql":
         return str(record.key)
     from ..stores.postgres.records import unstored
 

@@ -15,7 +15,7 @@ from ..celery import declarations
 from ..core.policy import Policy, Unique
 from ..errors import ConfigurationError, StoreRefused
 from ..stores import open_store
-from .databases import celery_app, places, stores
+from .databases import celery_app, database_stores, named_stores
 
 TAG = "idempotency"
 MIDDLEWARE = "celery_idempotent.http.django.IdempotencyMiddleware"
@@ -38,7 +38,7 @@ def check_settings(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
         partial(declarations.check_settings, app),
         lambda: Policy.of(app.conf.get("idempotency")),
         lambda: Unique.of(app.conf.get("idempotency_unique")),
-        *(partial(_open, store) for store in stores()),
+        *(partial(_open, store) for store in named_stores()),
     ]
     for step in steps:
         try:
@@ -104,7 +104,7 @@ def check_middleware(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
 
 def check_production(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
     """Find what protects nothing in production: ``check --deploy``."""
-    if not any(str(store).lower().startswith("memory:") for store in stores()):
+    if not any(str(store).lower().startswith("memory:") for store in named_stores()):
         return []
     return [
         _warning(
@@ -120,21 +120,21 @@ def check_tables(app_configs: Any, databases: Any = None, **_: Any) -> list[chec
     if sys.argv[1:2] == ["migrate"]:  # which checks a database before it makes the tables
         return []
     found: list[checks.CheckMessage] = []
-    for place in places():
-        if place.alias not in (databases or ()):
+    for store in database_stores():
+        if store.alias not in (databases or ()):
             continue
         try:
-            due = place.statements(connections[place.alias])
-            if not due or place.vendor == "sqlite":  # where the store's first call makes them
+            due = store.statements(connections[store.alias])
+            if not due or store.vendor == "sqlite":  # where the store's first call makes them
                 continue
-            what = f"The store in the database {place.alias!r} has no tables of this version, and claims are refused."
+            what = f"The store in the database {store.alias!r} has no tables of this version, and claims are refused."
         except StoreRefused as error:
             what = str(error)
         found.append(
             _error(
                 what,
-                f"manage.py migrate celery_idempotent --database {place.alias}. Where that has nothing to do, since the "
-                "store was another one then: celery -A proj idempotency schema --apply.",
+                f"manage.py migrate celery_idempotent --database {store.alias}. Where that was done while the settings "
+                "named another store: celery -A proj idempotency schema --apply.",
                 "E003",
             )
         )

@@ -17,13 +17,13 @@ from ..stores.django import DjangoDatabase
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in a database of Django a store keeps its records.
+class DatabaseStore:
+    """A store whose records are in a database of Django.
 
     Arguments:
         alias: Of the database.
         vendor: "postgresql" or "sqlite".
-        address: As the store has it.
+        address: Where in it the records are.
         url: Of the store, as the settings have it.
     """
 
@@ -73,7 +73,12 @@ def _due_in_postgres(address: Any, connection: Any) -> list[str]:
     return [schema.statements()]
 
 
-def stores() -> list[object]:
+def celery_app() -> Any:
+    """Return the project's Celery app, which its ``__init__.py`` imports; without it, one that has no settings."""
+    return get_current_app()
+
+
+def named_stores() -> list[object]:
     """Return the stores, or their URLs, that the Celery app and the middleware have; each once."""
     options = getattr(settings, "IDEMPOTENCY_HTTP", None)
     of_app = celery_app().conf.get("idempotency_store") or getattr(settings, "CELERY_IDEMPOTENCY_STORE", None)
@@ -81,27 +86,22 @@ def stores() -> list[object]:
     return [store for n, store in enumerate(named) if store and store not in named[:n]]
 
 
-def celery_app() -> Any:
-    """Return the project's Celery app, which its ``__init__.py`` imports; without it, one that has no settings."""
-    return get_current_app()
-
-
-def places() -> Iterator[Place]:
-    """Yield the places of those stores that are in a database of Django; stores that are wrong are the checks' matter."""
-    for store in stores():
+def database_stores() -> Iterator[DatabaseStore]:
+    """Yield those of the stores that are in a database of Django; a URL that is wrong is the checks' matter."""
+    for store in named_stores():
         try:
-            place = place_of(store)
+            found = database_store(store)
         except ConfigurationError:
             continue
-        if place is not None:
-            yield place
+        if found is not None:
+            yield found
 
 
-def place_of(store: object) -> Place | None:
-    """Return where in a database of Django a store keeps its records, or None if it is elsewhere.
+def database_store(store: object) -> DatabaseStore | None:
+    """Return what a URL names, or None if that is in no database of Django.
 
     Raises:
-        ConfigurationError: its URL is wrong.
+        ConfigurationError: the URL is wrong.
     """
     if not isinstance(store, str):
         return None
@@ -110,13 +110,13 @@ def place_of(store: object) -> Place | None:
     url = DjangoDatabase.of(url).url() if alias else url
     scheme = url.partition("://")[0].lower()
     if scheme in ("postgresql", "postgres"):
-        vendor, (address, found) = "postgresql", _in_postgres(url)
+        vendor, (address, is_there) = "postgresql", _in_postgres(url)
     elif scheme == "sqlite":
-        vendor, (address, found) = "sqlite", _in_sqlite(url)
+        vendor, (address, is_there) = "sqlite", _in_sqlite(url)
     else:
         return None
-    alias = alias or _alias(vendor, found)
-    return Place(alias, vendor, address, store) if alias else None
+    alias = alias or _alias(vendor, is_there)
+    return DatabaseStore(alias, vendor, address, store) if alias else None
 
 
 def _in_postgres(url: str) -> tuple[Any, Callable[[Any], bool]]:
@@ -144,9 +144,9 @@ def _in_sqlite(url: str) -> tuple[Any, Callable[[Any], bool]]:
     return address, lambda described: os.path.realpath(described["NAME"]) == path
 
 
-def _alias(vendor: str, fits: Callable[[Any], bool]) -> str:
+def _alias(vendor: str, is_there: Callable[[Any], bool]) -> str:
     for alias in connections:
         wrapper = connections[alias]
-        if wrapper.vendor == vendor and fits(wrapper.settings_dict):
+        if wrapper.vendor == vendor and is_there(wrapper.settings_dict):
             return str(alias)
     return ""

@@ -9,7 +9,7 @@ from django.db import models
 
 from ..errors import ConfigurationError
 from ..stores.rules import SECOND
-from .databases import places
+from .databases import database_stores
 
 
 class RecordManager(models.Manager):
@@ -21,15 +21,15 @@ class RecordManager(models.Manager):
 
     def get_queryset(self) -> Any:
         """Return what has not expired, in the order of the keys."""
-        place = next(places(), None)
-        if place is None:
+        store = next(database_stores(), None)
+        if store is None:
             raise ConfigurationError(
                 "Expected a store in a database of Django, and none of the settings names one. Set "
                 'CELERY_IDEMPOTENCY_STORE = "django://default".'
             )
         # Unmanaged, so not in the state of the migrations: which table it is, the URL of the store decides.
-        self.model._meta.db_table = place.table
-        return super().get_queryset().using(place.alias).filter(expires__gt=int(time.time() * SECOND))
+        self.model._meta.db_table = store.table
+        return super().get_queryset().using(store.alias).filter(expires__gt=int(time.time() * SECOND))
 
 
 class Record(models.Model):

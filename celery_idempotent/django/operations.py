@@ -7,15 +7,15 @@ from typing import Any
 from django.db import router
 from django.db.migrations.operations.base import Operation
 
-from .databases import places
+from .databases import database_stores
 
 
 class ApplySchema(Operation):
     """Bring the tables of the stores in a database to the versions that this library has.
 
-    Each version of the tables adds a migration with this operation; the first one of a new database makes what the
-    installed library needs, and those that follow find nothing to do. What ``celery-idempotent schema --apply`` has made
-    is left as it is. Backwards nothing is dropped: with the tables it would be forgotten which operations are done.
+    Each version of the tables adds a migration with this operation. In a new database the first one makes what the
+    installed library needs, and those that follow find nothing to do. What ``celery-idempotent schema --apply`` made is
+    left as it is. Backwards nothing is dropped: with the tables it would be forgotten which operations are done.
 
     Arguments:
         postgresql, sqlite: The versions which the migration is there for.
@@ -27,10 +27,6 @@ class ApplySchema(Operation):
     def __init__(self, *, postgresql: int, sqlite: int) -> None:
         self.postgresql, self.sqlite = postgresql, sqlite
 
-    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return how to write the operation into a file."""
-        return type(self).__name__, [], {"postgresql": self.postgresql, "sqlite": self.sqlite}
-
     def state_forwards(self, app_label: str, state: Any) -> None:
         """Leave the state of the models: those of the records are unmanaged."""
 
@@ -39,9 +35,9 @@ class ApplySchema(Operation):
         connection = schema_editor.connection
         if not router.allow_migrate(connection.alias, app_label, model_name="record"):
             return
-        for place in places():
-            if place.alias == connection.alias:
-                for statement in place.statements(None if schema_editor.collect_sql else connection):
+        for store in database_stores():
+            if store.alias == connection.alias:
+                for statement in store.statements(None if schema_editor.collect_sql else connection):
                     schema_editor.execute(statement, None)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
@@ -50,11 +46,6 @@ class ApplySchema(Operation):
     def describe(self) -> str:
         """Return what ``migrate --plan`` prints."""
         return (
-            f"Make or upgrade the tables of idempotency stores in this database (PostgreSQL: version "
-            f"{self.postgresql}, SQLite: version {self.sqlite}); backwards nothing is dropped"
+            f"Make or upgrade the tables of idempotency stores in this database (PostgreSQL: version {self.postgresql}, "
+            f"SQLite: version {self.sqlite}); backwards nothing is dropped"
         )
-
-    @property
-    def migration_name_fragment(self) -> str:
-        """Part of the file's name."""
-        return f"tables_{self.postgresql}_{self.sqlite}"
