@@ -60,7 +60,7 @@ class RecordAdmin(admin.ModelAdmin):
     list_display = ("key", "task", "state", "reason", "holder", "crashes", "until")
     list_filter = (LiveFilter,)
     list_per_page = 50
-    list_max_show_all = MOST
+    list_max_show_all = MOST // 2  # of more, it is not known how many there are
     show_full_result_count = False
     sortable_by = ()
     search_fields = ("key",)
