@@ -92,7 +92,7 @@ def test_tables_that_are_missing_are_found_where_a_database_is_checked(postgres_
     missing = {STORE: f"{postgres_project.settings[STORE]}&table=missing"}
     assert postgres_project.run(found, **missing) == []
     ((code, text),) = postgres_project.run(of_databases, **missing)
-    assert code == "E003"
+    assert code == "W005"
     assert "migrate celery_idempotent" in text
     assert postgres_project.run(while_migrating, **missing) == []
     assert postgres_project.run(of_databases) == []
@@ -103,7 +103,7 @@ def test_a_file_that_has_no_tables_yet_is_well_and_one_with_anothers_is_not(sqli
     assert sqlite_project.run(of_databases, **jobs) == []
     sqlite_project.run(execute, "create table jobs (id integer)")
     ((code, text),) = sqlite_project.run(of_databases, **jobs)
-    assert code == "E003"
+    assert code == "W005"
     assert "another application's" in text
 
 
