@@ -46,6 +46,6 @@ class ApplySchema(Operation):
     def describe(self) -> str:
         """Return what ``migrate --plan`` prints."""
         return (
-            f"Make or upgrade the tables of idempotency stores in this database (PostgreSQL: version {self.postgresql}, "
-            f"SQLite: version {self.sqlite}); backwards nothing is dropped"
+            "Make or upgrade the tables of idempotency stores in this database "
+            f"(PostgreSQL: version {self.postgresql}, SQLite: version {self.sqlite}); backwards nothing is dropped"
         )

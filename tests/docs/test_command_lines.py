@@ -48,6 +48,7 @@ NOT_TYPED = {
     r"redis-cli --cluster fix": "it mends a cluster that is broken",
     r"aws ": "it needs AWS",
     r"(python -m|celery -A|uvicorn) examples\.shop_api\.|curl -i ": "tests/docs/test_shop_api.py starts and calls it",
+    r"python manage\.py ": "tests/docs/test_django_page.py runs it",
     r"kill -9 (\d+|PID)$": "tests/docs/test_examples.py does it, to the process that the page names",
 }
 #: What stands where a synopsis leaves something open.
