@@ -95,6 +95,18 @@ def test_records_are_found_by_key_task_and_number(project: Project, query: str) 
     assert key not in project.run(page, "?q=ORD-none")[1]
 
 
+def expire(key: str) -> None:
+    from celery_idempotent.django.models import Record
+
+    Record.objects.filter(key=key).update(expires=1)
+
+
+def test_what_has_expired_is_not_shown(project: Project) -> None:
+    key = project.run(remember, uuid4().hex)
+    project.run(expire, key)
+    assert key not in project.run(page, f"?q={key}")[1].replace(f'value="{key}"', "")
+
+
 def test_what_is_in_progress_can_be_shown_alone(project: Project) -> None:
     done, held = project.run(remember, uuid4().hex), project.run(hold, uuid4().hex)
     _, text = project.run(page, "?state=in_progress")

@@ -63,7 +63,7 @@ def test_a_mistaken_key_is_refused_before_the_commit(
     sqlite_project: Project, method: str, args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigurationError, match="idempotency_key"):
-        sqlite_project.run(published, False, method, args, options)
+        sqlite_project.run(published, True, method, args, options)
 
 
 def test_without_django_the_call_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
