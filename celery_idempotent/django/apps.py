@@ -21,4 +21,4 @@ class IdempotencyConfig(AppConfig):
         checks.register(own.check_settings, own.TAG)
         checks.register(own.check_middleware, own.TAG)
         checks.register(own.check_production, own.TAG, deploy=True)
-        checks.register(own.check_tables, own.TAG, checks.Tags.database)
+        checks.register(own.check_tables, checks.Tags.database)  # and not by the other, which is to connect to nothing

@@ -23,11 +23,12 @@ OURS = "celery_idempotent.http.django.IdempotencyMiddleware"
 
 def found(*, deploy: bool = False, databases: list[str] | None = None) -> Found:
     """Return the ids and texts of what the checks find."""
-    from django.core.checks import run_checks
+    from django.core.checks import Tags, run_checks
 
     from celery_idempotent.django.checks import TAG
 
-    messages = run_checks(tags=[TAG], include_deployment_checks=deploy, databases=databases)
+    tags = [TAG, *([Tags.database] if databases else [])]
+    messages = run_checks(tags=tags, include_deployment_checks=deploy, databases=databases)
     return [(str(each.id).rpartition(".")[2], f"{each.msg} {each.hint or ''}") for each in messages]
 
 
