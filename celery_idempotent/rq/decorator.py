@@ -24,6 +24,9 @@ from .job import store_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+#: Attribute of a guarded function: its binding.
+BINDING = "_idempotent_binding"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _answering: ContextVar[Job | None] = ContextVar("celery_idempotent_job", default=None)
@@ -93,6 +96,7 @@ def idempotent(
 
         guarded: Any = _like(function, call)
         guarded.__signature__ = declared.signature  # all arguments are handed through
+        setattr(guarded, BINDING, declared)
         return cast(F, guarded)
 
     return decorate
