@@ -318,7 +318,8 @@ def layers() -> str:
             for name, layer in ast.literal_eval(statement.value).items():
                 found.setdefault(layer, []).append(name.replace(".", "/") or "__init__")
     width, height, left = 150, 40, 60
-    d = Drawing(left + 5 * (width + 12) + 4, 20 + len(found) * (height + 22), "The layers: imports only point down")
+    most = max(map(len, found.values()))
+    d = Drawing(left + most * (width + 12) + 4, 20 + len(found) * (height + 22), "The layers: imports only point down")
     for place, layer in enumerate(sorted(found, reverse=True)):
         y = 16 + place * (height + 22)
         d.text(34, y + height / 2 + 5, str(layer), color=PALE)

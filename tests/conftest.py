@@ -90,6 +90,7 @@ UNMEASURED = [
     "celery/test_sqlite_store.py",
     "celery/test_within.py",
     "celery/test_zombies.py",
+    "django_app/test_worker.py",
     "docs/test_command_lines.py",
     "docs/test_examples.py",
     "docs/test_http_contract.py",

@@ -15,7 +15,7 @@ PACKAGE = Path(celery_idempotent.__file__).parent
 NAME = "celery_idempotent"
 
 ENTRIES = {"__init__.py", "errors.py", "events.py", "functions.py", "py.typed", "units.py"}
-ENTRIES |= {"celery", "cli", "core", "http", "metrics", "rq", "stores", "testing"}
+ENTRIES |= {"celery", "cli", "core", "django", "http", "metrics", "rq", "stores", "testing"}
 
 # A closed list: a new module of the core is a decision.
 CORE = {
@@ -48,6 +48,7 @@ LAYERS = {
     "rq": 5,
     "functions": 5,
     "cli": 6,
+    "django": 6,
     "http": 6,
     "testing": 6,
     "": 6,
@@ -70,6 +71,7 @@ ADAPTERS = {
     "cli.doctor.broker": {"celery"},
     "cli.doctor.rq": {"rq"},
     "cli.demo": {"celery"},
+    "django": {"celery"},
     # Installed in a worker, they find its signals.
     "metrics": {"celery", "billiard"},
 }
@@ -82,6 +84,8 @@ DRIVEN = {
     "stores.postgres": {"psycopg"},
     "stores.sqlite": {"sqlite3"},
     "stores.dynamodb": {"botocore"},
+    "stores.django": {"django"},
+    "django": {"django"},
     # They load stores of one kind.
     "cli.doctor.redis": {"redis"},
     "cli.doctor.postgres": {"psycopg"},
@@ -113,6 +117,8 @@ PUBLIC |= {"stores.postgres", "stores.redis", "stores.rules", "stores.sqlite", "
 SMALL = 80
 # The edge of a driver, entry points, and one file a command or a kind of store.
 SMALL_ON_PURPOSE = ("stores.postgres.", "stores.sqlite.", "stores.dynamodb.", "stores.redis.", "cli.")
+# Django names the files of an app.
+SMALL_ON_PURPOSE += ("django.",)
 
 
 def modules() -> dict[str, Path]:
@@ -197,7 +203,7 @@ def used(module: str) -> set[str]:
 USES = {module: used(module) for module in MODULES}
 
 
-def test_the_package_has_thirteen_entries() -> None:
+def test_the_package_has_these_entries_and_no_other() -> None:
     # A folder of an older checkout may be left with its bytecode alone.
     there = {path.name for path in PACKAGE.iterdir() if path.is_file() or any(path.rglob("*.py"))}
     assert there == ENTRIES
@@ -412,8 +418,8 @@ def test_a_web_process_that_declares_a_task_loads_neither_a_worker_nor_a_driver(
 
 
 def test_importing_everything_starts_no_thread_and_opens_no_connection() -> None:
-    # The drivers of the others may be absent; importing a `__main__` runs it.
-    extras = ("rq", "testing", "metrics", "cli", "stores.postgres", "stores.dynamodb")
+    # The drivers of the others may be absent, and Django not set up; importing a `__main__` runs it.
+    extras = ("django", "stores.django", "rq", "testing", "metrics", "cli", "stores.postgres", "stores.dynamodb")
     everything = [module for module in MODULES if longest(module, dict.fromkeys(extras)) is None]
     assert NAME in loaded_by(*(f"{NAME}.{module}".rstrip(".") for module in everything))
 

@@ -36,6 +36,10 @@ SETTINGS = (
     "idempotency_unique",
     "idempotency_visibility_refresh",
 )
+#: How an app reads Django's settings, whose names are all in capitals.
+NAMESPACED = 'app.config_from_object("django.conf:settings", namespace="CELERY")'
+#: The setting of the middleware for Django, which an app without a namespace finds among its own.
+MIDDLEWARE_SETTING = "IDEMPOTENCY_HTTP"
 #: What Celery reads from a task beside the attributes of its class: options of publishing, of autoretry, and those of
 #: its other releases.
 CELERY_OPTIONS = {
@@ -300,7 +304,7 @@ def mistaken_settings(app: Any) -> dict[str, str]:
             name = name.removeprefix(prefix).lower()
         elif prefix and name != name.lower():
             continue  # another library's: Django's settings are everybody's
-        if name in DEFAULTS:
+        if name in DEFAULTS or name == MIDDLEWARE_SETTING:
             continue  # Celery's own, which are most
         meant = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
         # Celery reads its own settings in capitals too, and finds others in lower case alone.
@@ -318,6 +322,8 @@ def check_settings(app: Any) -> None:
     """
     for name, meant in mistaken_settings(app).items():
         hint = f"Did you mean {meant}?" if meant else "Leave it out."
+        if meant and name.isupper() and not app.namespace:
+            hint += f" In Django's settings, write CELERY_{meant.upper()}, and {NAMESPACED}."
         raise ConfigurationError(
             f"Expected settings of idempotency to be of {', '.join(SETTINGS)}, got {name}, which nothing reads. {hint}"
         )

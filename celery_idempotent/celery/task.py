@@ -20,7 +20,7 @@ from ..core.history import history
 from ..core.keys import KeySource
 from ..core.lease import HeldLease, current_lease
 from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
-from ..errors import MissingKey, NoLease, StoreError
+from ..errors import ConfigurationError, MissingKey, NoLease, StoreError
 from ..events import logger
 from . import canvas, declarations, message, propagation, unique
 from .app import TaskBinding
@@ -278,6 +278,26 @@ class IdempotentTask(BaseTask):
         result: AsyncResult[Any] = publish("") if task_id else propagation.publish(self, args, kwargs, given, publish)
         return result
 
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Call ``delay`` when Django commits its transaction on the default database; at once where none is open.
+
+        Raises:
+            ConfigurationError: an argument is meant as the key of the message, and is not; or there is no Django.
+        """
+        declarations.refuse_key_argument(self, kwargs)  # now, and not when the transaction is committed already
+        _on_commit(functools.partial(self.delay, *args, **kwargs))
+
+    def apply_async_on_commit(self, *args: Any, **options: Any) -> None:
+        """Call ``apply_async`` when Django commits its transaction on the default database; at once where none is open.
+
+        Raises:
+            ConfigurationError: an option or an argument is meant as the key of the message, and is not; or there is no
+                Django.
+        """
+        declarations.refuse_mistakes(self.name, options)
+        declarations.refuse_key_argument(self, args[1] if len(args) > 1 else options.get("kwargs"))
+        _on_commit(functools.partial(self.apply_async, *args, **options))
+
     def apply(
         self, *args: Any, idempotency_key: str | None = None, headers: Mapping[str, Any] | None = None, **options: Any
     ) -> EagerResult[Any]:
@@ -379,6 +399,18 @@ class IdempotentTask(BaseTask):
             except StoreError as error:
                 # The message names its publisher: if the lease was lost after all, the store does not let it overtake.
                 logger.warning("%s without knowing whether the lease still holds: %s", what, error)
+
+
+def _on_commit(publish: Callable[[], Any]) -> None:
+    """Publish as Celery's own class for Django does, which ``base=IdempotentTask`` takes the place of."""
+    try:
+        from django.db import transaction
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            "Expected Django for a call that is published when its transaction is committed, and it is not installed. "
+            "Call delay() or apply_async() after the commit."
+        ) from None
+    transaction.on_commit(publish)
 
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:

@@ -138,8 +138,8 @@ class HeldLease:
 
         Arguments:
             result: The result of the task, for this caller and for every duplicate.
-            using: A connection of the store's driver, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a
-                Django database; on DynamoDB the list of items that you will pass to ``TransactWriteItems``.
+            using: A connection of the store's driver, a SQLAlchemy ``Connection`` or ``Session``, or a connection of
+                Django or its alias; on DynamoDB the list of items that you will pass to ``TransactWriteItems``.
 
         Raises:
             errors.LeaseLost: another delivery may run the operation now, or has run it; nothing was written. Let the

@@ -49,6 +49,8 @@ SCHEMES: dict[str, tuple[str, str, str]] = {
     "postgres": ("postgres", "PostgresStore", "postgres"),
     "sqlite": ("sqlite", "SqliteStore", ""),
     "dynamodb": ("dynamodb", "DynamoDBStore", "dynamodb"),
+    # PostgreSQL or SQLite, where Django's settings have it.
+    "django": ("django", "DjangoDatabase", "django"),
     # In front of any other scheme: cached+postgresql://...
     "cached": ("cached", "CachedStore", ""),
 }
@@ -59,8 +61,8 @@ def open_store(url: str) -> Store:
 
     Arguments:
         url: ``redis://``, ``rediss://``, ``unix://``, ``redis+cluster://`` or ``redis+sentinel://`` (the same with
-            ``valkey``), ``postgresql://``, ``sqlite:///path``, ``dynamodb://table``, ``cached+postgresql://`` and the
-            like, or ``memory://`` for one process; the guides list the options.
+            ``valkey``), ``postgresql://``, ``sqlite:///path``, ``django://alias``, ``dynamodb://table``,
+            ``cached+postgresql://`` and the like, or ``memory://`` for one process; the guides list the options.
 
     Raises:
         ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.

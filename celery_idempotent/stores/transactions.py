@@ -1,7 +1,7 @@
 """What a task has of its own transaction -> the driver's connection, on which a record can be written.
 
-Taken are a connection of the driver itself, a SQLAlchemy ``Connection``, ``Session`` or ``scoped_session``, and the
-alias of a Django database. SQLAlchemy is never imported: a caller that passes one of its objects has done so.
+Taken are a connection of the driver itself, a SQLAlchemy ``Connection``, ``Session`` or ``scoped_session``, and a
+connection of Django or its alias. SQLAlchemy is never imported: a caller that passes one of its objects has done so.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..errors import ConfigurationError
 
-TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or the alias of a Django database"
+TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or a Django connection or its alias"
 
 
 class OpenTransaction(Protocol):
@@ -36,6 +36,8 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
         ConfigurationError: it is none of these, it leads to another driver, or it is in no transaction.
     """
     if isinstance(using, str):
+        found = _of_django(_known_to_django(using))
+    elif _has(using, "django") and hasattr(using, "in_atomic_block"):
         found = _of_django(using)
     elif _has(using, "sqlalchemy"):
         found = _of_sqlalchemy(using)
@@ -75,7 +77,8 @@ def _is_session(using: Any) -> bool:
     return hasattr(using, "connection") and hasattr(using, "flush")
 
 
-def _of_django(alias: str) -> Any:
+def _known_to_django(alias: str) -> Any:
+    """Return Django's connection with this alias."""
     try:
         from django.core.exceptions import ImproperlyConfigured
         from django.db import connections
@@ -86,7 +89,7 @@ def _of_django(alias: str) -> Any:
             "A name is the alias of a Django database; hand in the connection itself otherwise."
         ) from None
     try:
-        wrapper = connections[alias]
+        return connections[alias]
     except ImproperlyConfigured as error:
         raise ConfigurationError(
             f"settle: expected using={alias!r} to be the alias of a Django database, and Django is not set up: {error}"
@@ -95,8 +98,11 @@ def _of_django(alias: str) -> Any:
         raise ConfigurationError(
             f"settle: expected using={alias!r} to be one of the Django databases {', '.join(connections)}."
         ) from None
+
+
+def _of_django(wrapper: Any) -> Any:
     if not wrapper.in_atomic_block:
-        raise no_transaction(f"there is no transaction.atomic(using={alias!r}) around this call")
+        raise no_transaction(f"there is no transaction.atomic(using={wrapper.alias!r}) around this call")
     wrapper.ensure_connection()
     return wrapper.connection
 

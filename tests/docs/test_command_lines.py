@@ -49,6 +49,7 @@ NOT_TYPED = {
     r"aws ": "it needs AWS",
     r"ssh |kubectl ": "it needs another machine",
     r"(python -m|celery -A|uvicorn) examples\.shop_api\.|curl -i ": "tests/docs/test_shop_api.py starts and calls it",
+    r"python manage\.py ": "tests/docs/test_django_page.py runs it",
     r"kill -9 (\d+|PID)$": "tests/docs/test_examples.py does it, to the process that the page names",
 }
 #: What stands where a synopsis leaves something open.

@@ -101,6 +101,23 @@ def test_a_django_database_is_taken_within_atomic_alone(shop: str) -> None:
         assert found(shop) is connections[shop].connection
 
 
+def test_a_connection_of_django_is_as_good_as_its_alias(shop: str) -> None:
+    from django.db import connections, transaction
+
+    connection = connections[shop]
+    with pytest.raises(ConfigurationError, match=r"no transaction\.atomic\(using='shop'\)"):
+        found(connection)
+    with transaction.atomic(using=shop):
+        assert found(connection) is connection.connection
+
+
+def test_the_connection_that_django_exports_is_the_default_ones(shop: str) -> None:
+    from django.db import connection, connections, transaction
+
+    with transaction.atomic():
+        assert found(connection) is connections["default"].connection
+
+
 def test_an_alias_that_django_does_not_know_is_answered_with_those_it_knows(shop: str) -> None:
     with pytest.raises(ConfigurationError, match=r"using='shopp' to be one of the Django databases .*shop"):
         found("shopp")

@@ -67,7 +67,8 @@ def test_every_module_can_be_imported() -> None:
     found = [module.name for module in walk_packages(celery_idempotent.__path__, "celery_idempotent.")]
     assert len(found) > 100
     for name in found:
-        import_module(name)
+        if not name.startswith("celery_idempotent.django."):  # which a project imports: tests/django_app
+            import_module(name)
 
 
 @pytest.mark.parametrize("name", ["Guard", "errors_", "__wrapped__"])

@@ -235,7 +235,8 @@ def refusal(error: psycopg.Error, shown: str) -> StoreRefused | None:
     if isinstance(error, NO_SCHEMA):
         return StoreRefused(
             f"The idempotency store {shown} has no table and functions for this version ({what}). "
-            "Make or upgrade them with: celery-idempotent --store URL schema --apply"
+            "Make or upgrade them with: celery-idempotent --store URL schema --apply, or with manage.py migrate where "
+            "celery_idempotent.django is in INSTALLED_APPS"
         )
     state = error.sqlstate or ""
     unknown = "does not exist" in text and ("FATAL" in text or not state)

@@ -84,11 +84,11 @@ class Schema:
 
     def apply(self, connection: sqlite3.Connection) -> None:
         """Make the tables, or upgrade them, in one transaction; another process may have done it meanwhile."""
-        if not self._due(connection):
+        if not self.due(connection):
             return
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for statement in self._due(connection):
+            for statement in self.due(connection):
                 connection.execute(statement)
             connection.execute("COMMIT")
         finally:
@@ -101,9 +101,17 @@ class Schema:
         Arguments:
             connection: One to the file, or None where there is no file.
         """
-        return "".join(f"{statement.strip()};\n" for statement in self._due(connection))
+        return "".join(f"{statement.strip()};\n" for statement in self.due(connection))
 
-    def _due(self, connection: sqlite3.Connection | None) -> list[str]:
+    def due(self, connection: sqlite3.Connection | None) -> list[str]:
+        """Return the statements that are due, one by one.
+
+        Arguments:
+            connection: One to the file, or None where there is no file.
+
+        Raises:
+            StoreRefused: as `version`.
+        """
         version = self.version(connection) if connection is not None else 0
         due = [] if version else _statements(_source("schema"), table=self._table, version=VERSION)
         for step in range(version or VERSION, VERSION):
