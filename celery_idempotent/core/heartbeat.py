@@ -60,6 +60,13 @@ class Heartbeat:
         for server in list(self._servers.values()):
             server.holdings.pop(id(holding), None)
 
+    def end(self, store: Store) -> None:
+        """End the threads of a store that is not used any more, and not only after a step without a lease."""
+        with self._lock:
+            for server in list(self._servers.values()):
+                if server.address[0] is store:
+                    server.end()
+
     def holdings(self) -> list[HeldLease]:
         """Return what is being renewed in this process."""
         if self._pid != os.getpid():
@@ -105,6 +112,11 @@ class _Server:
             self.thread.start()
         elif shorter:
             self._wake.notify()
+
+    def end(self) -> None:
+        """Have the thread end if it has no leases; called with the lock held."""
+        self.used = bool(self.holdings)
+        self._wake.notify()
 
     def run(self) -> None:
         """Renew until there is nothing left to renew."""

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from redis.connection import ConnectionPool
 from rq.job import Job
 
+from ..core.binding import BINDING
 from ..core.policy import Policy
 from ..functions import FunctionBinding, check_function, policy_of
 from ..stores.base import Store
@@ -90,6 +91,7 @@ def idempotent(
 
         guarded: Any = _like(function, call)
         guarded.__signature__ = declared.signature  # all arguments are handed through
+        setattr(guarded, BINDING, declared)
         return cast(F, guarded)
 
     return decorate
