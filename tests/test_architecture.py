@@ -382,6 +382,32 @@ def test_importing_the_core_loads_no_framework_and_no_driver() -> None:
     assert not loaded & (DRIVERS - {"sqlite3", "django"})
 
 
+DECLARE = """
+import sys
+from celery import Celery
+app = Celery("shop", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/1")
+{base}
+@app.task(**options)
+def charge(order_id): ...
+app.finalize()
+print(*sys.modules)
+"""
+
+
+def test_a_web_process_that_declares_a_task_loads_neither_a_worker_nor_a_driver() -> None:
+    loaded = []
+    for base in ("options = {}", f"from {NAME} import IdempotentTask\noptions = {{'base': IdempotentTask}}"):
+        command = [sys.executable, "-c", DECLARE.format(base=base)]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+        loaded.append(set(run.stdout.split()))
+    plain, ours = loaded
+    own = {name for name in ours if name.partition(".")[0] == NAME}
+    assert len(own) > 10
+    added = {".".join(name.split(".")[:2]) for name in ours - plain - own}
+    assert not added & {"redis", "asyncio", "celery.worker", "celery.backends", "celery.concurrency", "kombu.transport"}
+    assert len(ours - plain) < 60
+
+
 def test_importing_everything_starts_no_thread_and_opens_no_connection() -> None:
     # The drivers of the others may be absent; importing a `__main__` runs it.
     extras = ("rq", "testing", "metrics", "cli", "stores.postgres", "stores.dynamodb")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,6 @@ from weakref import WeakKeyDictionary
 from celery import states
 from celery.app.task import Task
 from celery.backends.base import DisabledBackend
-from celery.backends.rpc import RPCBackend
 from celery.schedules import BaseSchedule
 from kombu.exceptions import ContentDisallowed, DecodeError
 
@@ -204,17 +204,13 @@ def _body_of(task: Any) -> Callable[..., Any]:
 
 def store_of_backend(app: Any) -> Store | None:
     """Return a store on the result backend's Redis, or None if the backend is something else."""
-    try:
-        from celery.backends.redis import RedisBackend, SentinelBackend
-    except ImportError:  # pragma: no cover - redis is a dependency
-        return None
     backend = app.backend
-    if not isinstance(backend, RedisBackend):
+    if not is_backend(backend, "redis", "RedisBackend"):
         return None
     from ..stores.redis.store import direct, merged
 
     params = merged(backend.connparams)
-    if isinstance(backend, SentinelBackend):
+    if is_backend(backend, "redis", "SentinelBackend"):
         hosts = [(host["host"], host["port"]) for host in params.pop("hosts")]
         return _sentinel(hosts, backend._transport_options, params, backend.as_uri())
     return direct(params, backend.as_uri())
@@ -447,7 +443,19 @@ class TaskResultStorage(ResultStorage):
 
 def is_shared(backend: Any) -> bool:
     """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
-    return not isinstance(backend, (DisabledBackend, RPCBackend))
+    return not isinstance(backend, DisabledBackend) and not is_backend(backend, "rpc", "RPCBackend")
+
+
+def is_backend(backend: Any, module: str, name: str) -> bool:
+    """Return whether a result backend is one of Celery's, without importing that and its driver for it.
+
+    Arguments:
+        backend: The backend.
+        module: The module of `celery.backends`.
+        name: The class in it.
+    """
+    loaded = sys.modules.get(f"celery.backends.{module}")
+    return loaded is not None and isinstance(backend, getattr(loaded, name))
 
 
 #: The name of the task.

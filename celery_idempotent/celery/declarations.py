@@ -10,14 +10,17 @@ from typing import Any
 
 from celery.app.defaults import DEFAULTS
 from celery.app.task import Task
+from celery.utils.imports import symbol_by_name
 
 from ..core.binding import GUARDED_AS
 from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
 from ..errors import ConfigurationError
 from ..stores import SCHEMES
-from .app import is_idempotent
+from .app import TaskBinding, idempotent_tasks, is_idempotent
 from .message import DELIVERY_ENTRY, KEY_HEADER, META_HEADER
 
+#: What makes the requests of idempotent tasks. It is imported by workers alone, as their steps are.
+REQUEST = "celery_idempotent.celery.request:IdempotentRequest"
 #: What to do about a body that returns before its work is done.
 UNFINISHED = (
     "Write a plain function that runs it to its end: asyncio.run(...) for a coroutine, a loop or list(...) for a "
@@ -46,6 +49,48 @@ DISTINCT_OPTIONS = tuple(name for name in OPTIONS if name not in {*COMMON_WORDS,
 #: How alike a word must be to be taken for a slip, of 1: nothing that Celery knows comes near.
 LIKENESS = 0.85
 LIKE_IDEMPOTENCY = 0.8
+
+
+def check_declarations(app: Any) -> None:
+    """Refuse an app whose declarations would protect less than they promise.
+
+    Raises:
+        ConfigurationError: a task is declared wrongly, or a setting is none of this library's.
+    """
+    check_settings(app)
+    check_unprotected(app)
+    for task in idempotent_tasks(app):  # what was raised when it was declared may have been caught
+        check_declaration(task)
+
+
+def check_declaration(task: Any) -> None:
+    """Refuse a task that is declared wrongly.
+
+    Raises:
+        ConfigurationError: it is; the message has the remedy.
+    """
+    cls, binding = type(task), TaskBinding(task)
+    policy = binding.policy
+    root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
+    check_options(task, root)
+    check_inner_guard(task, binding)
+    check_body(task, getattr(cls.__call__, "__wrapped__", None))
+    if not cls.acks_late and not policy.allow_early_ack:
+        raise ConfigurationError(
+            f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "
+            "is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
+            'idempotency={"allow_early_ack": True}.'
+        )
+    if cls.Request != REQUEST and REQUEST not in _names_of_bases(symbol_by_name(cls.Request)):
+        raise ConfigurationError(
+            f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
+            f"got {cls.Request!r}: without it a lost child's lease is not released."
+        )
+
+
+def _names_of_bases(cls: type) -> set[str]:
+    """Return how a class and its bases are written in ``Request``."""
+    return {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__}
 
 
 def check_body(task: Any, call: Any) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from celery.worker.control import inspect_command
-
 from ..errors import IdempotencyError
 from . import pool
 
@@ -20,6 +18,8 @@ COMMAND = "idempotency"
 
 def register() -> None:
     """Let workers know the command, and ``celery inspect`` as well, which looks it up in its own process."""
+    from celery.worker.control import inspect_command
+
     inspect_command(name=COMMAND, help="Leases that the worker's deliveries hold: key, task, holder, age.")(_reply)
 
 

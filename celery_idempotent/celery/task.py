@@ -21,13 +21,17 @@ from ..core.lease import HeldLease, current_lease
 from ..core.policy import Policy
 from ..errors import MissingKey, StoreError
 from ..events import logger
-from . import canvas, declarations, message, propagation, unique, worker
-from . import inspect as inspection
+from . import canvas, declarations, message, propagation, unique
 from .app import TaskBinding
-from .declarations import mistaken_key
+from .declarations import REQUEST, mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
 
+#: By name, as Celery's blueprints take them: what runs in workers alone is imported there alone.
+_HOME = __name__.rpartition(".")[0]
+DECLARATION_STEP = f"{_HOME}.worker:DeclarationStep"
+WORKER_STEPS = {f"{_HOME}.worker:{name}" for name in ("IdempotencyStep", "RenewalStep", "ShutdownStep")}
+CONSUMER_STEPS = {f"{_HOME}.worker:ObservingStep", f"{_HOME}.visibility:VisibilityStep"}
 #: By app: how many tasks it had when they were last examined.
 _examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -66,7 +70,7 @@ def move_key_into_headers(sender: Any = None, headers: Any = None, properties: A
 
 def check_when_started(instance: Any = None, **_: Any) -> None:
     """Have a worker check what its app declares; Celery would log what is raised here, and go on."""
-    instance.app.steps["worker"].add(worker.DeclarationStep)
+    instance.app.steps["worker"].add(DECLARATION_STEP)
 
 
 def finish(**_: Any) -> None:
@@ -103,7 +107,6 @@ def _mark_dispatched(task: Any, pending: str) -> None:
 connect()  # not when a task is bound: app.send_task() may publish before that
 canvas.refuse_keys()
 propagation.derive_canvas_ids()
-inspection.register()
 
 
 class IdempotentTask(Task):
@@ -116,7 +119,7 @@ class IdempotentTask(Task):
     abstract = True
     acks_late = True
     reject_on_worker_lost = True
-    Request = "celery_idempotent.celery.request:IdempotentRequest"
+    Request = REQUEST
 
     #: Options of this task: a `Policy`, or a mapping of the options that differ from ``app.conf.idempotency``.
     idempotency: ClassVar[Policy | Mapping[str, Any] | None] = None
@@ -145,8 +148,9 @@ class IdempotentTask(Task):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
             for task in [task for task in declared if type(task) is cls]:
-                worker.check_declaration(task)
-            worker.install(app)
+                declarations.check_declaration(task)
+            app.steps["worker"].update(WORKER_STEPS)
+            app.steps["consumer"].update(CONSUMER_STEPS)
             # The app's other tasks, once all that wait for it are evaluated, and again when there are more.
             if app.finalized and not app._pending and _examined.get(app) != len(app._tasks):
                 declarations.check_unprotected(app)

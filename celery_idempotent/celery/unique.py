@@ -21,8 +21,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
 from celery._state import get_current_worker_task
-from celery.backends.redis import RedisBackend
-from celery.backends.rpc import RPCBackend
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.connection import ConnectionPool
 from kombu.utils.uuid import uuid
@@ -40,7 +38,7 @@ from ..stores.base import Store
 from ..stores.memory import MemoryStore
 from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
-from .app import is_shared, store_of
+from .app import is_backend, is_shared, store_of
 from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively
 
 #: What of an app may not be skipped; it was logged.
@@ -110,7 +108,7 @@ def _may_be_skipped(task: Any, ids: Mapping[str, Any], options: Mapping[str, Any
         return False
     if app.conf.task_always_eager or task.name.startswith(UNGUARDED):
         return False
-    if isinstance(task.backend, RPCBackend) and not _ignores_result(task, options):
+    if is_backend(task.backend, "rpc", "RPCBackend") and not _ignores_result(task, options):
         return False  # its result is a message to one caller
     if monitoring.consumes_here() and get_current_worker_task() is None:
         return False  # it would hold up the messages of a worker
@@ -321,7 +319,7 @@ class _Call:
             return ""
         look = partial(backend.get_task_meta, met.task_id, cache=False)
         # Outside tasks a Redis that hangs holds up a call of plain Celery too, which subscribes to the result there.
-        as_celery = isinstance(backend, RedisBackend) and get_current_worker_task() is None
+        as_celery = is_backend(backend, "redis", "RedisBackend") and get_current_worker_task() is None
         try:
             state = (look() if as_celery else reservations.within(BUDGET, look))["status"]
         except Exception as error:  # noqa: BLE001 - the backend's own; in doubt, publish

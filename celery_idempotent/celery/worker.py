@@ -22,29 +22,11 @@ from ..events import logger
 from ..stores.base import Store
 from ..stores.memory import MemoryStore
 from ..stores.records import Lease
-from . import app, declarations, monitoring, pool
-from .app import TaskBinding, idempotent_tasks
+from . import app, declarations, inspect, monitoring, pool
+from .app import idempotent_tasks
 from .pool import announce_stop
-from .request import IdempotentRequest, cut_off, request_class
-from .visibility import VisibilityStep, copied
-
-
-def install(app: Any) -> None:
-    """Add our steps to the app's workers."""
-    app.steps["worker"].update({IdempotencyStep, RenewalStep, ShutdownStep})
-    app.steps["consumer"].update({VisibilityStep, ObservingStep})
-
-
-def check_declarations(app: Any) -> None:
-    """Refuse an app whose declarations would protect less than they promise.
-
-    Raises:
-        ConfigurationError: a task is declared wrongly, or a setting is none of this library's.
-    """
-    declarations.check_settings(app)
-    declarations.check_unprotected(app)
-    for task in idempotent_tasks(app):  # what was raised when it was declared may have been caught
-        check_declaration(task)
+from .request import IdempotentRequest, cut_off
+from .visibility import copied
 
 
 class DeclarationStep(bootsteps.Step):
@@ -61,7 +43,7 @@ class DeclarationStep(bootsteps.Step):
         Raises:
             ConfigurationError: one of them would protect less than it promises.
         """
-        check_declarations(worker.app)
+        declarations.check_declarations(worker.app)
 
 
 class IdempotencyStep(bootsteps.Step):
@@ -79,10 +61,11 @@ class IdempotencyStep(bootsteps.Step):
             ConfigurationError: a task is declared wrongly, or there is no store.
             StoreRefused: a store answers that it will not serve us.
         """
-        check_declarations(worker.app)
+        declarations.check_declarations(worker.app)
         pool.limits = (worker.time_limit, worker.soft_time_limit)
         pool.enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
         app.register(worker.app)
+        inspect.register()
         pool.prepare()
         monitoring.prepare(children=pool.enforces_limits)
         signals.worker_shutting_down.connect(announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
@@ -386,28 +369,3 @@ class ShutdownStep(bootsteps.StartStopStep):
 
     def terminate(self, worker: Any) -> None:
         """Go on, as `stop` does."""
-
-
-def check_declaration(task: Any) -> None:
-    """Refuse a task that is declared wrongly.
-
-    Raises:
-        ConfigurationError: it is; the message has the remedy.
-    """
-    cls, binding = type(task), TaskBinding(task)
-    policy = binding.policy
-    root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
-    declarations.check_options(task, root)
-    declarations.check_inner_guard(task, binding)
-    declarations.check_body(task, getattr(cls.__call__, "__wrapped__", None))
-    if not cls.acks_late and not policy.allow_early_ack:
-        raise ConfigurationError(
-            f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "
-            "is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
-            'idempotency={"allow_early_ack": True}.'
-        )
-    if not issubclass(request_class(cls.Request), IdempotentRequest):
-        raise ConfigurationError(
-            f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
-            f"got {cls.Request!r}: without it a lost child's lease is not released."
-        )

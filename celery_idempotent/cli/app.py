@@ -1,7 +1,7 @@
 """``celery -A proj idempotency``: the commands, with the stores and the tasks of an app.
 
-Every command of Celery loads this module where the library is installed, and so does a worker that has no idempotent
-task. What it imports lets that worker answer ``celery inspect idempotency`` as the others do.
+Every command of Celery loads this module where the library is installed: ``celery inspect``, and a worker, also one
+that has no idempotent task. So it is here that both learn of ``celery inspect idempotency``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..celery import inspect
 from ..celery.app import TaskKeys, used_stores
 from ..errors import ConfigurationError
 from .common import CHECKUP, KEYS, STORES, Commands
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
+
+inspect.register()
 
 
 @click.group(cls=Commands, modules=COMMANDS)

@@ -606,10 +606,23 @@ def _usable(value: object, what: str) -> str:
     return encoded
 
 
+def digest(value: object, what: str) -> str:
+    """Return the SHA-256 of a value's canonical form, in hex.
+
+    Arguments:
+        value: The value.
+        what: What errors call it.
+
+    Raises:
+        MissingKey: it is empty or has no canonical form.
+    """
+    return sha256(_usable(value, what).encode("ascii")).hexdigest()
+
+
 def _part(value: object, what: str) -> str:
     encoded = _usable(value, what)
     part = _escape(json.loads(encoded)) if encoded[0] == '"' else "~" + _escape(encoded)
-    return part if len(part) <= MAX_PART else f"~~{sha256(encoded.encode('ascii')).hexdigest()}"
+    return part if len(part) <= MAX_PART else f"~~{digest(value, what)}"
 
 
 def _escape(text: str) -> str:

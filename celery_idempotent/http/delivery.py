@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -120,8 +119,7 @@ class HttpBinding(Binding):
             return scope(request.native)
         if scope is None or scope is INSIDE:
             return scope
-        value = request.value(scope)
-        return hashlib.sha256(value.encode("latin-1")).hexdigest() if value else ""
+        return request.value(scope)
 
     def account_of(self, value: Any) -> Any:
         """Return the caller in what a scope returned, or `UNGUARDED`.
@@ -157,10 +155,12 @@ class HttpBinding(Binding):
             ConfigurationError: the scope is nothing of which a key can be made.
         """
         try:
-            name = keys.compose(self.namespace, self.name, key=key, scope=account)
+            # Hashed: keys are logged, and an account may be an e-mail address, or the secret in a header.
+            caller = None if account is None else keys.digest(account, "the account")
+            name = keys.compose(self.namespace, self.name, key=key, scope=caller)
         except MissingKey as error:
             raise ConfigurationError(
-                f"scope: expected the account of a verified caller as text or a number, got {account!r}: "
+                f"scope: expected the account of a verified caller as text or a number, got {type(account).__name__}: "
                 f"return its id ({error})"
             ) from error
         options = self.options

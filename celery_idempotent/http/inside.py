@@ -166,8 +166,8 @@ class Pending:
     def _check_again(self, account: object) -> None:
         if self._account != account:
             raise ConfigurationError(
-                f"Expected the account of the first begin(), {self._account!r}, got {account!r}: a request has one "
-                "caller. Call begin() in one place."
+                "Expected the account of the first begin(), got another: a request has one caller. "
+                "Call begin() in one place."
             )
         if self._taking:
             raise ConfigurationError(

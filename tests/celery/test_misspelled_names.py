@@ -15,6 +15,7 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature, StampingVisitor
 from celery.concurrency.solo import TaskPool
 from celery.utils import uuid
+from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.messaging import Producer
 
@@ -383,7 +384,7 @@ def start(app: Celery, *steps: type[Any]) -> None:
     """Have the steps examine an app as a worker that starts has them."""
     stands_for = SimpleNamespace(app=app, pool_cls=TaskPool, time_limit=None, soft_time_limit=None)
     check_when_started(stands_for)
-    assert DeclarationStep in app.steps["worker"]
+    assert DeclarationStep in map(symbol_by_name, app.steps["worker"])
     for step in steps:
         step(stands_for).create(stands_for)
 

@@ -6,13 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_idempotent import current_lease
+from celery_idempotent import add_hook, current_lease, remove_hook
 from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.events import Acquired, Completed, Event, KeyReused, Replayed
 from celery_idempotent.http import UNGUARDED, IdempotencyMiddleware, Response, wsgi
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
@@ -129,6 +131,21 @@ def test_without_an_account_a_request_is_refused(ask: Ask, account: object) -> N
     assert reply.status == 401
 
 
+def test_an_account_is_neither_logged_nor_kept(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "celery_idempotent")
+    store = MemoryStore()
+    seen: list[Event] = []
+    add_hook(seen.append)
+    try:
+        ask(Shop(), [{}, {}, {"body": b"another"}], scope=lambda request: "anna@example.com", store=store)
+    finally:
+        remove_hook(seen.append)
+    assert [type(event) for event in seen] == [Acquired, Completed, Replayed, KeyReused]
+    kept = [record.key for record in store.scan()]
+    assert len(kept) == 1
+    assert "anna" not in f"{kept} {seen} {caplog.text}"
+
+
 def test_an_account_of_which_no_key_can_be_made_is_an_error(ask: Ask) -> None:
     with pytest.raises(ConfigurationError, match="the account of a verified caller"):
         ask(Shop(), [{}], scope=lambda request: object())
@@ -210,7 +227,8 @@ def test_the_store_may_be_that_of_a_celery_app(ask: Ask, redis_url: str) -> None
     seen: list[str] = []
     shop = Shop(work=lambda: seen.append(getattr(current_lease(), "key", "")))
     ask(shop, [{}, {}], store=None, celery_app=app, scope=lambda request: "anna")
-    assert seen == ["shop:http:anna:k"]
+    anna = sha256(b'"anna"').hexdigest()
+    assert seen == [f"shop:http:{anna}:k"]
 
 
 def test_a_store_that_is_down_refuses_or_lets_run(ask: Ask) -> None:

@@ -14,7 +14,18 @@ import pytest
 from celery_idempotent import events
 from celery_idempotent.core import history
 from celery_idempotent.core.breaker import Breaker
-from celery_idempotent.core.guard import Busy, Decision, Delivery, Dropped, Ending, Guard, Ignored, Ran, Replayed
+from celery_idempotent.core.guard import (
+    STORE_PAUSE,
+    Busy,
+    Decision,
+    Delivery,
+    Dropped,
+    Ending,
+    Guard,
+    Ignored,
+    Ran,
+    Replayed,
+)
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.history import DeliveryEvents
 from celery_idempotent.core.lease import HeldLease
@@ -1300,3 +1311,84 @@ def test_the_guard_logs_where_its_events_are_logged() -> None:
 
 def test_a_store_that_cannot_note_a_shutdown_says_that_it_did_not(bench: Bench) -> None:
     assert Store.mark_shutdown(bench.store.inner, bench.elsewhere()) is False
+
+
+# -- what the figures in events count ----------------------------------------------------------------------------------
+
+
+def late_reply(bench: Bench, held: HeldLease) -> None:
+    bench.clock.advance(7.0)
+    bench.store.before("settle", lambda: bench.clock.advance(2.0))
+
+
+def taken_away(bench: Bench, held: HeldLease) -> None:
+    bench.clock.advance(7.0)
+    bench.store.fail("settle", LeaseLost("another has it"))
+
+
+def stopped_answering(bench: Bench, held: HeldLease) -> None:
+    bench.clock.advance(7.0)
+    bench.store.down("settle")
+
+
+@pytest.mark.parametrize(
+    ("turn", "kind"),
+    [(late_reply, events.Completed), (taken_away, events.LeaseLost), (stopped_answering, events.SettleFailed)],
+)
+def test_the_end_of_a_run_has_the_seconds_of_its_body_and_of_its_settle(
+    bench: Bench, turn: Callable[[Bench, HeldLease], None], kind: type[Event]
+) -> None:
+    with suppress(Exception):
+        bench.deliver(lambda held: turn(bench, held))
+    [end] = [event for event in bench.heard if isinstance(event, kind)]
+    ran = end.ran  # type: ignore[attr-defined]
+    assert ran == 7.0
+    if isinstance(end, events.Completed):
+        assert end.took == 2.0
+
+
+@pytest.mark.parametrize(("deaths", "runs"), [(1, 1), (2, 0), (3, 0)])
+def test_a_delivery_that_is_alone_runs_after_fewer_crashes_than_are_allowed(
+    bench: Bench, deaths: int, runs: int
+) -> None:
+    bench.policy = Policy(max_crashes=2)
+    for _ in range(deaths):
+        bench.elsewhere("b", max_crashes=99)
+        bench.clock.advance(bench.policy.lease_ttl)
+    with suppress(CrashLoop):
+        bench.deliver(alone=True)
+    assert len(bench.runs) == runs
+    assert ("CrashLooped" in bench.told) == (not runs)
+
+
+def test_what_waits_for_its_retry_is_awaited_and_what_runs_is_not(bench: Bench) -> None:
+    bench.policy = Policy(on_conflict="wait", wait_timeout=1)
+    lease = bench.elsewhere()
+    running = bench.deliver()
+    bench.store.inner.release(lease, Release(Reason.RETRY, retry_in=30.0))
+    retried = bench.deliver()
+    assert isinstance(running, Busy)
+    assert isinstance(retried, Busy)
+    assert (running.awaited, retried.awaited) == (False, True)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_release_that_fails_is_logged_where_no_event_reports_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture, *, began: bool
+) -> None:
+    guard, delivery = bench.guard(), bench.delivery()
+    held = guard.acquire_now(delivery)
+    assert isinstance(held, HeldLease)
+    if began:
+        guard.start(delivery, held)
+    bench.store.fail("release", StoreUnreachable("down"))
+    assert guard.release(delivery, held, Release(Reason.FAILED))
+    assert ("ReleaseFailed" in bench.told) == began
+    assert (f"The lease on {KEY} could not be released" in caplog.text) == (not began)
+
+
+def test_a_doubtful_answer_at_the_end_of_patience_has_the_delivery_come_back_soon(bench: Bench) -> None:
+    bench.store.before("acquire", lambda: bench.clock.advance(bench.policy.lease_ttl))
+    met = bench.deliver(patience=1.0)
+    assert isinstance(met, Busy)
+    assert met.remaining == STORE_PAUSE[1]

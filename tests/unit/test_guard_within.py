@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent import events
 from celery_idempotent.core.guard import Busy, Ran, Replayed
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
@@ -240,3 +241,35 @@ def test_a_lease_that_was_granted_too_late_is_given_back_where_there_is_no_time_
     assert isinstance(shop.deliver(patience=50), Busy)
     assert shop.runs == []
     assert (shop.record.state, shop.record.reason) == (State.RELEASED, Reason.SHUTDOWN.value)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_end_of_a_run_has_the_seconds_of_its_body_and_of_the_look_at_its_commit(
+    shop: Bench, *, answers: bool
+) -> None:
+    def body(holding: HeldLease) -> None:
+        settles(holding)
+        shop.clock.advance(7.0)
+        if answers:
+            shop.store.before("get", lambda: shop.clock.advance(2.0))
+        else:
+            shop.store.down("get")
+
+    assert shop.deliver(body) == Ran(42)
+    end = shop.heard[-1]
+    assert isinstance(end, events.Completed if answers else events.SettleFailed)
+    assert end.ran == 7.0
+    if isinstance(end, events.Completed):
+        assert end.took == 2.0
+
+
+def test_a_run_of_another_that_is_completed_is_not_the_commit(shop: Bench) -> None:
+    """Nor is a lease that another holds now a sign that this one's transaction was rolled back."""
+
+    def body(holding: HeldLease) -> None:
+        holding.settle(42, using=Transaction())
+        shop.overtake()
+
+    answer = shop.deliver(body)
+    assert isinstance(answer, Busy)
+    assert "LeaseLost" in shop.told

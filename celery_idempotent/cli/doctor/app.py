@@ -9,9 +9,8 @@ from inspect import signature
 from typing import Any
 
 from celery.backends.base import DisabledBackend
-from celery.backends.rpc import RPCBackend
 
-from ...celery.app import PURGE, default_namespace, store_of, store_of_backend, store_of_broker, used_stores
+from ...celery.app import PURGE, default_namespace, is_shared, store_of, store_of_backend, store_of_broker, used_stores
 from ...celery.declarations import mistaken_key, mistaken_settings, unprotected
 from ...celery.message import KEY_HEADER
 from ...core import keys
@@ -335,7 +334,7 @@ def results_not_kept(config: AppConfig) -> Findings:
 @CHECKS.add("large results are kept as long as their records")
 def large_results_expire(config: AppConfig) -> Findings:
     large = [each for each in config.tasks if each.policy.large_results == BACKEND]
-    if any(isinstance(each.task.backend, (DisabledBackend, RPCBackend)) for each in large):
+    if any(not is_shared(each.task.backend) for each in large):
         yield error(
             f'large_results is "backend" for {listed(each.name for each in large)}, and no result backend keeps them: '
             "duplicates fail with ResultUnavailable.",
