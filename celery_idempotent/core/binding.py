@@ -32,6 +32,8 @@ confirmations = Confirmations(breaker)
 
 #: Makes the guard of every binding instead, while a test has it so (`celery_idempotent.testing`); None elsewhere.
 substitute: Callable[[Binding], Guard] | None = None
+#: Whether those guards guard nothing.
+switched_off = False
 
 
 class Binding:

@@ -106,7 +106,7 @@ class _Server:
         step = holding.lease.claim.lease_ttl / RENEWALS_PER_TTL
         self.holdings[id(holding)] = holding
         self.used = True
-        shorter, self.step = step < self.step, min(step, self.step)
+        shorter, self.step = step < self.step, min(step, self.step or step)
         if self.thread is None or not self.thread.is_alive():
             self.thread = threading.Thread(target=self.run, name="celery-idempotent-heartbeat", daemon=True)
             self.thread.start()
@@ -115,8 +115,9 @@ class _Server:
 
     def end(self) -> None:
         """Have the thread end if it has no leases; called with the lock held."""
-        self.used = bool(self.holdings)
-        self._wake.notify()
+        if not self.holdings:
+            self.used, self.step = False, 0.0
+            self._wake.notify()
 
     def run(self) -> None:
         """Renew until there is nothing left to renew."""

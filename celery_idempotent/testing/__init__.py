@@ -1,7 +1,7 @@
 """Tests of your own tasks, and of your own stores and applications.
 
-- `override_store`, `inactive`, `set_active`: the store that tasks, functions and jobs of this process use meanwhile. With
-  pytest they are the fixtures ``idempotency_store`` and ``idempotency_off``, with unittest and Django
+- `override_store`, `inactive`, `set_active`: the store that tasks, functions and jobs of this process use meanwhile.
+  With pytest they are the fixtures ``idempotency_store`` and ``idempotency_off``, with unittest and Django
   `IdempotencyTestMixin`.
 - `assert_takes_effect_once`, `crash_at`, `redeliver`, `deliver_twice`: messages that come twice, and workers that die.
 - `lease_for`: a lease for a function that a test calls itself.

@@ -82,7 +82,7 @@ def assert_takes_effect_once(
     if trials[0].before == trials[0].died:
         raise AssertionError(
             f"Expected {subject.binding.name} to have an effect, and effects() was {trials[0].before!r} before it ran "
-            "and after that. Let effects() return what the task changes: a count of rows, the calls that a fake has got."
+            "and after that. Let effects() return what the task changes: a count of rows, the calls of a fake."
         )
     wrong = [trial.report(subject.binding) for trial in sorted(trials, key=_in_time) if not trial.is_right]
     if wrong:

@@ -7,7 +7,6 @@ not for each thread: a worker that a test starts in a thread of its own uses it 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -17,7 +16,7 @@ from ..core import binding as bindings
 from ..core.binding import Binding, heartbeat
 from ..core.guard import Acquiring, Commit, Decision, Delivery, Guard
 from ..core.lease import HeldLease
-from ..errors import ConfigurationError, LeaseLost
+from ..errors import LeaseLost
 from ..events import RanUnprotected, emit
 from ..stores.base import Store
 from ..stores.memory import MemoryStore
@@ -95,18 +94,6 @@ class NoStore(MemoryStore):
     def release(self, lease: Lease, release: Release) -> bool:
         """Do nothing."""
         return True
-
-    def ping(self) -> None:
-        """Refuse to serve a worker that no test has started.
-
-        Raises:
-            ConfigurationError: it is called in the main thread, as by a worker that starts.
-        """
-        if threading.current_thread() is threading.main_thread():
-            raise ConfigurationError(
-                "Expected a worker whose tasks are guarded, got one in which celery_idempotent.testing has switched "
-                "that off. Remove set_active(False) from what the worker imports; tests may start workers in threads."
-            )
 
 
 class GuardInTest(Guard):
@@ -214,6 +201,7 @@ class _Override:
         self._guards = WeakKeyDictionary()
         in_force = self.store is not None or self.watching
         bindings.substitute = self.guard_of if in_force else None
+        bindings.switched_off = isinstance(self.store, NoStore)
 
     def use(self, store: Store | None) -> None:
         """Use this store from now on; None: each guard its own."""
@@ -292,7 +280,7 @@ def set_active(active: bool) -> None:
 
 def is_active() -> bool:
     """Return whether tasks, functions, jobs and applications are guarded in this process."""
-    return not isinstance(override.store, NoStore)
+    return not bindings.switched_off
 
 
 class IdempotencyTestMixin(_TestCase):
