@@ -127,8 +127,15 @@ class _Trial(NamedTuple):
     @property
     def is_right(self) -> bool:
         """Whether the effect was there once, and from the right moment on."""
-        expected = self.before if self.point == "before_effect" else self.after
-        return bool(self.died == expected and self.after == self.last)
+        return self._is_right_at_death and self._is_right_later
+
+    @property
+    def _is_right_at_death(self) -> bool:
+        return bool(self.died == (self.before if self.point == "before_effect" else self.after))
+
+    @property
+    def _is_right_later(self) -> bool:
+        return bool(self.after == self.last)
 
     def report(self, binding: Binding) -> str:
         """Return what is wrong, and what to do."""
@@ -142,10 +149,9 @@ class _Trial(NamedTuple):
         )
 
     def _advice(self, binding: Binding) -> str:
-        repeats = self.after != self.last
-        if not binding.policy.result_ttl and (repeats or self.point == "after_settle"):
+        if not binding.policy.result_ttl and (self.point == "after_settle" or not self._is_right_later):
             return FORGETS
-        return ADVICE["after_settle" if repeats else self.point]
+        return ADVICE["after_settle" if self._is_right_at_death else self.point]
 
 
 def _in_time(trial: _Trial) -> bool:
