@@ -69,6 +69,9 @@ ADAPTERS = {
     "cli.doctor.app_config": {"celery"},
     "cli.doctor.broker": {"celery"},
     "cli.demo": {"celery"},
+    # They deliver again what a test has delivered.
+    "testing.deliveries": {"rq"},
+    "testing.once": {"celery"},
     # Installed in a worker, they find its signals.
     "metrics": {"celery", "billiard"},
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..core.binding import BINDING, Binding
 from ..core.guard import Delivery
@@ -16,10 +16,6 @@ from ..errors import ConfigurationError
 from ..stores.memory import MemoryStore
 from ..stores.records import Lease, Outcome, State, new_owner
 from .override import CrashPoint, Delivered, NoStore, WorkerCrash, override
-
-if TYPE_CHECKING:
-    from celery import Signature
-    from celery.result import EagerResult
 
 #: Before the body; after the body, and before its result is recorded; after that, and before the message is acked.
 Point = Literal["before_effect", "after_effect", "after_settle"]
@@ -172,14 +168,14 @@ def _job_again(delivery: Any) -> Callable[..., Any]:
     return lambda: queue.run_sync(job)
 
 
-def deliver_twice(sig: Signature[Any]) -> tuple[EagerResult[Any], EagerResult[Any]]:
+def deliver_twice(sig: Any) -> tuple[Any, Any]:
     """Deliver the message of a task twice in this process, as a broker does that did not see the first one acked.
 
     Arguments:
         sig: A signature of one task: ``charge.s("ORD-1", 999)``.
 
     Returns:
-        The results of both deliveries.
+        The results of both deliveries, as ``apply()`` returns them.
 
     Raises:
         ConfigurationError: it is no signature of an idempotent task.

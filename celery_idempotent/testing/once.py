@@ -37,7 +37,7 @@ ADVICE = {
     "after_settle": "No body had to run any more. What has an effect beside it is not guarded: on_success, a signal, "
     "a callback.",
 }
-#: In place of what is said of `after_settle`, where nothing is remembered.
+#: The advice where nothing is remembered.
 FORGETS = (
     "The task has result_ttl=0, so that nothing is remembered once it has run. Give it a result_ttl if its messages "
     "are to take effect once."
@@ -67,7 +67,7 @@ def assert_takes_effect_once(
         queue: For the function of a job: a queue with ``is_async=False``.
 
     Raises:
-        AssertionError: it takes effect more than once, or has none. The message says in which window, and whose it is.
+        AssertionError: it takes effect more than once, or has none. The message names the window and what closes it.
         ConfigurationError: nothing guards the target.
         Exception: what the task raises.
     """

@@ -185,7 +185,7 @@ def test_a_block_that_reaches_no_point_fails(store: MemoryStore, charge: Any) ->
         charge("B")
     with pytest.raises(ZeroDivisionError), crash_at("after_effect"):
         raise ZeroDivisionError
-    with pytest.raises(ConfigurationError, match="got 'after'"), crash_at("after"):  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="got 'after'"), crash_at("after"):
         pass
 
 
@@ -254,7 +254,7 @@ def test_what_was_not_delivered_here_is_not_delivered_again(charge: Any) -> None
     with pytest.raises(ConfigurationError, match="under the fixture idempotency_store"):
         redeliver(charge.AsyncResult("elsewhere"))
     with pytest.raises(ConfigurationError, match="which nothing guards"):
-        deliver_twice("charge")  # type: ignore[arg-type]
+        deliver_twice("charge")
 
 
 def test_a_call_has_the_lease_that_a_delivery_of_its_arguments_has(keyed: Any, charges: list[Any]) -> None:

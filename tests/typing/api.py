@@ -33,6 +33,18 @@ from celery_idempotent.metrics import opentelemetry, prometheus
 from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans, hashed
 from celery_idempotent.metrics.prometheus import PrometheusMetrics
 from celery_idempotent.stores import Record
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import (
+    Crash,
+    StandInLease,
+    assert_takes_effect_once,
+    crash_at,
+    inactive,
+    is_active,
+    lease_for,
+    override_store,
+    set_active,
+)
 
 
 def by_order(order_id: str) -> str:
@@ -177,3 +189,20 @@ http_wsgi.IdempotencyMiddleware("app")  # pyright: ignore[reportArgumentType]
 http_django.IdempotencyMiddleware(lambda request: UNGUARDED)
 assert_type(guarded.options, Options)
 assert_type(http_wsgi.accepted(None, "/jobs/{id}"), tuple[dict[str, str], int, dict[str, str]])
+
+with override_store() as fresh, inactive():
+    assert_type(fresh, MemoryStore)
+with override_store(store) as own:
+    assert_type(own, Store)
+override_store("memory://")  # pyright: ignore[reportArgumentType, reportCallIssue]
+set_active(False)
+assert_type(is_active(), bool)
+with crash_at("after_effect", of=charge) as crash:
+    assert_type(crash, Crash)
+    assert_type(crash.happened, bool)
+crash_at("after_efect")  # pyright: ignore[reportArgumentType]
+with lease_for(charge, "ORD-1", cents=1) as stand_in:
+    assert_type(stand_in, StandInLease)
+    assert_type(stand_in.derived_key("charge"), str)
+assert_takes_effect_once(charge, ("ORD-1", 1), effects=lambda: 0)
+assert_takes_effect_once(charge, ("ORD-1", 1))  # pyright: ignore[reportCallIssue]

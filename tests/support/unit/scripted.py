@@ -26,7 +26,7 @@ PROMPTLY = 10.0
 
 
 class Clock:
-    """The clock of the core and of the store in memory, which stands still but for `advance` and for what the core sleeps.
+    """The clock of the core and of the store in memory: it stands still but for `advance` and what the core sleeps.
 
     `slept` are the pauses that were made. What was planned with `at` happens on the way, and may raise.
     """
