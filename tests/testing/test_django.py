@@ -131,7 +131,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_what_was_remembered_is_rolled_back_with_the_rows(project: Path) -> None:
-    command = [sys.executable, "-m", "django", "test", "--settings", "settings", "--pythonpath", "."]
+    command = [sys.executable, "-m", "django", "test", "--noinput", "--settings", "settings", "--pythonpath", "."]
     run = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 0, run.stderr
     assert "Ran 7 tests" in run.stderr
