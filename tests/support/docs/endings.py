@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "endings.md"
+PAGES = (ROOT / "docs" / "endings.md", ROOT / "docs" / "contributing" / "endings.md")
 INDEX = ROOT / "tests" / "README.md"
 HEADING = "## Endings\n"
 HEAD = "| ending | tests, in `tests/` |\n|---|---|\n"
@@ -34,16 +35,19 @@ def _endings(function: ast.FunctionDef) -> Iterator[str]:
             yield from map(ast.literal_eval, decorator.args)
 
 
-def rows(table: str) -> dict[str, list[str]]:
-    """Return the rows of a table by their first cell."""
-    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {row[0]: row[1:] for row in cells}
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the rows of all tables in a text by their first cell."""
+    found = {}
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        for line in table.splitlines()[2:]:
+            first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+            found[first] = cells
+    return found
 
 
 def described() -> dict[str, list[str]]:
-    """Return the endings that the page describes, each with the cells of its row."""
-    return rows(PAGE.read_text(encoding="utf-8"))
+    """Return the endings that the pages describe, each with the cells of its row."""
+    return rows("\n\n".join(page.read_text(encoding="utf-8") for page in PAGES))
 
 
 def parts() -> tuple[str, str]:

@@ -1,0 +1,147 @@
+"""The lines that protect, each taken away in a copy of the source: how many schedules it takes to find out.
+
+`python -m tests.simulation.breaks` prints the table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
+
+RULES, GUARD = "stores/rules.py", "core/guard.py"
+
+BREAKS: dict[str, tuple[Edit, ...]] = {
+    name: tuple(Edit(*edit) for edit in edits)
+    for name, edits in {
+        "a live lease is no conflict": [(RULES, "State.IN_PROGRESS and row.lease_end > now", "None")],
+        "a settled record is run again": [(RULES, "    if settled:\n", "    if False:\n")],
+        "any holder settles": [
+            (
+                RULES,
+                "row.owner != lease.owner:\n        return None\n    return Row(",
+                "False:\n        return None\n    return Row(",
+            )
+        ],
+        "any holder renews": [
+            (
+                RULES,
+                "row.owner != lease.owner:\n        return None\n    _extend",
+                "False:\n        return None\n    _extend",
+            )
+        ],
+        "any holder releases": [(RULES, "if row.owner != lease.owner or row.state not in", "if row.state not in")],
+        "fences do not rise": [(RULES, "row.fence = max(now, row.fence + 1)", "row.fence = 1")],
+        "a claim that is repeated is refused": [(RULES, "row.owner == claim.owner:\n", "None:\n")],
+        "copies of a message are all alike": [
+            (RULES, "return claim.copy < copy or (claim.copy == copy and", "return False and (claim.copy == copy and")
+        ],
+        "any retry overtakes": [(RULES, "bool(claim.sender) and claim.sender == row.owner", "bool(claim.sender)")],
+        "no retry overtakes": [(RULES, "bool(claim.sender) and claim.sender == row.owner", "False")],
+        "a duplicate does not wait for a retry": [(RULES, "row.not_before > now and not goes_on", "False")],
+        "crashes are not counted": [(RULES, "row.crashes += died", "pass")],
+        "the first crash is one too many": [(RULES, "if row.crashes >= claim.max_crashes and", "if row.crashes and")],
+        "trust counts from the reply": [
+            (GUARD, "self._hold(delivery, found, since)", "self._hold(delivery, found, monotonic())")
+        ],
+        "a late grant is trusted": [(GUARD, "if not held.doubtful:", "if True:")],
+        "a lease is trusted beyond its end": [("core/lease.py", "MARGIN = 0.1", "MARGIN = -0.5")],
+        "a lease is not renewed": [(GUARD, "self.heartbeat.watch(held)  # first", "pass  # first")],
+        "a renewal that failed loses the lease": [
+            ("core/heartbeat.py", "holding.due = monotonic() + min(", "holding.lost = True or min(")
+        ],
+        "a lease that is lost is trusted": [
+            ("core/heartbeat.py", "if (holding.lease.key, holding.lease.owner) not in lost:", "if True:")
+        ],
+        "a settle that failed is a failure": [
+            (
+                GUARD,
+                "                delivery.emit_end(held, events.SettleFailed, error=str(failure), ran=ran)\n"
+                "                return True\n",
+                "                raise\n",
+            )
+        ],
+        "a lost run answers with its own value": [
+            (GUARD, "decision = Ran(value) if settled or not self.policy.result_ttl else None", "decision = Ran(value)")
+        ],
+        "a failure is not released": [
+            (
+                GUARD,
+                "released: bool = retry_if_interrupted(lambda: held.store.release(held.lease, release))",
+                "released = True",
+            )
+        ],
+        "a replay is None": [(GUARD, "return Replayed(payload.data, record)", "return Replayed(None, record)")],
+        "a duplicate of what is done is dropped": [
+            (
+                GUARD,
+                "case Verdict.COMPLETED | Verdict.FAILED:\n                return self._replay(delivery, record)",
+                "case Verdict.COMPLETED | Verdict.FAILED:\n                return Dropped()",
+            )
+        ],
+        "what a late run raises is stored": [
+            (GUARD, "if (recorded or not self.policy.result_ttl) and not isinstance(error, LeaseLost):", "if True:")
+        ],
+        "a duplicate is acked without a copy": [
+            ("celery/delivery.py", "publish = partial(message.publish_copy, ", "publish = partial(lambda *_, **__: 0, ")
+        ],
+        "the task id is the owner": [("celery/request.py", "self._owner = new_owner()", "self._owner = self.id")],
+        "an owner in the message counts": [
+            (
+                "celery/request.py",
+                "self._owner = new_owner()",
+                'self._owner = (self._request_dict.get(DELIVERY_ENTRY) or {}).get("owner") or new_owner()',
+            ),
+            ("celery/message.py", "headers.pop(name, None)", "headers.get(name)"),
+        ],
+        "a lost child keeps its lease": [
+            ("celery/request.py", "record = lease.release(binding.guard.store, claim, reason)", "record = None")
+        ],
+        "messages are acked before they run": [
+            ("celery/task.py", "    acks_late = True", "    acks_late = False"),
+            ("celery/declarations.py", "if not cls.acks_late and not policy.allow_early_ack:", "if False:"),
+        ],
+        "a lost child fails its task": [
+            ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")
+        ],
+    }.items()
+}
+
+
+def found_after(name: str, schedules: int) -> tuple[int | None, str]:
+    """Return how many schedules it takes to find a break, None if so many do not, and what they find."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = shutil.ignore_patterns("__pycache__", ".tox")
+        for part in (PACKAGE, "tests"):
+            shutil.copytree(ROOT / part, Path(folder) / part, ignore=caches)
+        for edit in BREAKS[name]:
+            edit.apply(Path(folder))
+        command = [sys.executable, "-m", "tests.simulation", "--runs", str(schedules), "--stop"]
+        env = {**os.environ, "PYTHONPATH": folder}
+        run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    found = re.search(r"^seed (\d+): (.*)", run.stdout, re.MULTILINE)
+    if found is None:
+        assert run.returncode == 0, run.stdout + run.stderr
+        return None, ""
+    return int(found[1]) + 1, found[2]
+
+
+def main() -> None:
+    """Print the table."""
+    schedules = int(sys.argv[1]) if sys.argv[1:] else 2000
+    missed = 0
+    for name in BREAKS:
+        count, why = found_after(name, schedules)
+        missed += count is None
+        print(f"{name:45} {count if count is not None else 'not found':>9}  {why}", flush=True)
+    print(f"{len(BREAKS) - missed} of {len(BREAKS)} found within {schedules} schedules")
+
+
+if __name__ == "__main__":
+    main()
