@@ -71,6 +71,7 @@ def assert_takes_effect_once(
         ConfigurationError: nothing guards the target.
         Exception: what the task raises.
     """
+    __tracebackhide__ = True  # pytest shows the user's line, and not these
     subject = _subject_of(target, args, dict(kwargs or {}), queue)
     if not is_active():
         raise ConfigurationError(

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from celery.contrib.testing.worker import start_worker
 from rq import Queue
 
 from celery_idempotent import add_hook, current_lease, idempotent, remove_hook
@@ -102,14 +100,6 @@ def test_jobs_use_it_too(redis_client: Any) -> None:
     assert redis_client.keys("*idem:*") == []
 
 
-def test_a_worker_that_a_test_starts_in_a_thread_uses_it(charge: Any, charges: list[Any], app: Celery) -> None:
-    charge.delay("A")
-    with override_store() as store, start_worker(app, perform_ping_check=False, shutdown_timeout=30):
-        assert charge.delay("A").get(timeout=30) == 1
-        wait_until(lambda: len(charges) == 1)
-        assert len(list(store.scan())) == 1
-
-
 def test_no_thread_is_left_of_a_store_that_was_used(charge: Any) -> None:
     before = set(threading.enumerate())
     for _ in range(5):
@@ -189,7 +179,6 @@ def test_what_is_switched_off_for_good_is_logged_and_each_run_is_an_event(
 
 
 SHOP = """
-from celery import Celery
 from celery_idempotent import IdempotentTask
 from celery_idempotent.testing import set_active
 
@@ -210,14 +199,6 @@ def test_a_worker_whose_code_switches_the_guards_off_does_not_run(pool: str, tmp
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode != 0
     assert "Remove set_active(False) from what the worker imports" in run.stdout + run.stderr
-
-
-def test_a_worker_in_a_thread_of_a_test_runs_while_the_guards_are_off(
-    app: Celery, charge: Any, charges: list[Any]
-) -> None:
-    with inactive(), start_worker(app, perform_ping_check=False, shutdown_timeout=30):
-        assert [charge.delay("A").get(timeout=30) for _ in range(2)] == [1, 1]
-    assert charges == ["A", "A"]
 
 
 class Shop(IdempotencyTestMixin, unittest.TestCase):

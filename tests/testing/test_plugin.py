@@ -41,6 +41,34 @@ def test_off(idempotency_off):
 """
 
 
+WORKER = """
+import pytest
+from celery.contrib.testing.worker import start_worker
+
+from test_shop import app, charge, charged, no_charges
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker():
+    app.conf.update(task_always_eager=False, broker_url="memory://", result_backend="cache+memory://")
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=30):
+        yield
+
+
+def test_fresh(idempotency_store):
+    for _ in range(2):
+        charge.delay("A").get(timeout=30)
+    assert charged == ["A"]
+    assert len(list(idempotency_store.scan())) == 1
+
+
+def test_off(idempotency_off):
+    for _ in range(2):
+        charge.delay("A").get(timeout=30)
+    assert charged == ["A", "A"]
+"""
+
+
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makepyfile(test_shop=SUITE)
@@ -48,10 +76,16 @@ def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "2"]])
+@pytest.mark.parametrize("options", [[], ["-n", "1"]])
 def test_the_fixtures_are_there_without_being_imported(suite: pytest.Pytester, options: list[str]) -> None:
     result = suite.runpytest_subprocess(*options)
     result.assert_outcomes(passed=3)
+
+
+def test_a_worker_in_a_thread_uses_what_the_test_has(suite: pytest.Pytester) -> None:
+    suite.makepyfile(test_worker=WORKER)
+    result = suite.runpytest_subprocess("test_worker.py", "-W", "default")
+    result.assert_outcomes(passed=2)
 
 
 def test_under_coverage_the_fixtures_are_there_too(suite: pytest.Pytester) -> None:
