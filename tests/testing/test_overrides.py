@@ -179,6 +179,7 @@ def test_what_is_switched_off_for_good_is_logged_and_each_run_is_an_event(
 
 
 SHOP = """
+from celery import Celery
 from celery_idempotent import IdempotentTask
 from celery_idempotent.testing import set_active
 
