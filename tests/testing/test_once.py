@@ -43,6 +43,15 @@ def test_a_task_that_charges_without_a_key_fails_after_its_effect_and_learns_wha
     assert "self.lease.settle(result, using=...)" in text
 
 
+def test_what_effects_returned_does_not_change_with_what_the_task_does_next(
+    declare: Callable[..., Any], charges: list[Any]
+) -> None:
+    def charge(self: Any, order_id: str) -> None:
+        charges.append(order_id)
+
+    assert "after_effect" in failure_of(declare(charge), ("A",), effects=lambda: {"charges": charges})
+
+
 @pytest.mark.parametrize("part", ["fence", "retries"])
 def test_a_key_that_differs_between_deliveries_is_no_key(
     declare: Callable[..., Any], charges: list[Any], part: str
