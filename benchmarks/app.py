@@ -52,5 +52,4 @@ def unique(number: int) -> None:
 def once_only(self: IdempotentTask, seconds: float) -> str:
     """Take some time, and return what no other run returns."""
     time.sleep(seconds)
-    lease = self.lease
-    return f"{self.request.id}/{lease.fence if lease else 0}"
+    return f"{self.request.id}/{self.lease.fence}"

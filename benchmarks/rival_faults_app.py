@@ -1,4 +1,4 @@
-"""The same task under each plugin, with a body that notes that it begins, sleeps and retries as it is told."""
+"""The same task under each package, with a body that notes that it begins, sleeps and retries as it is told."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import redis
 from celery import Celery
 from celery_once import QueueOnce
 from celery_singleton import Singleton
+from idemkit import MethodConfig, RedisBackend, idempotent_sync
 
 from celery_idempotent import IdempotentTask
 
@@ -20,6 +21,7 @@ __all__ = ["app"]
 app = configured(Celery("benchmarks.rival_faults_app"))
 app.conf.update(
     singleton_backend_url=os.environ.get("STORE_URL"),
+    worker_deduplicate_successful_tasks=os.environ.get("DEDUPLICATE") == "1",
     ONCE={
         "backend": "celery_once.backends.Redis",
         "settings": {"url": os.environ.get("STORE_URL"), "default_timeout": 3600},
@@ -39,9 +41,9 @@ def note(self: Any, number: int, seconds: float, retry: bool) -> int:
 
 
 @app.task(acks_late=True)
-def plain(number: int) -> int:
-    """Return its argument."""
-    return number
+def plain(number: int, seconds: float = 0) -> int:
+    """Celery's."""
+    return note(None, number, seconds, False)
 
 
 @app.task(base=IdempotentTask, bind=True, unique="number", max_retries=3)
@@ -60,3 +62,25 @@ def once(self: Any, number: int, seconds: float = 0, retry: bool = False) -> int
 def singleton(self: Any, number: int, seconds: float = 0, retry: bool = False) -> int:
     """celery-singleton's."""
     return note(self, number, seconds, retry)
+
+
+@app.task(base=IdempotentTask, bind=True, idempotency={"key": "number"}, max_retries=3)
+def keyed(self: Any, number: int, seconds: float = 0, retry: bool = False) -> int:
+    """Ours, by a key."""
+    return note(self, number, seconds, retry)
+
+
+@app.task(bind=True, acks_late=True, max_retries=3)
+def celerys(self: Any, number: int, seconds: float = 0, retry: bool = False) -> int:
+    """Celery's own, in a worker with ``worker_deduplicate_successful_tasks``."""
+    return note(self, number, seconds, retry)
+
+
+@app.task(acks_late=True)
+@idempotent_sync(
+    backend=RedisBackend.from_url(os.environ.get("STORE_URL", "redis://localhost")),
+    config=MethodConfig(key_fields=["number"], scope=lambda _: "all"),
+)
+def idemkits(number: int, seconds: float = 0) -> int:
+    """idemkit's, as its documentation has it under Celery."""
+    return note(None, number, seconds, False)

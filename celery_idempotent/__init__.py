@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .celery.task import IdempotentTask
     from .core.lease import current_lease
-    from .core.policy import Policy, Unique
+    from .core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
     from .errors import (
         AlreadyPublished,
         ConfigurationError,
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         KeyReused,
         LeaseLost,
         MissingKey,
+        NoLease,
         PreviouslyFailed,
         ResultUnavailable,
         SettleNotCommitted,
@@ -39,10 +40,12 @@ __all__ = [
     "CrashLoop",
     "Event",
     "IdempotencyError",
+    "IdempotencyOptions",
     "IdempotentTask",
     "KeyReused",
     "LeaseLost",
     "MissingKey",
+    "NoLease",
     "Policy",
     "PreviouslyFailed",
     "ResultUnavailable",
@@ -51,6 +54,7 @@ __all__ = [
     "StoreError",
     "StoreUnreachable",
     "Unique",
+    "UniqueOptions",
     "add_hook",
     "current_lease",
     "idempotent",
@@ -61,9 +65,11 @@ __all__ = [
 
 _HOMES = {
     "IdempotentTask": "celery",
+    "IdempotencyOptions": "core.policy",
     "Policy": "core.policy",
     "Store": "stores",
     "Unique": "core.policy",
+    "UniqueOptions": "core.policy",
     "open_store": "stores",
     "Event": "events",
     "add_hook": "events",

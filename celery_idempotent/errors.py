@@ -10,6 +10,7 @@
     ├── Conflict                 the operation is being done right now, and this caller may not wait
     ├── CrashLoop                the operation killed its worker too many times in a row
     ├── LeaseLost                another delivery took the operation over; this run has become a duplicate
+    ├── NoLease                  a lease was read where no delivery is running (also an AttributeError)
     ├── SettleNotCommitted       the body settled within its own transaction, and that was not committed
     ├── ResultUnavailable        the operation is done, its value was not kept
     ├── PreviouslyFailed         the operation failed for good, and its exception cannot be rebuilt
@@ -33,6 +34,7 @@ __all__ = [
     "KeyReused",
     "LeaseLost",
     "MissingKey",
+    "NoLease",
     "PreviouslyFailed",
     "RecordUnreadable",
     "ResultUnavailable",
@@ -81,6 +83,10 @@ class CrashLoop(IdempotencyError):
 
 class LeaseLost(IdempotencyError):
     """Raised when this run no longer holds the lease; what it does from now on is the work of a duplicate."""
+
+
+class NoLease(IdempotencyError, AttributeError):
+    """Raised where ``self.lease`` is read and no delivery of the task is running, as in a direct call of it."""
 
 
 class SettleNotCommitted(IdempotencyError):

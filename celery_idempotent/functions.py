@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as WaitTimeout
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .core import binding, keys
 from .core.binding import BACKEND, BINDING, GUARDED_AS, Binding
@@ -32,7 +32,7 @@ from .core.guard import (
     not_kept,
 )
 from .core.lease import HeldLease, running
-from .core.policy import Policy
+from .core.policy import IdempotencyOptions, Policy
 from .core.results import Codec, Kind
 from .errors import ConfigurationError, LeaseLost
 from .stores import open_store
@@ -40,17 +40,20 @@ from .stores.base import Store
 from .stores.maintenance import NAMESPACE
 from .stores.records import Outcome, Reason, Release, State, new_owner
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def idempotent(
-    policy: Policy | Mapping[str, Any] | None = None,
+    policy: Policy | IdempotencyOptions | None = None,
     /,
     *,
     name: str | None = None,
     namespace: str = NAMESPACE,
     serializer: str = "json",
-    **options: Any,
+    **options: Unpack[IdempotencyOptions],
 ) -> Callable[[F], F]:
     """Make each operation of a function take effect once, whichever process calls it.
 

@@ -54,7 +54,11 @@ html_theme_options = {"footer_icons": [], "source_view_link": ""}
 NAMED = re.compile(r"(?<![`:\w])`([A-Za-z_.]+)`(?![`_])")
 HOMES = dict.fromkeys(errors.__all__, "celery_idempotent.errors") | {
     "HeldLease": "celery_idempotent.core.lease",
+    "HttpOptions": "celery_idempotent.http",
+    "IdempotencyOptions": "celery_idempotent",
     "Policy": "celery_idempotent",
+    "Unique": "celery_idempotent",
+    "UniqueOptions": "celery_idempotent",
 }
 #: Modules and classes that the reference has no entry for.
 INNER = {"celery_idempotent.stores.rules", "results.Codec"}

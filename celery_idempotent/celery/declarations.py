@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from celery.app.defaults import DEFAULTS
@@ -69,6 +70,7 @@ def check_declaration(task: Any) -> None:
     Raises:
         ConfigurationError: it is; the message has the remedy.
     """
+    check_batches(task)
     cls, binding = type(task), TaskBinding(task)
     policy = binding.policy
     root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
@@ -139,6 +141,19 @@ def _kind_of(body: Any) -> str | None:
     return None
 
 
+def check_batches(task: Any) -> None:
+    """Refuse a task of celery-batches, which calls its body once for many messages, and outside of the guard.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if any(base.__module__.partition(".")[0] == "celery_batches" for base in type(task).__mro__):
+        raise ConfigurationError(
+            f"Expected {task.name} to be called once for each message, got a class of celery-batches, which calls the "
+            "body once for many. Guard the function that the body calls for each item with @idempotent."
+        )
+
+
 def check_inner_guard(task: Any, binding: Any) -> None:
     """Refuse a task whose body is guarded under the same keys: each delivery would meet its own lease.
 
@@ -184,6 +199,8 @@ def _misplaced(cls: type, root: type, signature: inspect.Signature) -> Iterator[
                 continue
             if is_like_idempotency(name) and not isinstance(value, bool):
                 yield name, _instead(name, value)
+            elif not decorated and isinstance(value, (FunctionType, property)):
+                continue  # a method under the name of an option, as celery-singleton's on_duplicate()
             elif option := _option_meant(name):
                 yield name, f'Write idempotency={{"{option}": ...}}.'
             elif name in UNIQUE_OPTIONS:

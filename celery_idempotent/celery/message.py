@@ -11,11 +11,11 @@ import math
 import random
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from celery.app.task import Task
 from celery.exceptions import Retry
@@ -24,8 +24,14 @@ from kombu import entity
 from kombu.serialization import registry
 
 from ..core.lease import HeldLease
+from ..core.policy import Unique, UniqueOptions
 from ..core.reservations import Token
 from ..stores.records import new_owner
+
+if TYPE_CHECKING:
+    from kombu.connection import Connection
+    from kombu.entity import Exchange, Queue
+    from kombu.messaging import Producer
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY_HEADER = "idempotency_key"
@@ -39,6 +45,58 @@ DELIVERY_ENTRY = "idempotency_delivery"
 STATE_ATTRIBUTE = "_idempotency"
 #: How the names of tasks begin that are never guarded, whatever an app's task class: Celery's own, and the library's.
 UNGUARDED = ("celery.", "celery_idempotent.")
+
+
+class MessageOptions(TypedDict, total=False):
+    """Name the options of ``apply_async`` beside its parameters, for type checkers: the library's two, and Celery's."""
+
+    idempotency_key: str | None
+    """The key of this message, before the one that the task's options give (default: None)."""
+    unique: bool | Unique | UniqueOptions | None
+    """False publishes whatever waits; options of `Unique` are laid on top of the task's (default: the task's)."""
+    countdown: float | None
+    eta: datetime | None
+    expires: float | datetime | None
+    retry: bool | None
+    retry_policy: Mapping[str, Any] | None
+    queue: str | Queue | None
+    exchange: str | Exchange | None
+    exchange_type: str | None
+    routing_key: str | None
+    priority: int | None
+    serializer: str | None
+    compression: str | None
+    delivery_mode: int | str | None
+    mandatory: bool
+    immediate: bool
+    expiration: float | None
+    timeout: float | None
+    confirm_timeout: float | None
+    declare: Sequence[Any] | None
+    headers: Mapping[str, Any] | None
+    time_limit: float | None
+    soft_time_limit: float | None
+    ignore_result: bool | None
+    add_to_parent: bool
+    argsrepr: str | None
+    kwargsrepr: str | None
+    connection: Connection | None
+    publisher: Producer | None
+    router: Any
+    result_cls: Any
+    reply_to: str | None
+    correlation_id: str | None
+    group_id: str | None
+    group_index: int | None
+    root_id: str | None
+    parent_id: str | None
+    retries: int
+    chain: Any
+    chord: Any
+    route_name: str | None
+    task_type: Any
+    replaced_task_nesting: int
+    stamped_headers: Sequence[str] | None
 
 
 def new_token() -> str:

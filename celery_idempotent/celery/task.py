@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from celery import signals
@@ -17,15 +17,28 @@ from celery.exceptions import Ignore, Reject
 from ..core.backoff import sleep
 from ..core.binding import confirmations
 from ..core.history import history
+from ..core.keys import KeySource
 from ..core.lease import HeldLease, current_lease
-from ..core.policy import Policy
-from ..errors import MissingKey, StoreError
+from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
+from ..errors import MissingKey, NoLease, StoreError
 from ..events import logger
 from . import canvas, declarations, message, propagation, unique
 from .app import TaskBinding
 from .declarations import REQUEST, mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
+
+if TYPE_CHECKING:
+    from celery.canvas import Signature
+    from celery.exceptions import Retry
+    from celery.result import AsyncResult, EagerResult
+    from typing_extensions import Unpack
+
+    from .message import MessageOptions
+
+    BaseTask: TypeAlias = Task[..., Any]  # celery-types has it generic, Celery has not
+else:
+    BaseTask = Task
 
 #: By name, as Celery's blueprints take them: what runs in workers alone is imported there alone.
 _HOME = __name__.rpartition(".")[0]
@@ -109,7 +122,7 @@ canvas.refuse_keys()
 propagation.derive_canvas_ids()
 
 
-class IdempotentTask(Task):
+class IdempotentTask(BaseTask):
     """A task that takes effect once per operation.
 
     Use it as ``@app.task(base=IdempotentTask)``; options go into ``idempotency``, see `Policy`. A direct call is a
@@ -121,11 +134,11 @@ class IdempotentTask(Task):
     reject_on_worker_lost = True
     Request = REQUEST
 
-    #: Options of this task: a `Policy`, or a mapping of the options that differ from ``app.conf.idempotency``.
-    idempotency: ClassVar[Policy | Mapping[str, Any] | None] = None
-    #: Which of its calls are not published while a message waits: True (of equal arguments), a key, a `Unique`, or a
-    #: mapping of its options.
-    unique: ClassVar[Any] = None
+    idempotency: ClassVar[Policy | IdempotencyOptions | None] = None
+    """Options of this task: a `Policy`, or a mapping of the options that differ from ``app.conf.idempotency``."""
+    unique: ClassVar[bool | KeySource | Unique | UniqueOptions] = None
+    """Which of its calls are not published while a message waits: True (of equal arguments), a key, a `Unique`, or a
+    mapping of its options."""
 
     @classmethod
     def bind(cls, app: Any) -> Any:
@@ -171,18 +184,32 @@ class IdempotentTask(Task):
     __call__.guard = __call__  # type: ignore[attr-defined]
 
     @property
-    def lease(self) -> HeldLease | None:
-        """What the running delivery holds, or what a test stands in with (`testing.lease_for`); None in a direct call.
+    def lease(self) -> HeldLease:
+        """What the running delivery holds.
 
-        It has ``key``, ``fence``, ``lost``, ``check()`` and ``derived_key(name)``, see `HeldLease`.
+        It has ``key``, ``fence``, ``lost``, ``check()``, ``settle()`` and ``derived_key(name)``, see `HeldLease`. A run
+        without the store (``on_store_error="run"``) has one too, with the fence 0.
+
+        Raises:
+            NoLease: no delivery of this task is running here, as in a direct call; an AttributeError, so that
+                ``getattr(self, "lease", None)`` is None there.
         """
         state = _state_of(self.request_stack.top)
-        return _loose_lease() if state is None else state.holding
+        held = _loose_lease() if state is None else state.holding
+        if held is None:
+            raise NoLease(
+                f"Expected self.lease in a delivery of {self.name}, got "
+                + ("a direct call" if state is None else "a delivery whose body has not begun")
+                + ": neither holds a lease, nor does a thread beside the body. Publish the task, or call its apply(), "
+                "which is guarded; read current_lease() where it may be None; in a unit test, stand in with "
+                "lease_for() of celery_idempotent.testing."
+            )
+        return held
 
     def key_for(
         self,
         *args: Any,
-        idempotency_key: object = None,
+        idempotency_key: str | None = None,
         idempotency_headers: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> str:
@@ -219,8 +246,8 @@ class IdempotentTask(Task):
         link: Any = None,
         link_error: Any = None,
         shadow: str | None = None,
-        **options: Any,
-    ) -> Any:
+        **options: Unpack[MessageOptions],
+    ) -> AsyncResult[Any]:
         """Publish the task as Celery does, unless it is ``unique`` and a message waits that will do its work.
 
         Beside Celery's options there are ``idempotency_key``, and ``unique``: False to publish whatever waits, or
@@ -232,26 +259,28 @@ class IdempotentTask(Task):
             errors.AlreadyPublished: a message waits, and the task has ``on_duplicate="raise"``.
             ConfigurationError: an option or an argument is meant as the key of the message, and is not.
         """
+        given = cast(dict[str, Any], options)
         # In what Celery dispatches for a task that has ended, an error would make its success a failure.
         if current_lease() is not None or get_current_worker_task() is None:
-            declarations.refuse_mistakes(self.name, options)
+            declarations.refuse_mistakes(self.name, given)
             declarations.refuse_key_argument(self, kwargs)
-        wanted = options.pop("unique", None)
+        wanted = given.pop("unique", None)
         send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
         ids = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error}
 
         def publish(derived: str) -> Any:
             if link_error and not self.name.startswith(UNGUARDED):
-                headers = options.get("headers") or {}
+                headers = given.get("headers") or {}
                 own = {"sending": propagation.sending(task_id or derived), **(headers.get(META_HEADER) or {})}
-                options["headers"] = {**headers, META_HEADER: own}
-            return unique.publish(self, wanted, args, kwargs, ids, options, send, derived)
+                given["headers"] = {**headers, META_HEADER: own}
+            return unique.publish(self, wanted, args, kwargs, ids, given, send, derived)
 
-        return publish("") if task_id else propagation.publish(self, args, kwargs, options, publish)
+        result: AsyncResult[Any] = publish("") if task_id else propagation.publish(self, args, kwargs, given, publish)
+        return result
 
     def apply(
-        self, *args: Any, idempotency_key: object = None, headers: Mapping[str, Any] | None = None, **options: Any
-    ) -> Any:
+        self, *args: Any, idempotency_key: str | None = None, headers: Mapping[str, Any] | None = None, **options: Any
+    ) -> EagerResult[Any]:
         """Run the task in this process, guarded like a delivery.
 
         Raises:
@@ -264,7 +293,7 @@ class IdempotentTask(Task):
             headers = {**(headers or {}), KEY_HEADER: idempotency_key}
         return super().apply(*args, headers=headers, **options)
 
-    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
+    def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature[Any]:
         """Return a signature of the task, as Celery does; ``s()`` and ``si()`` make theirs here too.
 
         Raises:
@@ -290,7 +319,7 @@ class IdempotentTask(Task):
         is_retry = options.get("retries") == (request.retries or 0) + 1
         return _with_headers(signature, identity.headers(**{"from": identity.owner if is_retry else None}))
 
-    def retry(self, *args: Any, **options: Any) -> Any:
+    def retry(self, *args: Any, **options: Any) -> Retry:
         """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.
 
         With ``throw=False`` the lease is given up to the retry as soon as it is published. The body goes on, but the
@@ -305,7 +334,7 @@ class IdempotentTask(Task):
         self._check_lease("Retrying")
         while True:
             try:
-                retry = super().retry(*args, **options)
+                retry: Retry = super().retry(*args, **options)
                 break
             except Reject as rejected:
                 # Celery drops the message when it cannot publish the retry; with the broker away, that loses the task.
@@ -343,9 +372,10 @@ class IdempotentTask(Task):
             raise
 
     def _check_lease(self, what: str) -> None:
-        if self.lease is not None:
+        state = _state_of(self.request_stack.top)
+        if state is not None and state.holding is not None:
             try:
-                self.lease.check()
+                state.holding.check()
             except StoreError as error:
                 # The message names its publisher: if the lease was lost after all, the store does not let it overtake.
                 logger.warning("%s without knowing whether the lease still holds: %s", what, error)
@@ -363,7 +393,10 @@ def _state_of(request: Any) -> DeliveryState | None:
 
 
 def _loose_lease() -> HeldLease | None:
-    """Return the lease of no run that was put here, as for a unit test; None if there is none."""
+    """Return the lease of no run that was put here, as for a unit test; None if there is none.
+
+    That of a run is not a direct call's within it: two such calls would derive the same keys of it.
+    """
     found = current_lease()
     return None if found is None or found.open or get_current_worker_task() is not None else found
 

@@ -353,6 +353,10 @@ class Guard:
             delivery.emit_end(held, events.ReleaseFailed, reason=reason, error=str(failure), ran=ran)
             return True
         if not released:
+            if release.reason is Reason.RETRY and not (held.lost or held.doubtful):
+                # It is published already, and it alone may take a lease that holds.
+                delivery.emit_end(held, events.Released, reason=reason, ran=ran)
+                return False
             return _lost(delivery, held, error)
         if release.reason is Reason.DONE:
             delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)

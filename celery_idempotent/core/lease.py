@@ -26,6 +26,7 @@ from uuid import UUID
 from ..errors import ConfigurationError, LeaseLost, StoreUnreachable
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Release, State
+from ..stores.transactions import OpenTransaction
 
 RENEWALS_PER_TTL = 3
 #: Part of a ttl by which trust ends before the lease does, for clocks that tick at different speeds.
@@ -128,7 +129,7 @@ class HeldLease:
         if self.lost:
             raise self._lost()
 
-    def settle(self, result: Any, *, using: Any) -> None:
+    def settle(self, result: object, *, using: OpenTransaction | str | list[Any]) -> None:
         """Record the task's result within its own open transaction, so that effect and record commit together.
 
         The store must keep its records in the database of that transaction. Call this last: a SQL store locks the

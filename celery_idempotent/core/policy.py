@@ -8,13 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from kombu.utils.url import maybe_sanitize_url
 
+from ..stores.base import Store
 from ..units import Duration, masked, parse_duration, parse_size, unfit
 from . import compression
 from .keys import KeySource, hides_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # type checkers bring it
 
 Scope = str | Callable[..., object] | None
 OnConflict = Literal["defer", "wait", "raise"]
@@ -24,86 +28,112 @@ Until = Literal["start", "done"]
 OnPublished = Literal["skip", "raise", "replace"]
 
 
+class IdempotencyOptions(TypedDict, total=False):
+    """Name the options of `Policy`, with what may be written for each: for a dict of them that type checkers know.
+
+    Durations are seconds, a `timedelta`, or text such as "90s", "15m", "24h", "7d", "500ms". Sizes are bytes, or text
+    such as "64KiB".
+
+    Example::
+
+        shared: IdempotencyOptions = {"result_ttl": "7d", "on_conflict": "wait"}
+    """
+
+    store: Store | str | None
+    """A store or its URL, for this task alone; None (the default): the app's."""
+    key: KeySource
+    """Name(s) of arguments, or a callable over the arguments; None (the default): the task id."""
+    scope: Scope
+    """A callable, or the name of a header, that gives the tenant; part of the key (default: none)."""
+    lease_ttl: Duration
+    """How long a dead holder blocks others, at least 0.5 s; renewed every third of it (default: 60 s)."""
+    result_ttl: Duration
+    """How long a duplicate is recognised after success; 0: only while it runs (default: 24 h)."""
+    failure_ttl: Duration
+    """The same after a remembered failure; how long released and lapsed records are kept (default: 24 h)."""
+    on_conflict: OnConflict
+    """What a duplicate does that meets a live lease (default: "defer")."""
+    on_duplicate: OnDuplicate
+    """What a duplicate does that meets a settled record (default: "replay")."""
+    remember_failures: type[Exception] | Sequence[type[Exception]]
+    """Exceptions that are final, and raised again for duplicates (default: none)."""
+    store_result: bool
+    """False keeps only the fact that the operation is done (default: True)."""
+    compress_above: int | str
+    """Payloads of more bytes are compressed (default: "1KiB")."""
+    compression: str
+    """How: "zlib" (the default), "zstd", "bzip2", "lzma", another one that kombu has, or "none"."""
+    result_max_bytes: int | str
+    """Payloads of more bytes, once compressed, are not kept in the record (default: "1MiB")."""
+    large_results: str | None
+    """Where those are kept: "backend", or an fsspec URL; None (the default): nowhere."""
+    wait_timeout: Duration
+    """How long ``on_conflict="wait"`` waits (default: 10 s)."""
+    max_crashes: int
+    """Deaths in a row before `CrashLoop` (default: 5)."""
+    on_store_error: OnStoreError
+    """What a delivery does while the store does not answer (default: "wait")."""
+    max_lease: Duration | None
+    """Stop renewing after this long; None (the default): the task's hard time limit + 60 s."""
+    fingerprint: bool | Collection[str]
+    """Compare the arguments of an explicit key (the default); or names to leave out; compares nothing with
+    ``result_ttl=0``."""
+    history: bool
+    """Note what happens to a key, for ``explain``; False spares the store those writes (default: True)."""
+    allow_early_ack: bool
+    """Allow ``acks_late=False``, with which a killed worker loses the task (default: False)."""
+
+
 @dataclass(init=False, repr=False, frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Hold the options of one task.
+    """Hold the options of one task, which `IdempotencyOptions` describes; durations are kept as seconds.
 
-    Durations are seconds, a `timedelta`, or text such as "90s", "15m", "24h", "7d", "500ms"; they are kept as seconds.
-    Sizes are bytes, or text such as "64KiB". Raises ConfigurationError for an unknown option or an unfit value.
+    Raises ConfigurationError for an unknown option or an unfit value.
 
     Example::
 
         @app.task(base=IdempotentTask, idempotency=Policy(key="order_id", result_ttl="7d"))
     """
 
-    store: object = None  #: a store or its URL, for this task alone; None: the app's
-    key: KeySource = None  #: name(s) of arguments, or a callable over the arguments; None: the task id
-    scope: Scope = None  #: a callable, or the name of a header, that gives the tenant; part of the key
-    lease_ttl: float = 60.0  #: how long a dead holder blocks others, at least 0.5 s; renewed every third of it
-    result_ttl: float = 86400.0  #: how long a duplicate is recognised after success; 0: only while it runs
-    failure_ttl: float = 86400.0  #: the same after a remembered failure; how long released and lapsed records are kept
-    on_conflict: OnConflict = "defer"  #: what a duplicate does that meets a live lease
-    on_duplicate: OnDuplicate = "replay"  #: what a duplicate does that meets a settled record
-    remember_failures: tuple[type[Exception], ...] = ()  #: exceptions that are final, and raised again for duplicates
-    store_result: bool = True  #: False keeps only the fact that the operation is done
-    compress_above: int = 1024  #: payloads of more bytes are compressed
-    compression: str = "zlib"  #: how: "zlib", "zstd", "bzip2", "lzma", another one that kombu has, or "none"
-    result_max_bytes: int = 1048576  #: payloads of more bytes, once compressed, are not kept in the record
-    large_results: str | None = None  #: where those are kept: "backend", or an fsspec URL; None: nowhere
-    wait_timeout: float = 10.0  #: how long ``on_conflict="wait"`` waits
-    max_crashes: int = 5  #: deaths in a row before `CrashLoop`
-    on_store_error: OnStoreError = "wait"  #: what a delivery does while the store does not answer
-    max_lease: float | None = None  #: stop renewing after this long; None: the task's hard time limit + 60 s
-    #: compare the arguments of an explicit key; or names to leave out; compares nothing with ``result_ttl=0``
+    store: Store | str | None = None
+    key: KeySource = None
+    scope: Scope = None
+    lease_ttl: float = 60.0
+    result_ttl: float = 86400.0
+    failure_ttl: float = 86400.0
+    on_conflict: OnConflict = "defer"
+    on_duplicate: OnDuplicate = "replay"
+    remember_failures: tuple[type[Exception], ...] = ()
+    store_result: bool = True
+    compress_above: int = 1024
+    compression: str = "zlib"
+    result_max_bytes: int = 1048576
+    large_results: str | None = None
+    wait_timeout: float = 10.0
+    max_crashes: int = 5
+    on_store_error: OnStoreError = "wait"
+    max_lease: float | None = None
     fingerprint: bool | tuple[str, ...] = True
-    history: bool = True  #: note what happens to a key, for ``explain``; False spares the store those writes
-    allow_early_ack: bool = False  #: allow ``acks_late=False``, with which a killed worker loses the task
+    history: bool = True
+    allow_early_ack: bool = False
     _given: frozenset[str] = field(default=frozenset(), compare=False)
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            store: object = None,
-            key: KeySource = None,
-            scope: Scope = None,
-            lease_ttl: Duration = 60,
-            result_ttl: Duration = "24h",
-            failure_ttl: Duration = "24h",
-            on_conflict: OnConflict = "defer",
-            on_duplicate: OnDuplicate = "replay",
-            remember_failures: type[Exception] | Sequence[type[Exception]] = (),
-            store_result: bool = True,
-            compress_above: int | str = 1024,
-            compression: str = "zlib",
-            result_max_bytes: int | str = "1MiB",
-            large_results: str | None = None,
-            wait_timeout: Duration = 10,
-            max_crashes: int = 5,
-            on_store_error: OnStoreError = "wait",
-            max_lease: Duration | None = None,
-            fingerprint: bool | Collection[str] = True,
-            history: bool = True,
-            allow_early_ack: bool = False,
-        ) -> None: ...
-    else:
-
-        def __init__(self, **options: Any) -> None:
-            before = options.pop("_given", options)  # dataclasses.replace() passes every field, also this one
-            for name in options:
-                if name not in _CHECKS:
-                    raise unfit("idempotency", "options of Policy", name, _hint(name, _CHECKS))
-            for name, default in _DEFAULTS.items():
-                object.__setattr__(self, name, _CHECKS[name](options[name], name) if name in options else default)
-            given = frozenset(n for n in options if n in before or getattr(self, n) != _DEFAULTS[n])
-            object.__setattr__(self, "_given", given)
-            if self.remember_failures and not self.result_ttl:
-                expected = "nothing to be remembered with result_ttl=0"
-                raise unfit("remember_failures", expected, self.remember_failures, "write remember_failures=()")
-            if self.max_lease is not None and self.max_lease < self.lease_ttl:
-                expected = f"at least lease_ttl, {self.lease_ttl:g} s"
-                raise unfit("max_lease", expected, self.max_lease, "give a longer max_lease or a shorter lease_ttl")
+    def __init__(self, **options: Unpack[IdempotencyOptions]) -> None:
+        written = cast(dict[str, Any], options)
+        before = written.pop("_given", written)  # dataclasses.replace() passes every field, also this one
+        for name in written:
+            if name not in _CHECKS:
+                raise unfit("idempotency", "options of Policy", name, _hint(name, _CHECKS))
+        for name, default in _DEFAULTS.items():
+            object.__setattr__(self, name, _CHECKS[name](written[name], name) if name in written else default)
+        given = frozenset(n for n in written if n in before or getattr(self, n) != _DEFAULTS[n])
+        object.__setattr__(self, "_given", given)
+        if self.remember_failures and not self.result_ttl:
+            expected = "nothing to be remembered with result_ttl=0"
+            raise unfit("remember_failures", expected, self.remember_failures, "write remember_failures=()")
+        if self.max_lease is not None and self.max_lease < self.lease_ttl:
+            expected = f"at least lease_ttl, {self.lease_ttl:g} s"
+            raise unfit("max_lease", expected, self.max_lease, "give a longer max_lease or a shorter lease_ttl")
 
     @classmethod
     def of(cls, value: Policy | Mapping[str, Any] | None, *, base: Policy | None = None) -> Policy:
@@ -139,52 +169,63 @@ class Policy:
         return {name: getattr(self, name) for name in _DEFAULTS if name in self._given}
 
 
+_For = TypedDict("_For", {"for": Duration}, total=False)  # Python allows no attribute of that name
+_UNSET: Any = object()
+
+
+class UniqueOptions(_For, total=False):
+    """Name the options of `Unique`, as `IdempotencyOptions` does those of `Policy`.
+
+    ``for`` is how long a reservation outlives its due time without a sign of life (default: 1 h).
+    """
+
+    key: KeySource
+    """Name(s) of arguments, or a callable over the arguments; None (the default): all arguments."""
+    until: Until
+    """Until the body is about to run, or until the operation has ended for good (default: "start")."""
+    on_duplicate: OnPublished
+    """What a call does that finds a waiting message (default: "skip")."""
+    debounce: Duration | None
+    """Run once it has been quiet for so long, with the newest arguments (default: None)."""
+    max_wait: Duration | None
+    """At the latest so long after the first call; None (the default): ten times ``debounce``."""
+    throttle: Duration | None
+    """The first call runs now, those within the period once at its end (default: None)."""
+
+
 @dataclass(init=False, repr=False, frozen=True, slots=True, kw_only=True)
 class Unique:
     """Hold the options of unique publishing: which calls of a task are not published while a message waits.
 
-    Durations are as in `Policy`. The option ``for`` is ``for_`` where Python allows no such name. Raises
-    ConfigurationError for an unknown option, an unfit value, and for options that contradict each other.
+    `UniqueOptions` describes them; ``for`` is ``for_`` where Python allows no such name. Raises ConfigurationError for
+    an unknown option, an unfit value, and for options that contradict each other.
 
     Example::
 
         @app.task(base=IdempotentTask, unique=Unique(key="document_id", until="done"))
     """
 
-    key: KeySource = None  #: name(s) of arguments, or a callable over the arguments; None: all arguments
-    until: Until = "start"  #: until the body is about to run, or until the operation has ended for good
-    for_: float = 3600.0  #: how long a reservation outlives its due time without a sign of life
-    on_duplicate: OnPublished = "skip"  #: what a call does that finds a waiting message
-    debounce: float | None = None  #: run once it has been quiet for so long, with the newest arguments
-    max_wait: float | None = None  #: at the latest so long after the first call; None: ten times ``debounce``
-    throttle: float | None = None  #: the first call runs now, those within the period once at its end
+    key: KeySource = None
+    until: Until = "start"
+    for_: float = 3600.0
+    on_duplicate: OnPublished = "skip"
+    debounce: float | None = None
+    max_wait: float | None = None
+    throttle: float | None = None
     _given: frozenset[str] = field(default=frozenset(), compare=False)
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            *,
-            key: KeySource = None,
-            until: Until = "start",
-            for_: Duration = "1h",
-            on_duplicate: OnPublished = "skip",
-            debounce: Duration | None = None,
-            max_wait: Duration | None = None,
-            throttle: Duration | None = None,
-        ) -> None: ...
-    else:
-
-        def __init__(self, **options: Any) -> None:
-            given = {"for" if name == "for_" else name: value for name, value in options.items() if name != "_given"}
-            for name in given:
-                if name not in _UNIQUE_CHECKS:
-                    raise unfit("unique", "options of Unique", name, _hint(name, _UNIQUE_CHECKS))
-            for name, default in _UNIQUE_DEFAULTS.items():
-                value = _UNIQUE_CHECKS[name](given[name], name) if name in given else default
-                object.__setattr__(self, _attribute(name), value)
-            object.__setattr__(self, "_given", frozenset(given))
-            self._check()
+    def __init__(self, *, for_: Duration = _UNSET, **options: Unpack[UniqueOptions]) -> None:
+        given = {name: value for name, value in cast(dict[str, Any], options).items() if name != "_given"}
+        if for_ is not _UNSET:
+            given["for"] = for_
+        for name in given:
+            if name not in _UNIQUE_CHECKS:
+                raise unfit("unique", "options of Unique", name, _hint(name, _UNIQUE_CHECKS))
+        for name, default in _UNIQUE_DEFAULTS.items():
+            value = _UNIQUE_CHECKS[name](given[name], name) if name in given else default
+            object.__setattr__(self, _attribute(name), value)
+        object.__setattr__(self, "_given", frozenset(given))
+        self._check()
 
     def _check(self) -> None:
         if self.debounce is not None and self.throttle is not None:

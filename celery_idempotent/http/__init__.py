@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from .asgi import IdempotencyMiddleware, accepted
 from .inside import Answered, abegin, begin
-from .options import INSIDE, UNGUARDED, Options
+from .options import INSIDE, UNGUARDED, HttpOptions, Options
 from .response import Response
 
 __all__ = [
     "INSIDE",
     "UNGUARDED",
     "Answered",
+    "HttpOptions",
     "IdempotencyMiddleware",
     "Options",
     "Response",

@@ -11,17 +11,20 @@ import inspect
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..events import logger
 from . import problems
 from .delivery import Fact, HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending
-from .options import INSIDE, UNGUARDED, Options
+from .options import INSIDE, UNGUARDED, HttpOptions, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,7 +46,7 @@ class IdempotencyMiddleware:
 
     Arguments:
         app: The application.
-        options: Those of `celery_idempotent.http.Options`; ``scope``, and ``store`` or ``celery_app`` must be among
+        options: Those of `celery_idempotent.http.HttpOptions`; ``scope``, and ``store`` or ``celery_app`` must be among
             them.
 
     Raises:
@@ -54,7 +57,7 @@ class IdempotencyMiddleware:
         app.add_middleware(IdempotencyMiddleware, store="redis://localhost/1", scope=lambda scope: scope["user"].id)
     """
 
-    def __init__(self, app: App, **options: Any) -> None:
+    def __init__(self, app: App, **options: Unpack[HttpOptions]) -> None:
         self.app, self.options = app, Options.of(options)
         self.binding = HttpBinding(self.options)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from ..core.policy import Policy
+from ..core.policy import OnStoreError, Policy
+from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE
-from ..units import parse_duration, parse_size, unfit
+from ..units import Duration, parse_duration, parse_size, unfit
 from .request import Comparison
 from .response import Response
 
@@ -33,41 +34,112 @@ COMPARISONS = ("bytes", "json", "headers")
 Remember = Callable[[Response], object]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Hold the options of a middleware.
+class _Scope(TypedDict):
+    scope: str | Callable[..., object] | _Constant | None
+    """Who calls, verified: a callable over the request, a header's name, None or INSIDE; required."""
 
-    Durations and sizes are written as in `Policy`. Raises ConfigurationError for an unfit value.
+
+class HttpOptions(_Scope, total=False):
+    """Name the options of a middleware, with what may be written for each: for type checkers and Django's settings.
+
+    Durations and sizes are written as in `Policy`.
+
+    Example::
+
+        IDEMPOTENCY_HTTP: HttpOptions = {"store": "redis://localhost/1", "scope": lambda request: request.user.pk}
     """
 
-    scope: Any = _REQUIRED  #: who calls, verified: a callable over the request, a header's name, None or INSIDE
-    store: object = None  #: a store or its URL; None: that of ``celery_app``
-    celery_app: Any = None  #: a Celery app, whose store and namespace are used
-    name: str = "http"  #: of the service, in keys: services that share a store have different ones
-    namespace: str = NAMESPACE  #: how the keys begin
-    header: str | Callable[[Any], str | None] = "Idempotency-Key"  #: of the key; or a callable over the request
-    methods: Collection[str] = ("POST", "PATCH")  #: of the requests that are guarded
-    paths: Any = None  #: prefixes of the paths that are guarded, or a callable; None: all
-    exempt: Any = ()  #: prefixes of paths that are not, or a callable
-    required: bool = False  #: answer 400 to a request without a key
-    fingerprint: Comparison = "bytes"  #: how bodies are compared: "bytes", "json", "headers", or a callable
-    fingerprint_headers: Sequence[str] = ()  #: headers that are compared too
-    lease_ttl: float = 30.0  #: as in `Policy`
-    result_ttl: float = 86400.0  #: how long a response is replayed
-    failure_ttl: float = 86400.0  #: as in `Policy`
-    max_crashes: int = 5  #: as in `Policy`
-    on_store_error: str = "raise"  #: "raise": 503; "wait" up to ``wait_timeout``; "run" without a guard
-    on_conflict: str = "raise"  #: "raise": 409; "wait" up to ``wait_timeout``
-    wait_timeout: float = 10.0  #: how long a request waits
-    remember: Remember | None = None  #: a callable over a `Response`: True, False, "fact"; None: by its status
-    settle_at: str = "response"  #: record a response when it is complete; "return": when the application has returned
-    settle_timeout: float = 5.0  #: how long a response waits for the store
-    request_max_bytes: int = 1048576  #: of a body with a key
-    response_max_bytes: int = 262144  #: of a body that is kept
-    keep_headers: Sequence[str] = ()  #: headers to keep that are not kept otherwise, as Set-Cookie
-    drop_headers: Sequence[str] = ()  #: more headers that are not kept
-    docs_url: str | None = None  #: of a page for clients, with a section for each type of problem
-    propagate: bool = True  #: whether the tasks that a request publishes get ids that follow from its key
+    store: Store | str | None
+    """A store or its URL; None (the default): that of ``celery_app``."""
+    celery_app: Any
+    """A Celery app, whose store and namespace are used (default: none)."""
+    name: str
+    """Of the service, in keys: services that share a store have different ones (default: "http")."""
+    namespace: str
+    """How the keys begin."""
+    header: str | Callable[[Any], str | None]
+    """Of the key; or a callable over the request (default: "Idempotency-Key")."""
+    methods: Collection[str]
+    """Of the requests that are guarded (default: POST and PATCH)."""
+    paths: Collection[str] | Callable[[str], object] | None
+    """Prefixes of the paths that are guarded, or a callable; None (the default): all."""
+    exempt: Collection[str] | Callable[[str], object]
+    """Prefixes of paths that are not, or a callable (default: none)."""
+    required: bool
+    """Answer 400 to a request without a key (default: False)."""
+    fingerprint: Literal["bytes", "json", "headers"] | Callable[[Any, bytes], object]
+    """How bodies are compared; or a callable (default: "bytes")."""
+    fingerprint_headers: Sequence[str]
+    """Headers that are compared too (default: none)."""
+    lease_ttl: Duration
+    """As in `Policy` (default: 30 s)."""
+    result_ttl: Duration
+    """How long a response is replayed (default: 24 h)."""
+    failure_ttl: Duration
+    """As in `Policy` (default: 24 h)."""
+    max_crashes: int
+    """As in `Policy` (default: 5)."""
+    on_store_error: OnStoreError
+    """"raise" (the default): 503; "wait" up to ``wait_timeout``; "run" without a guard."""
+    on_conflict: Literal["raise", "wait"]
+    """"raise" (the default): 409; "wait" up to ``wait_timeout``."""
+    wait_timeout: Duration
+    """How long a request waits (default: 10 s)."""
+    remember: Remember | None
+    """A callable over a `Response`: True, False, "fact"; None (the default): by its status."""
+    settle_at: Literal["response", "return"]
+    """Record a response when it is complete (the default); or when the application has returned."""
+    settle_timeout: Duration
+    """How long a response waits for the store (default: 5 s)."""
+    request_max_bytes: int | str
+    """Of a body with a key (default: "1MiB")."""
+    response_max_bytes: int | str
+    """Of a body that is kept (default: "256KiB")."""
+    keep_headers: Sequence[str]
+    """Headers to keep that are not kept otherwise, as Set-Cookie (default: none)."""
+    drop_headers: Sequence[str]
+    """More headers that are not kept (default: none)."""
+    docs_url: str | None
+    """Of a page for clients, with a section for each type of problem (default: none)."""
+    propagate: bool
+    """Whether the tasks that a request publishes get ids that follow from its key (default: True)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of a middleware, which `HttpOptions` describes.
+
+    Raises ConfigurationError for an unfit value.
+    """
+
+    scope: Any = _REQUIRED
+    store: Store | str | None = None
+    celery_app: Any = None
+    name: str = "http"
+    namespace: str = NAMESPACE
+    header: str | Callable[[Any], str | None] = "Idempotency-Key"
+    methods: Collection[str] = ("POST", "PATCH")
+    paths: Any = None
+    exempt: Any = ()
+    required: bool = False
+    fingerprint: Comparison = "bytes"
+    fingerprint_headers: Sequence[str] = ()
+    lease_ttl: float = 30.0
+    result_ttl: float = 86400.0
+    failure_ttl: float = 86400.0
+    max_crashes: int = 5
+    on_store_error: str = "raise"
+    on_conflict: str = "raise"
+    wait_timeout: float = 10.0
+    remember: Remember | None = None
+    settle_at: str = "response"
+    settle_timeout: float = 5.0
+    request_max_bytes: int = 1048576
+    response_max_bytes: int = 262144
+    keep_headers: Sequence[str] = ()
+    drop_headers: Sequence[str] = ()
+    docs_url: str | None = None
+    propagate: bool = True
     policy: Policy = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +161,7 @@ class Options:
         object.__setattr__(self, "policy", policy)
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> Options:
+    def of(cls, options: Mapping[str, Any]) -> Options:
         """Return options as they were written; raise ConfigurationError for one that is unknown."""
         known = [each.name for each in fields(cls) if each.init]
         for name in options:

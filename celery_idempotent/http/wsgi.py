@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core.lease import HeldLease, LeaseSlot, running
@@ -17,10 +17,13 @@ from ..functions import finish_within
 from . import problems
 from .delivery import HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending
-from .options import INSIDE, UNGUARDED, Options
+from .options import INSIDE, UNGUARDED, HttpOptions, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["IdempotencyMiddleware", "accepted"]
 
@@ -37,7 +40,7 @@ class IdempotencyMiddleware:
 
     Arguments:
         app: The application.
-        options: Those of `celery_idempotent.http.Options`; ``scope``, and ``store`` or ``celery_app`` must be among
+        options: Those of `celery_idempotent.http.HttpOptions`; ``scope``, and ``store`` or ``celery_app`` must be among
             them.
 
     Raises:
@@ -48,7 +51,7 @@ class IdempotencyMiddleware:
         app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, store="redis://localhost/1", scope="X-Api-Key")
     """
 
-    def __init__(self, app: App, **options: Any) -> None:
+    def __init__(self, app: App, **options: Unpack[HttpOptions]) -> None:
         self.app, self.options = app, Options.of(options)
         self.binding = HttpBinding(self.options)
 

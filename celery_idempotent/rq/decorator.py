@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from redis.connection import ConnectionPool
 from rq.job import Job
 
 from ..core.binding import BINDING
-from ..core.policy import Policy
+from ..core.policy import IdempotencyOptions, Policy
 from ..functions import FunctionBinding, check_function, policy_of
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE
@@ -22,19 +22,22 @@ from . import job as jobs
 from .delivery import RqDelivery
 from .job import store_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _answering: ContextVar[Job | None] = ContextVar("celery_idempotent_job", default=None)
 
 
 def idempotent(
-    policy: Policy | Mapping[str, Any] | None = None,
+    policy: Policy | IdempotencyOptions | None = None,
     /,
     *,
     name: str | None = None,
     namespace: str = NAMESPACE,
     serializer: str | None = None,
-    **options: Any,
+    **options: Unpack[IdempotencyOptions],
 ) -> Callable[[F], F]:
     """Make each operation of a job's function take effect once, on every kind of RQ's workers.
 

@@ -6,11 +6,21 @@ alias of a Django database. SQLAlchemy is never imported: a caller that passes o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigurationError
 
 TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or the alias of a Django database"
+
+
+class OpenTransaction(Protocol):
+    """What type checkers take for a connection or session with a transaction: no cursor, engine or coroutine's."""
+
+    def commit(self) -> None:
+        """Commit it."""
+
+    def rollback(self) -> None:
+        """Roll it back."""
 
 
 def driver_connection(using: Any, driver: type[Any]) -> Any:

@@ -8,16 +8,28 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from fractions import Fraction
+from time import monotonic
 from typing import Any, ClassVar
 
 import pydantic
 import pytest
-from celery import Celery, shared_task
+from celery import Celery, Task, shared_task
 from celery.worker.request import Request
 
-from celery_idempotent import ConfigurationError, IdempotentTask, KeyReused, MissingKey, Policy, idempotent
+from celery_idempotent import (
+    ConfigurationError,
+    IdempotentTask,
+    KeyReused,
+    MissingKey,
+    NoLease,
+    Policy,
+    current_lease,
+    idempotent,
+)
 from celery_idempotent.celery import IdempotentRequest
+from celery_idempotent.core.lease import HeldLease, running
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.records import Claim, Lease, new_owner
 
 
 @pytest.fixture
@@ -171,6 +183,13 @@ def test_celerys_results_and_lists_are_no_work_to_be_done(app: Celery) -> None:
 
     task = declare(app, charge)
     assert [task.apply((number,)).state for number in range(4)] == ["SUCCESS"] * 4
+
+
+def test_a_class_whose_body_answers_many_messages_at_once_is_refused(app: Celery) -> None:
+    batches = type("Batches", (Task,), {"__module__": "celery_batches"})
+    both = type("Both", (batches, IdempotentTask), {"abstract": True, "__module__": __name__})
+    with pytest.raises(ConfigurationError, match=r"a class of celery-batches, .* for each item"):
+        declare(app, base=both, idempotency={"key": "order_id"})
 
 
 def test_a_wrong_default_of_the_app_is_refused_when_a_task_is_declared(app: Celery) -> None:
@@ -340,11 +359,71 @@ def test_the_guard_stays_outermost_whatever_a_subclass_does_with_call(app: Celer
 def test_a_direct_call_is_a_plain_call_without_a_lease(app: Celery) -> None:
     def charge(self: Any, order_id: str) -> Any:
         runs.get().append(order_id)
-        return self.lease
+        return getattr(self, "lease", "none")
 
     task = declare(app, charge, bind=True, idempotency={"key": "order_id"})
-    assert [task("A"), task("A")] == [None, None]
+    assert [task("A"), task("A")] == ["none", "none"]
+    assert not hasattr(task, "lease")
     assert runs.get() == ["A", "A"]
+
+
+def test_a_direct_call_that_reads_the_lease_is_told_how_to_get_one(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> str:
+        return str(self.lease.derived_key("gateway"))
+
+    task = declare(app, charge, name="shop.charge", bind=True, idempotency={"key": "order_id"})
+    with pytest.raises(NoLease, match=r"delivery of shop\.charge, got a direct call: .* celery_idempotent\.testing"):
+        task("A")
+    assert len(task.apply(("A",)).get()) == 32
+
+
+def test_a_task_called_within_a_guarded_body_does_not_get_the_lease_of_that_body(app: Celery) -> None:
+    """Two calls within it would give a gateway one key for two payments."""
+
+    def charge(self: Any, order_id: str) -> str:
+        return str(self.lease.derived_key("gateway"))
+
+    def settle(self: Any, day: str) -> Any:
+        with pytest.raises(NoLease):
+            inner("A")
+        return current_lease() is self.lease
+
+    inner = declare(app, charge, name="charge", bind=True, idempotency={"key": "order_id"})
+    outer = declare(app, settle, name="settle", bind=True, idempotency={"key": "day"})
+    assert outer.apply(("monday",)).get()
+
+    @idempotent(store="memory://", key="day")
+    def by_function(day: str) -> None:
+        with pytest.raises(NoLease):
+            inner("A")
+
+    by_function("monday")
+
+
+def test_a_direct_call_gets_a_lease_of_no_run_that_was_put_in_its_context(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> str:
+        return str(self.lease.key)
+
+    task = declare(app, charge, bind=True, idempotency={"key": "order_id"})
+    claim = Claim("the test's", new_owner(), holder="a test", lease_ttl=60, keep_ttl=60)
+    with running(HeldLease(MemoryStore(), Lease(claim, 1), monotonic())):
+        assert task("A") == "the test's"
+
+
+def test_a_hook_of_a_task_has_the_lease_after_a_run_and_none_after_a_replay(app: Celery) -> None:
+    held: list[Any] = []
+
+    class Hooked(IdempotentTask):
+        def on_success(self, *args: Any) -> None:
+            held.append(getattr(self, "lease", None))
+
+    def charge(order_id: str) -> str:
+        return order_id
+
+    task = declare(app, charge, base=Hooked, idempotency={"key": "order_id"})
+    for _ in range(2):
+        assert task.apply(("A",)).get() == "A"
+    assert [each is not None for each in held] == [True, False]
 
 
 def test_calls_of_tasks_inside_a_body_are_plain_calls_also_of_the_task_itself(app: Celery) -> None:
@@ -358,7 +437,7 @@ def test_calls_of_tasks_inside_a_body_are_plain_calls_also_of_the_task_itself(ap
         runs.get().append(f"charge {depth}")
         other_task(order_id)
         # A nested call sees its caller's request in one Celery (5.7), and an empty one in another (5.4).
-        held = self.lease is not None and self.lease.fence > 0
+        held = hasattr(self, "lease")
         assert held is not self.request.called_directly
         return depth and [self(order_id, depth - 1), held or depth < 2]
 

@@ -925,6 +925,19 @@ def test_callbacks_have_the_same_ids_in_every_replay_of_a_run_and_new_ones_in_an
     assert published[3] == published[4] != published[0]
 
 
+def test_an_unprotected_run_has_a_lease_with_the_fence_0(app: Celery, store: FailingStore) -> None:
+    """A body that reads it must not fail for want of a store."""
+
+    def reading(self: Any, order_id: str) -> Any:
+        self.lease.check()
+        return self.lease.fence, len(self.lease.derived_key("gateway"))
+
+    app.conf.idempotency = {"on_store_error": "run"}
+    task = declare(app, reading)
+    store.failing = frozenset({"acquire", "get"})
+    assert task.apply(("A",)).get() == (0, 32)
+
+
 def test_callbacks_of_an_unprotected_run_have_ids_of_their_own(
     app: Celery, store: FailingStore, published: list[str]
 ) -> None:

@@ -121,6 +121,23 @@ class OwnWords(IdempotentTask):
         """Stand for any method."""
 
 
+class OwnMethods(IdempotentTask):
+    """A class with methods under the names of options, as celery-singleton's has ``on_duplicate``."""
+
+    def on_duplicate(self, existing_task_id: str) -> str:
+        return existing_task_id
+
+    @property
+    def lease_ttl(self) -> int:
+        return 3
+
+
+def test_a_class_may_have_methods_under_the_names_of_options(app: Celery) -> None:
+    task = declare(app, base=OwnMethods, idempotency={"key": "order_id", "on_duplicate": "raise"})
+    assert task.apply(("A",)).get() == "A 5"
+    assert (task.lease_ttl, task.on_duplicate("id")) == (3, "id")
+
+
 def test_a_class_may_use_common_words_and_its_tasks_give_them_values(app: Celery) -> None:
     task = declare(app, base=OwnWords, idempotency={"key": "order_id"}, key="x", store="y", compression="gzip")
     assert task.apply(("A",)).get() == "A 5"

@@ -1,6 +1,6 @@
 """The lines that protect, each taken away in a copy of the source: how many schedules it takes to find out.
 
-`python -m tests.simulation.breaks` prints the table.
+`python -m tests.simulation.breaks [SCHEDULES] [NAME ...]` prints the table.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
 def main() -> None:
     """Print the table."""
     schedules = int(sys.argv[1]) if sys.argv[1:] else 2000
-    missed = 0
-    for name in BREAKS:
+    missed, names = 0, sys.argv[2:] or list(BREAKS)
+    for name in names:
         count, why = found_after(name, schedules)
         missed += count is None
         print(f"{name:45} {count if count is not None else 'not found':>9}  {why}", flush=True)
-    print(f"{len(BREAKS) - missed} of {len(BREAKS)} found within {schedules} schedules")
+    print(f"{len(names) - missed} of {len(names)} found within {schedules} schedules")
 
 
 if __name__ == "__main__":

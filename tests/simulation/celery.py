@@ -401,6 +401,8 @@ class Simulation:
         self.broker = Broker(self.world, chance.choice([None, 12.0, 30.0]))
         self.faults = chance.choice([0, 1, 1, 2, 2, 3, 4])
         self.lossy = chance.choice([0.0, 0.0, 0.03, 0.1])
+        #: whether no holder has been stopped, killed or cut off from the store
+        self.calm = not (self.faults and self.lossy)
         self.channel = SimpleNamespace(
             decode_body=lambda body, encoding=None: memory.Channel.decode_body(_CODED, body, encoding)
         )
@@ -463,6 +465,7 @@ class Simulation:
         def once(fault: Callable[[], object]) -> Callable[[], None]:
             def happen() -> None:
                 self.faults -= 1
+                self.calm = False
                 fault()
 
             return happen

@@ -12,8 +12,9 @@ from celery import states
 from greenlet import getcurrent
 
 from celery_idempotent import add_hook, remove_hook
-from celery_idempotent.events import Event, LeaseLost, SettleFailed
-from celery_idempotent.stores import State
+from celery_idempotent.errors import LeaseLost as LeaseLostError
+from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
+from celery_idempotent.stores import Refusal, State, Verdict
 
 
 class Broken(AssertionError):
@@ -37,6 +38,8 @@ class Run:
     excused: bool = False
     #: whether it could not be settled, so that its caller has an answer that others cannot get
     unsettled: bool = False
+    #: when its retry is due
+    retry_due: float = 0.0
 
 
 class Law:
@@ -55,6 +58,8 @@ class Law:
         self.settled: dict[str, bytes] = {}
         chance = simulation.world.random
         self.raises, self.retries = chance.choice([0, 0, 0.2]), chance.choice([0, 0, 0.3])
+        #: whether the task checks its lease before it charges
+        self.checks = chance.choice([True, False])
 
     def calls(self, chance: Random) -> list[tuple[str, str]]:
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
@@ -75,22 +80,36 @@ class Law:
         run = Run(order, task.request.id, held, process, process.host, len(self.runs) + 1)
         self.runs.append(run)
         self.counts["runs"] += 1
+        last = next((other for other in self.runs[-2::-1] if other.order == order), run)
+        if world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id:
+            self.fail(f"run {run.number} of {order} begins before the retry of run {last.number} is due")
         if order in self.settled:
             self.fail(f"run {run.number} of {order} begins, which was settled")
         try:
             world.sleep(world.random.choice([0, 0, 1, 9]), f"run {run.number} of {order} begins")
+            if self.checks:
+                self.check_lease(run)
             self.charge(run)
             world.sleep(world.random.choice([0, 0, 1, 9]), f"run {run.number} has charged {order}")
             if world.chance(self.raises):
                 raise ValueError("no")
             if world.chance(self.retries) and task.request.retries < 3:
-                run.ending = "raised"  # its retry goes on as soon as it is published, and it does nothing more
-                raise task.retry(countdown=world.random.choice([0, 2, 8]))
+                countdown = world.random.choice([0, 2, 8])
+                # Its retry goes on as soon as it is published, and it does nothing more.
+                run.ending, run.retry_due = "raised", world.now + countdown
+                raise task.retry(countdown=countdown)
         except Exception:
             run.ending = run.ending or "raised"
             raise
         run.ending = run.ending or "returned"
         return f"receipt {run.number}"
+
+    def check_lease(self, run: Run) -> None:
+        try:
+            run.held.check()
+        except LeaseLostError:
+            self.check_loss(run, LeaseLost(run.held.key, "charge"))
+            raise
 
     def charge(self, run: Run) -> None:
         run.effect = True
@@ -114,15 +133,28 @@ class Law:
                 run.excused = True  # it had returned, and was not settled yet
 
     def hook(self, event: Event) -> None:
-        if isinstance(event, (LeaseLost, SettleFailed)):
+        if isinstance(event, LeaseLost) and self.simulation.calm:
+            self.fail(f"the lease on {event.key} was lost, and nothing had happened to its holder")
+        if isinstance(event, (LeaseLost, SettleFailed, ReleaseFailed)):
             for run in self.runs:
                 if run.held.key == event.key and run.held.fence == event.fence:
                     run.excused = True
+                    self.check_loss(run, event)
                     run.unsettled = isinstance(event, SettleFailed)
+
+    def check_loss(self, run: Run, event: Event) -> None:
+        record = self.simulation.store.get(run.held.key)
+        running = record is not None and record.state is State.IN_PROGRESS
+        if isinstance(event, LeaseLost) and running and record.owner == run.held.lease.owner:
+            self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
 
     def watch(self, verb: str, args: Any, call: Callable[[], Any]) -> Any:
         """Call the store, and look at what became of its records."""
         answer = call()
+        if isinstance(answer, Refusal) and answer.verdict is Verdict.CONFLICT:
+            self.counts["conflicts"] += 1
+            if answer.record.owner == args[0].owner:
+                self.fail(f"{args[0].task_id} waits for its own lease")
         for order in ("ORD-1", "ORD-2"):
             record = self.simulation.store.get(f"idem:charge::{order}")
             if record is None:

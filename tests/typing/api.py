@@ -1,22 +1,27 @@
-"""What a user's type checker sees of the public names; pyright checks this file, nothing runs it."""
+"""What a user's type checker sees of the public names; mypy and pyright check this file, nothing runs it."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 from typing_extensions import assert_type
 
 from celery_idempotent import (
     ConfigurationError,
     Event,
     IdempotencyError,
+    IdempotencyOptions,
     IdempotentTask,
+    NoLease,
     Policy,
     Store,
     StoreUnreachable,
     Unique,
+    UniqueOptions,
     add_hook,
     current_lease,
     idempotent,
@@ -26,12 +31,22 @@ from celery_idempotent import (
 from celery_idempotent.celery.signals import EventSignal, store_failed, task_deferred, task_replayed
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.events import Deferred, Hook, Replayed
-from celery_idempotent.http import INSIDE, UNGUARDED, IdempotencyMiddleware, Options, Response, abegin, begin
+from celery_idempotent.http import (
+    INSIDE,
+    UNGUARDED,
+    HttpOptions,
+    IdempotencyMiddleware,
+    Options,
+    Response,
+    abegin,
+    begin,
+)
 from celery_idempotent.http import django as http_django
 from celery_idempotent.http import wsgi as http_wsgi
 from celery_idempotent.metrics import opentelemetry, prometheus
 from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTelemetrySpans, hashed
 from celery_idempotent.metrics.prometheus import PrometheusMetrics
+from celery_idempotent.rq import idempotent as idempotent_job
 from celery_idempotent.stores import Record
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import (
@@ -56,16 +71,39 @@ Policy(key=["order_id", "line"], remember_failures=ValueError, fingerprint=["not
 Policy(key=by_order, on_store_error="raise")
 assert_type(Unique(key="order_id", until="done", for_="2h"), Unique)
 Unique(key=by_order, debounce=30, max_wait=timedelta(minutes=5))
-Policy(on_conflict="wiat")  # pyright: ignore[reportArgumentType]
-Policy(lese_ttl=30)  # pyright: ignore[reportCallIssue]
 assert_type(policy.lease_ttl, float)
 assert_type(policy.remember_failures, tuple[type[Exception], ...])
+
+shared: IdempotencyOptions = {"result_ttl": "7d", "lease_ttl": timedelta(minutes=1), "remember_failures": [ValueError]}
+waiting: UniqueOptions = {"key": "order_id", "until": "done", "for": "2h", "on_duplicate": "raise"}
+assert_type(Policy(**shared), Policy)
+assert_type(Unique(**waiting), Unique)
+
+
+class Charge(IdempotentTask):
+    name = "shop.charge"
+    idempotency = {"key": ["order_id", "line"], "scope": "tenant", "fingerprint": False}
+    unique = {"key": by_order, "debounce": 30}
+
+    def run(self, order_id: str, line: int) -> str:
+        return self.lease.derived_key("gateway")
+
+
+class Refund(IdempotentTask):
+    idempotency = Policy(key="order_id")
+    unique = True
+
+
+class Ship(IdempotentTask):
+    idempotency = shared
+    unique = "order_id"
+
 
 store = open_store("redis://localhost/1")
 assert_type(store, Store)
 assert_type(store.get("key"), Record | None)
 
-errors: list[type[IdempotencyError]] = [ConfigurationError, StoreUnreachable]
+errors: list[type[IdempotencyError]] = [ConfigurationError, StoreUnreachable, NoLease]
 
 
 def hook(event: Event) -> None:
@@ -91,7 +129,6 @@ class Nothing:
 add_hook(hook)
 add_hook(choosy, {Replayed, Deferred})
 add_hook(hook, Nothing())
-add_hook(lambda: None)  # pyright: ignore[reportArgumentType]
 remove_hook(hook)
 
 
@@ -113,15 +150,16 @@ assert_type(counts, PrometheusMetrics)
 counted: list[Hook] = [counts, PrometheusMetrics(), OpenTelemetryMetrics(), OpenTelemetrySpans(hashed)]
 remove_hook(counts)
 opentelemetry.install(key=hashed)
-opentelemetry.install(key=b"no")  # pyright: ignore[reportArgumentType]
 assert_type(hashed("key"), str)
 
 
 def body(task: IdempotentTask) -> None:
-    assert_type(task.lease, HeldLease | None)
-    if task.lease is not None:
-        assert_type(task.lease.fence, int)
-        assert_type(task.lease.derived_key("gateway"), str)
+    assert_type(task.lease, HeldLease)
+    assert_type(task.lease.fence, int)
+    assert_type(task.lease.derived_key("gateway"), str)
+    assert_type(task.lease.check(), None)
+    assert_type(current_lease(), HeldLease | None)
+    assert_type(task.key_for("ORD-1", idempotency_key="req-42"), str)
 
 
 @idempotent(store="redis://localhost/1", key="order_id", result_ttl="7d")
@@ -129,7 +167,12 @@ def charge(order_id: str, cents: int = 999) -> int:
     lease = current_lease()
     assert_type(lease, HeldLease | None)
     if lease is not None:
-        lease.settle(cents, using=None)
+        lease.settle(cents, using="default")
+        lease.settle(cents, using=sqlite3.connect("shop.db"))
+        with psycopg.connect("") as connection:
+            lease.settle(cents, using=connection)
+        items: list[dict[str, object]] = []
+        lease.settle(cents, using=items)
     return cents
 
 
@@ -153,10 +196,19 @@ class Till:
         return order_id
 
 
+@idempotent_job(key="order_id", result_ttl="7d", on_conflict="raise", name="shop.book")
+def book(order_id: str, cents: int = 999) -> int:
+    return cents
+
+
+@idempotent_job(policy)
+async def unbook(order_id: str) -> str:
+    return order_id
+
+
+assert_type(book("ORD-1"), int)
 assert_type(charge("ORD-1"), int)
 assert_type(charge(order_id="ORD-1", cents=1), int)
-charge(1)  # pyright: ignore[reportArgumentType]
-charge("ORD-1", crates=1)  # pyright: ignore[reportCallIssue]
 assert_type(Till().book("ORD-1"), None)
 assert_type(Till.of_class("ORD-1"), str)
 assert_type(Till.static("ORD-1"), str)
@@ -166,7 +218,7 @@ async def call() -> None:
     assert_type(await refund("ORD-1", cents=1), tuple[str, int])
     later: Coroutine[Any, Any, tuple[str, int]] = refund("ORD-1", cents=1)
     await later
-    await refund("ORD-1", 1)  # pyright: ignore[reportCallIssue]
+    assert_type(await unbook("ORD-1"), str)
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:
@@ -175,7 +227,6 @@ async def asgi(scope: Any, receive: Any, send: Any) -> None:
 
 def wsgi(environ: dict[str, Any], start_response: Any) -> list[bytes]:
     assert_type(begin(environ, 7), HeldLease | None)
-    begin(environ)  # pyright: ignore[reportCallIssue]
     return []
 
 
@@ -185,8 +236,8 @@ def is_kept(response: Response) -> bool:
 
 guarded = IdempotencyMiddleware(asgi, store="redis://localhost/1", scope=INSIDE, result_ttl="7d", remember=is_kept)
 http_wsgi.IdempotencyMiddleware(wsgi, store=store, scope="X-Api-Key", response_max_bytes="1MiB")
-http_wsgi.IdempotencyMiddleware("app")  # pyright: ignore[reportArgumentType]
 http_django.IdempotencyMiddleware(lambda request: UNGUARDED)
+http_settings: HttpOptions = {"store": "redis://localhost/1", "scope": INSIDE, "lease_ttl": "30s", "paths": ["/orders"]}
 assert_type(guarded.options, Options)
 assert_type(http_wsgi.accepted(None, "/jobs/{id}"), tuple[dict[str, str], int, dict[str, str]])
 
@@ -194,15 +245,12 @@ with override_store() as fresh, inactive():
     assert_type(fresh, MemoryStore)
 with override_store(store) as own:
     assert_type(own, Store)
-override_store("memory://")  # pyright: ignore[reportArgumentType, reportCallIssue]
 set_active(False)
 assert_type(is_active(), bool)
 with crash_at("after_effect", of=charge) as crash:
     assert_type(crash, Crash)
     assert_type(crash.happened, bool)
-crash_at("after_efect")  # pyright: ignore[reportArgumentType]
 with lease_for(charge, "ORD-1", cents=1) as stand_in:
     assert_type(stand_in, StandInLease)
     assert_type(stand_in.derived_key("charge"), str)
 assert_takes_effect_once(charge, ("ORD-1", 1), effects=lambda: 0)
-assert_takes_effect_once(charge, ("ORD-1", 1))  # pyright: ignore[reportCallIssue]

@@ -1392,3 +1392,20 @@ def test_a_doubtful_answer_at_the_end_of_patience_has_the_delivery_come_back_soo
     met = bench.deliver(patience=1.0)
     assert isinstance(met, Busy)
     assert met.remaining == STORE_PAUSE[1]
+
+
+@pytest.mark.parametrize(("wait", "ending"), [(0.0, "Released"), (60.0, "LeaseLost")])
+def test_a_lease_that_its_own_retry_took_is_given_back_and_not_lost(bench: Bench, wait: float, ending: str) -> None:
+    """The retry is published before the body ends, and may be quick; what took a lease that had lapsed is another."""
+
+    def retries(held: HeldLease) -> None:
+        bench.clock.advance(wait)
+        bench.elsewhere("a", sender=held.lease.owner, retries=1)
+        raise ValueError("its retry was published")
+
+    delivery = bench.delivery(retries)
+    delivery.end = lambda error: Release(Reason.RETRY, 0.0, 1)  # type: ignore[attr-defined]
+    with suppress(ValueError):
+        assert isinstance(bench.guard().run(delivery), Dropped)
+    assert bench.told[-1] == ending
+    assert bench.record.state is State.IN_PROGRESS, "the retry's"

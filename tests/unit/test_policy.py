@@ -54,13 +54,6 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     }
 
 
-def test_what_the_type_checker_is_told_is_what_there_is() -> None:
-    source = inspect.getsource(Policy)
-    declared = [field.name for field in dataclasses.fields(Policy) if field.name != "_given"]
-    block = source[source.index("if TYPE_CHECKING") : source.index("else:")]
-    assert [line.split(":")[0].strip() for line in block.splitlines() if " = " in line] == declared
-
-
 @pytest.mark.parametrize(
     ("option", "value", "kept"),
     [

@@ -42,7 +42,7 @@ if os.environ.get("NO_RESULTS"):
 def ran(self: Any, order: str, then: str, tag: str) -> None:
     """Write down a run, and wait at its gate."""
     name = self.name.rpartition(".")[2]
-    key = None if PLAIN or self.lease is None else self.lease.key
+    key = None if PLAIN else getattr(getattr(self, "lease", None), "key", None)
     Journal.from_env().write("ran", tag, task=name, order=order, then=then, id=self.request.id, store_key=key)
     Gates.from_env().wait(f"{name} of {order} {then}".strip())
 
