@@ -180,6 +180,6 @@ http_wsgi.IdempotencyMiddleware("app", scope=None)  # type: ignore[arg-type]  # 
 
 # -- tests -------------------------------------------------------------------------------------------------------------
 
-override_store("memory://")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+override_store("memory://")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 crash_at("after_efect")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_takes_effect_once(asgi, ("ORD-1", 1))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
