@@ -19,7 +19,7 @@ def main(root: Path, here: Path) -> None:
     assert "site-packages" in installed.parts, f"{installed} is not where pip installs"
 
     source = root / "celery_idempotent"
-    kinds = {".py", ".lua", ".sql", ".typed"}
+    kinds = {".py", ".lua", ".sql", ".typed", ".html", ".css", ".svg"}
     wanted = {path.relative_to(source) for path in source.rglob("*") if path.suffix in kinds}
     missing = sorted(str(path) for path in wanted if not (installed / path).is_file())
     assert not missing, f"the wheel lacks {missing}"

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .stores import open_store
     from .stores.base import Store
 
+    __version__: str
+
 __all__ = [
     "AlreadyPublished",
     "ConfigurationError",
@@ -80,6 +82,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("celery-idempotent")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)

@@ -209,7 +209,7 @@ def check_function(function: Any) -> None:
             "worker runs it: leave @idempotent out, and write @app.task(base=IdempotentTask, idempotency={...})."
         )
     wrapped = isinstance(function, (staticmethod, classmethod))  # routines too
-    if wrapped or not inspect.isroutine(function):
+    if wrapped or isinstance(function, functools.partial) or not inspect.isroutine(function):
         hint = "decorate the function within" if wrapped else "write def"
         raise ConfigurationError(f"Expected a function to make idempotent, got {function!r}: {hint}.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

@@ -66,9 +66,15 @@ def parse_size(value: object, option: str) -> int:
 
 def unfit(option: str, expected: str, got: object, hint: str) -> ConfigurationError:
     """Return the error for an option's value, which names the option, the wish, the value and the advice."""
-    from kombu.utils.url import maybe_sanitize_url  # here, for a command's help need not load it
+    shown = hide_password(got) if isinstance(got, str) and "://" in got else got
+    return ConfigurationError(f"{option}: expected {expected}, got {shown!r}: {hint}")
 
-    return ConfigurationError(f"{option}: expected {expected}, got {maybe_sanitize_url(got)!r}: {hint}")
+
+def hide_password(url: str) -> str:
+    """Return the URL fit for a log: without credentials and without its query, which may hold them too."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    _, at, host = rest.rpartition("@")
+    return f"{scheme}{separator}{'***@' if at else ''}{host.partition('?')[0]}"
 
 
 def masked(url: str) -> str:

@@ -16,7 +16,7 @@ project = "celery_idempotent"
 author = "celery_idempotent contributors"
 copyright = author
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 nitpicky = True
 # What Celery, redis-py and the standard library call their own has no page here to point to.
@@ -41,10 +41,15 @@ napoleon_use_rtype = False
 napoleon_custom_sections = [("Arguments", "params_style")]
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "celery_idempotent"
 html_static_path = ["static"]
 html_css_files = ["pages.css"]
 html_copy_source = False
+# A copied session is what the reader types: without its prompts, and without what Python and the shell answer.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
 html_show_sourcelink = False
 # The pages load nothing from another host.
 html_theme_options = {"footer_icons": [], "source_view_link": ""}

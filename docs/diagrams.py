@@ -17,8 +17,24 @@ LAYERS_TEST = Path(__file__).parent.parent / "tests" / "test_architecture.py"
 
 INK, PALE, PAPER = "#1f2937", "#6b7280", "#ffffff"
 RUN, LEASE, GOOD, BAD, BOX = "#2563eb", "#f59e0b", "#15803d", "#b91c1c", "#f3f4f6"
+BLUE, YELLOW, GREEN, RED = "#dbeafe", "#fef3c7", "#dcfce7", "#fee2e2"
+#: What each color is where the reader's screen is dark.
+DARK = {
+    INK: "#e5e7eb",
+    PALE: "#9ca3af",
+    PAPER: "#1a1c1e",
+    RUN: "#60a5fa",
+    LEASE: "#f59e0b",
+    GOOD: "#4ade80",
+    BAD: "#f87171",
+    BOX: "#2f343b",
+    BLUE: "#1e3a5f",
+    YELLOW: "#4a3a0c",
+    GREEN: "#14432a",
+    RED: "#4c1d1d",
+}
 #: The algorithm, which knows neither a framework nor a server.
-LAYER_COLORS = {layer: {"fill": "#dbeafe", "stroke": RUN} for layer in (2, 3)}
+LAYER_COLORS = {layer: {"fill": BLUE, "stroke": RUN} for layer in (2, 3)}
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
@@ -58,11 +74,15 @@ class Drawing:
             f'orient="auto"><path d="M0 0 10 5 0 10z" fill="{color}"/></marker>'
             for color in (INK, PALE, GOOD, BAD)
         )
+        dark = "".join(
+            f'[fill="{color}"]{{fill:{DARK[color]}}}[stroke="{color}"]{{stroke:{DARK[color]}}}' for color in DARK
+        )
         body = "\n".join(self.parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
             f'viewBox="0 0 {self.width} {self.height}" role="img" font-family="{FONT}" font-size="14">\n'
-            f"<title>{escape(self.title)}</title>\n<defs>{heads}</defs>\n"
+            f"<title>{escape(self.title)}</title>\n"
+            f"<style>@media (prefers-color-scheme: dark) {{{dark}}}</style>\n<defs>{heads}</defs>\n"
             f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>\n{body}\n</svg>\n'
         )
 
@@ -134,12 +154,12 @@ class Sequence:
 
 def overview() -> str:
     """What a delivery meets, and what it does then."""
-    d = Drawing(712, 396, "What a delivery meets in the store, and what happens then")
+    d = Drawing(736, 396, "What a delivery meets in the store, and what happens then")
     d.box(16, 20, 116, 44, "a delivery")
     d.arrow([(132, 42), (156, 42)])
     d.box(158, 20, 190, 44, "key + fingerprint")
     d.arrow([(253, 64), (253, 96)])
-    d.box(158, 98, 190, 44, "acquire", fill="#dbeafe", stroke=RUN)
+    d.box(158, 98, 190, 44, "acquire", fill=BLUE, stroke=RUN)
     d.text(364, 116, "one atomic step in the store:\nthe lease, or the record in the way", anchor="start", color=PALE)
     rows = (
         ("nothing, released,\nor a lease that ran out", "run under a heartbeat,\nthen settle, or release", GOOD),
@@ -161,9 +181,9 @@ def states() -> str:
     """The states of a record."""
     d = Drawing(720, 372, "The states of a record")
     d.box(16, 140, 130, 50, "absent", fill=PAPER)
-    d.box(286, 140, 150, 50, "in_progress", fill="#fef3c7", stroke=LEASE)
-    d.box(560, 40, 140, 50, "completed", fill="#dcfce7", stroke=GOOD)
-    d.box(560, 240, 140, 50, "failed", fill="#fee2e2", stroke=BAD)
+    d.box(286, 140, 150, 50, "in_progress", fill=YELLOW, stroke=LEASE)
+    d.box(560, 40, 140, 50, "completed", fill=GREEN, stroke=GOOD)
+    d.box(560, 240, 140, 50, "failed", fill=RED, stroke=BAD)
     d.box(286, 290, 150, 50, "released")
     d.arrow([(146, 165), (284, 165)])
     d.text(214, 155, "acquire")

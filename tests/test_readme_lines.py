@@ -32,3 +32,12 @@ def test_a_page_states_the_line_that_ci_runs(name: str) -> None:
     path = ROOT / name
     assert path.exists(), f"{name} is missing; it states the test line in a fenced block: {ci_line()}"
     assert ci_line() in fenced_lines(path), f"{name} has no fenced block with the line of .ci/run: {ci_line()}"
+
+
+def test_the_versions_of_python_are_the_same_wherever_they_are_named() -> None:
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    range_ = f"Python {named[0]} to {named[-1]}"
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert set(re.findall(r"Python 3\.\d+ to 3\.\d+", (ROOT / page).read_text())) == {range_}, page
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert set(re.findall(r"\b3\.\d+\b", workflow)) == {*named}

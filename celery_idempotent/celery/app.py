@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -308,11 +309,60 @@ class TaskKeys:
         Raises:
             ConfigurationError: there is no such task, its key is the task id, or the arguments do not fit.
         """
+        task = self._task(name)
+        self._check_keyed(task)
         try:
-            key: str = self._task(name).key_for(*args, idempotency_headers=headers, **kwargs)
-        except (MissingKey, TypeError) as error:
-            raise ConfigurationError(str(error)) from error
+            key: str = task.key_for(*args, idempotency_headers=headers, **kwargs)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"Expected arguments of {name}{task._binding.signature}, got {_as_call(args, kwargs)}: {error}."
+            ) from error
+        except MissingKey as error:
+            hint = _scope_hint(task, headers)
+            raise ConfigurationError(hint or str(error)) from error
         return key
+
+    def of_arguments(self, name: str, arguments: Sequence[tuple[str, str]], headers: Mapping[str, str]) -> list[str]:
+        """Return the keys of the calls with some arguments, or none: other arguments or headers are part of them.
+
+        Arguments:
+            name: The task's name.
+            arguments: Names and values as text; the name may be empty.
+            headers: Of the message, where the scope is one of them.
+
+        Raises:
+            ConfigurationError: there is no such task, or its key shows no such argument.
+        """
+        task = self._task(name)
+        self._check_keyed(task)
+        binding = task._binding
+        source, scope = binding.policy.key, binding.policy.scope
+        named = dict(arguments)
+        if len(arguments) == 1 and isinstance(source, str):
+            named = {argument or source: value for argument, value in arguments}
+        _check_names(task, {argument for argument in named if argument})
+        if "" in named or (isinstance(scope, str) and scope not in headers):
+            return []
+        found = []
+        for values in product(*(list(_values(text)) for text in named.values())):
+            with suppress(MissingKey):
+                call = dict(zip(named, values, strict=True))
+                tenant = None if scope is None else binding._scope(scope, call, headers)
+                found.append(keys.compose(binding.namespace, name, key=keys.resolve(source, call), scope=tenant))
+        if not found and callable(source):
+            raise ConfigurationError(
+                f"Expected the arguments of which the key function of {name} makes the key, got {sorted(named)}. "
+                "Give the whole call: --args JSON and --kwargs JSON with show or explain."
+            )
+        return found
+
+    def _check_keyed(self, task: Any) -> None:
+        if task._binding.policy.key is None:
+            raise ConfigurationError(
+                f"Expected {task.name} to have a key that follows from its arguments, and its key is the id of each "
+                f"message, which no argument shows. Name the id: show --task {task.name} TASK_ID. Workers log it, and "
+                "the result of apply_async has it."
+            )
 
     def of_text(self, typed: str, headers: Mapping[str, str], name: str | None = None) -> list[str]:
         """Return the keys that a person may mean by a text, under one task or under each.
@@ -329,6 +379,41 @@ class TaskKeys:
             hint = f"Did you mean {near[0]}?" if near else f"There is {', '.join(sorted(self._tasks)) or 'none'}."
             raise ConfigurationError(f"Expected the name of an idempotent task of the app, got {name!r}. {hint}")
         return self._tasks[name]
+
+
+def _check_names(task: Any, names: set[str]) -> None:
+    """Raise if an argument has another name than the task's, or is not part of its key."""
+    binding = task._binding
+    source, known = binding.policy.key, list(binding.signature.parameters)
+    for name in sorted(names - set(known)):
+        if not any(each.kind is each.VAR_KEYWORD for each in binding.signature.parameters.values()):
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"Did you mean {near[0]}?" if near else f"There is {', '.join(known)}."
+            raise ConfigurationError(f"Expected the name of an argument of {task.name}, got {name!r}. {hint}")
+    if callable(source):
+        return
+    parts = [source] if isinstance(source, str) else list(source)
+    if callable(binding.policy.scope) or not (absent := sorted(names - set(parts))):
+        return
+    raise ConfigurationError(
+        f"Expected arguments of which {task.name} makes its key ({', '.join(parts)}), got {', '.join(absent)}. Records "
+        "hold no other arguments: look for that one in the log of your application."
+    )
+
+
+def _as_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    return f"({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"
+
+
+def _scope_hint(task: Any, headers: Mapping[str, str]) -> str:
+    """Return what is wrong if the scope of a task is a header that is not there, else ""."""
+    scope = task._binding.policy.scope
+    if not isinstance(scope, str) or headers.get(scope):
+        return ""
+    return (
+        f"Expected the header {scope!r}, which is a part of the keys of {task.name}, got none. "
+        f"Give it: --header {scope}=VALUE."
+    )
 
 
 def _keys_under(task: Any, typed: str, headers: Mapping[str, str]) -> Iterator[str]:

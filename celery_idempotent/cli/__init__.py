@@ -12,7 +12,20 @@ from .common import URL, Commands, Exit
 
 @click.group(
     cls=Commands,
-    modules=("demo", "doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch"),
+    modules=(
+        "demo",
+        "doctor",
+        "explain",
+        "forget",
+        "list",
+        "purge",
+        "release",
+        "schema",
+        "show",
+        "stats",
+        "watch",
+        "web",
+    ),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option("--store", metavar="URL", help="The store to look into; may also follow the command.")

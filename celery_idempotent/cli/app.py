@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .doctor.findings import Section, Target
 
 
-COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch")
+COMMANDS = ("doctor", "explain", "forget", "list", "purge", "release", "schema", "show", "stats", "watch", "web")
 
 inspect.register()
 
@@ -41,7 +41,13 @@ def idempotency(context: click.Context) -> None:
 def _loaded(use: Callable[[Any], Any], app: Any) -> Any:
     """Return what a function makes of an app whose tasks are loaded."""
     _load(app)
-    return use(app)
+    try:
+        return use(app)
+    except ConfigurationError as error:
+        if app.main in (None, "default"):
+            hint = "If your app has one, name the app: celery -A proj idempotency ..."
+            raise ConfigurationError(f"{error} {hint}") from error
+        raise
 
 
 def _checkup(app: Any) -> tuple[Section, list[Target]]:

@@ -15,7 +15,7 @@ from enum import IntEnum
 from importlib import import_module
 from threading import Event, Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -143,6 +143,27 @@ class StoreCommand(click.Command):
         params = super().get_params(ctx)
         return params if STORES in ctx.meta else [*params, _store_option()]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; of what is often typed in the wrong place, the error names the right one."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name == "--store" and STORES in ctx.meta:
+                instead = f"For another store: celery-idempotent {self.name} --store URL"
+                raise click.UsageError(f"Expected no --store: the app names its stores. {instead}", ctx) from error
+            raise
+        except click.UsageError as error:
+            if error.message.startswith("Got unexpected extra argument"):
+                raise click.UsageError(f"{error.message}. {self._hint(error.message)}", ctx) from error
+            raise
+
+    def _hint(self, problem: str) -> str:
+        if "://" in problem:
+            return "Give the URL of a store as --store URL."
+        if isinstance(self, KeyCommand):
+            return "This command takes one KEY."
+        return "For one key: show KEY. For an argument in a key: list --arg VALUE."
+
 
 def _store_option() -> click.Option:
     def remember(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -162,33 +183,65 @@ def _store_option() -> click.Option:
 
 
 class KeyCommand(StoreCommand):
-    """A command on keys; where there is an app, they may be named by a task and its arguments."""
+    """A command on keys, which may also be named by a task and its arguments."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters, with those that name a call where an app knows its tasks."""
-        params = super().get_params(ctx)
-        return [*params, *_call_options()] if KEYS in ctx.meta else params
+        """Return the parameters, with those that name a call; some are there where an app knows its tasks."""
+        return [*super().get_params(ctx), *_call_options(with_app=KEYS in ctx.meta)]
 
 
-def _call_options() -> list[click.Option]:
+class Argument(NamedTuple):
+    """An argument of a task as it was typed; its name may be empty."""
+
+    name: str
+    value: str
+
+
+class ArgumentType(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """An argument of a task: NAME=VALUE, or VALUE alone."""
+
+    name = "argument"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Argument:
+        """Return the argument that the text stands for."""
+        if isinstance(value, Argument):
+            return value
+        name, equals, rest = value.partition("=")
+        found = Argument(name, rest) if equals and name.isidentifier() else Argument("", value)
+        if not found.value:
+            self.fail(f"expected NAME=VALUE or VALUE, as in order_id=ORD-1, got {value!r}.", param, ctx)
+        return found
+
+
+def _call_options(*, with_app: bool) -> list[click.Option]:
     def remember(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value not in (None, ()):
             ctx.meta.setdefault(_CALL, {})[option.name] = value
 
     options: dict[str, dict[str, Any]] = {
         "--task": {"metavar": "NAME", "help": "The task whose key it is; KEY is then the key without its prefix."},
-        "--args": {"metavar": "JSON", "type": _Json(list), "help": "With --task: the key of a call, by its arguments."},
-        "--kwargs": {"metavar": "JSON", "type": _Json(dict), "help": "With --task: its keyword arguments."},
+        "--arg": {
+            "metavar": "[NAME=]VALUE",
+            "multiple": True,
+            "type": ArgumentType(),
+            "help": "Instead of KEY: an argument of which the key is made; may be repeated.",
+        },
+        "--args": {"metavar": "JSON", "type": Json(list), "help": "With --task: the key of a call, by its arguments."},
+        "--kwargs": {"metavar": "JSON", "type": Json(dict), "help": "With --task: its keyword arguments."},
         "--header": {
             "metavar": "NAME=VALUE",
             "multiple": True,
             "help": "A header of the message, where the scope of the key is one.",
         },
     }
-    return [click.Option([name], expose_value=False, callback=remember, **more) for name, more in options.items()]
+    return [
+        click.Option([name], expose_value=False, callback=remember, **more)
+        for name, more in options.items()
+        if with_app or name in ("--task", "--arg")
+    ]
 
 
-class _Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+class Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """JSON of one type."""
 
     name = "json"
@@ -198,14 +251,23 @@ class _Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return what the text stands for."""
+        example = """'["ORD-1"]'""" if self.wanted is list else """'{"order_id": "ORD-1"}'"""
         try:
             read = json.loads(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(f"expected JSON, got {value!r} ({error}).", param, ctx)
+        except ValueError:
+            read = None
         if not isinstance(read, self.wanted):
-            example = """'["ORD-1"]'""" if self.wanted is list else """'{"order_id": "ORD-1"}'"""
-            self.fail(f"expected JSON like {example}, got {value!r}.", param, ctx)
+            self.fail(f"expected JSON like {example}, with the single quotes, got {value!r}.", param, ctx)
         return read
+
+
+class Number(click.IntRange):
+    """A whole number from 1 on."""
+
+    name = "whole number"
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
 
 
 class Stores:
@@ -292,8 +354,26 @@ def stores_of(ctx: click.Context) -> Stores:
 
 
 def names_call(ctx: click.Context) -> bool:
-    """Return whether the command line names a key by a task."""
-    return "task" in ctx.meta.get(_CALL, {})
+    """Return whether the command line names a key by a task or an argument."""
+    return bool({"task", "arg"} & ctx.meta.get(_CALL, {}).keys())
+
+
+def named_arguments(ctx: click.Context) -> tuple[str | None, tuple[Argument, ...]]:
+    """Return the task that the command line names, and the arguments of which its key is made."""
+    call = ctx.meta.get(_CALL, {})
+    return call.get("task"), call.get("arg", ())
+
+
+def keys_of_arguments(ctx: click.Context, task: str | None, arguments: Sequence[Argument]) -> list[str]:
+    """Return the keys that an app makes of some arguments; none where they do not determine them, or without an app.
+
+    Raises:
+        ConfigurationError: there is no such task, or its key shows no such argument.
+    """
+    if not task or not arguments or KEYS not in ctx.meta:
+        return []
+    found: list[str] = ctx.meta[KEYS]().of_arguments(task, arguments, _headers(ctx.meta.get(_CALL, {})))
+    return found
 
 
 def _headers(call: Mapping[str, Any]) -> dict[str, str]:
@@ -320,12 +400,16 @@ def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: 
     by_arguments = "args" in call or "kwargs" in call
     if "task" not in call:
         if by_arguments:
-            raise click.UsageError("Expected --task together with --args or --kwargs.", ctx)
+            raise click.UsageError("Expected --task NAME together with --args or --kwargs.", ctx)
         if not typed:
-            raise click.UsageError("Missing argument 'KEY'.", ctx)
+            raise click.UsageError("Missing argument 'KEY', or --arg NAME=VALUE.", ctx)
         return [key for each in typed for key in (_meant(stores, each, stores.guesses) if guess else [each])]
     if bool(typed) == by_arguments:
-        raise click.UsageError("Expected, with --task, either a KEY or --args and --kwargs.", ctx)
+        raise click.UsageError(
+            "Expected, with --task, one of: KEY; --arg NAME=VALUE; --args JSON and --kwargs JSON.", ctx
+        )
+    if KEYS not in ctx.meta:
+        return [key for each in typed for key in _under(stores, call["task"], each)]
     tasks, headers = ctx.meta[KEYS](), _headers(call)
     if by_arguments:
         return [tasks.of_call(call["task"], call.get("args", ()), call.get("kwargs", {}), headers)]
@@ -334,6 +418,19 @@ def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: 
         for each in typed
         for key in _meant(stores, each, lambda text: tasks.of_text(text, headers, call["task"]), literal=False)
     ]
+
+
+def _under(stores: Stores, task: str, typed: str) -> Sequence[str]:
+    """Return the keys that a text may stand for under a task that no app describes: those that a store knows."""
+    from ..core.keys import compose, compose_default
+
+    found = [
+        key
+        for used in stores.used
+        for namespace in used.namespaces
+        for key in (compose(namespace, task, key=typed), compose_default(namespace, task, typed))
+    ]
+    return [key for key in found if stores.knows(key)] or found[:1]
 
 
 def _meant(
@@ -377,13 +474,20 @@ def operator() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
+def command_line() -> str:
+    """Return the command that runs in this thread, without its arguments; "" where none does, as for a web page."""
+    context = click.get_current_context(silent=True)
+    return "" if context is None else context.command_path
+
+
+def trace_of(event: str, used: NamedStore, record: Record, command: str | None = None) -> Trace:
     """Return the entry of a history for what an operator did to a record.
 
     Arguments:
-        event: What they did, see `notes.OPERATORS`.
+        event: What they did, see `stores.history.OPERATORS`.
         used: The store.
         record: The record as it was.
+        command: The command by which they did it (default: the one that runs).
     """
     from ..stores.maintenance import Trace
 
@@ -392,7 +496,12 @@ def trace_of(event: str, used: NamedStore, record: Record) -> Trace:
         click.echo(f"What was done to {record.key} could not be noted in its history: {reason}", err=True)
 
     forgotten = event == "ForgottenByOperator"
-    facts = {"state": str(record.state) if forgotten else "", "holder": record.holder, "task_id": record.task_id}
+    facts = {
+        "command": command_line() if command is None else command,
+        "state": str(record.state) if forgotten else "",
+        "holder": record.holder,
+        "task_id": record.task_id,
+    }
     keep = used.keep_ttls.get(task_of(record.key), KEEP)
     return Trace(HistoryEntry(record.key, text_of_operator(event, operator(), **facts), 0.0, keep), failed)
 

@@ -15,7 +15,8 @@ import click
 
 from ..stores.records import Reason, Record, State
 from ..units import format_duration
-from .common import KeyCommand, Stores, keys_of, stores_of
+from .common import KeyCommand, Stores, stores_of
+from .search import selected_keys
 from .show import facts_of_record, unknown
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
     shown by its record alone. Exits with 1 if nothing is known of the key.
     """
     stores = stores_of(ctx)
-    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+    for each in selected_keys(ctx, stores, [key] if key else [], guess=True):
         _explain(stores, each, as_json=as_json)
     ctx.exit(stores.status)
 
@@ -79,9 +80,19 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
     lines = [f"{key} in {store}" if store else key, *_lines(history, width)]
-    for title, text in (("Now", describe_record(record)), ("What this means", advice(record))):
+    for title, text in (("Now", _standing(record, history)), ("What this means", advice(record))):
         lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
+
+
+def _standing(record: Record | None, history: Sequence[PastEvent]) -> str:
+    """Return how things stand; a release by an operator is recorded as that of a worker that was stopped."""
+    from ..stores.history import facts_of
+
+    last = facts_of(history[-1].text)["event"] if history else ""
+    if record is not None and record.state is State.RELEASED and last == "ReleasedByOperator":
+        return "released: by an operator"
+    return describe_record(record)
 
 
 def _lines(history: Sequence[PastEvent], width: int) -> list[str]:
@@ -147,8 +158,8 @@ _SENTENCES = {
     "CrashLooped": "refused to {task}, after {crashes} in a row",
     "LeaseLost": "{who} learned that its lease was taken over{after}: {ending}, unrecorded",
     "SettleFailed": "done by {who}{after}, and the store could not record it: {error}",
-    "ReleasedByOperator": "released by {operator} from {who}, {task}",
-    "ForgottenByOperator": "forgotten by {operator}: it was {state}, by {task}",
+    "ReleasedByOperator": "released by {operator}{command} from {who}, {task}",
+    "ForgottenByOperator": "forgotten by {operator}{command}: it was {state}, by {task}",
     "Published": "published {published} as {task_id}",
     "RanUnprotected": "run by {who} without a lease, since the store could not serve: {error}",
 }
@@ -171,6 +182,7 @@ def _words(facts: dict[str, Any]) -> dict[str, Any]:
         "failure": "its failure " if facts.get("state") == State.FAILED else "",
         "conflict": conflict or "waits for a retry",
         "delay": format_duration(facts.get("delay", 0)),
+        "command": f" ({facts['command']})" if "command" in facts else "",
     }
     return defaultdict(str, facts | words)
 

@@ -9,8 +9,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..stores.records import Record, State
-from .common import Changes, KeyCommand, ProgressCounter, Stores, confirmed, keys_of, names_call, stores_of, trace_of
+from .common import (
+    KEEP,
+    Changes,
+    KeyCommand,
+    ProgressCounter,
+    Stores,
+    confirmed,
+    named_arguments,
+    names_call,
+    stores_of,
+    trace_of,
+)
+from .search import selected_keys
 from .show import unknown
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import MatchCounts, NamedStore
@@ -35,15 +48,19 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], prefix: str | None, **
     """
     wish = Options(**options)
     if bool(keys or names_call(ctx)) == (prefix is not None):
-        raise click.UsageError("Expected either KEYs or --prefix PREFIX.", ctx)
-    if keys and wish.state:
-        raise click.UsageError("Expected --state together with --prefix, got KEYs.", ctx)
+        raise click.UsageError("Expected KEYs, --arg [NAME=]VALUE or --prefix PREFIX; one of them.", ctx)
+    if prefix is None and wish.state:
+        raise click.UsageError("Expected --state together with --prefix, and no KEY.", ctx)
     if prefix == "":
         raise click.UsageError("Expected a prefix that is not empty; all of an app's keys begin with idem:", ctx)
     stores, changes = stores_of(ctx), Changes()
     if prefix is None:
-        for key in keys_of(ctx, stores, keys):
-            _forget_key(stores, key, wish, changes)
+        for key in selected_keys(ctx, stores, keys, one=True):
+            # The key that an argument finds was not typed.
+            if not named_arguments(ctx)[1] or wish.dry_run or wish.confirmed(f"Forget {key}?"):
+                _forget_key(stores, key, wish, changes)
+            else:
+                changes.left += 1
     else:
         _forget_prefix(stores, prefix, wish, changes)
     changes.end(ctx, stores, "forgotten", as_json=wish.as_json)
@@ -75,6 +92,8 @@ class Options:
 
 
 def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> None:
+    from ..stores.maintenance import erase_leftovers
+
     answers = list(stores.each(lambda used: used.store.get(key)))
     if not any(record for _, record in answers):
         if not stores.status:
@@ -85,25 +104,36 @@ def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> No
             if record is not None:
                 _forget_record(used, record, wish, changes)
             elif not wish.dry_run:
-                used.store.delete(key)  # a cache may remember what the store behind it does not any more
+                # A cache may remember what the store behind it does not any more.
+                erase_leftovers(used.store, key, used.keep_ttls.get(task_of(key), KEEP))
 
 
 def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Changes) -> None:
-    from ..stores.maintenance import erase, is_held
+    from ..stores.maintenance import is_held
 
     key = record.key
     held = is_held(record) and not (wish.force or wish.dry_run)
-    if held and not wish.confirmed(
-        f"{record.holder or 'An unknown worker'} holds {key} and may be running it. Forget it all the same?"
-    ):
+    if held and not wish.confirmed(question_of_held(record)):
         changes.left += 1
     elif wish.dry_run:
         changes.done += 1
         wish.print(f"{key} would be forgotten" + (" (a live lease holds it)" if is_held(record) else ""))
     else:
-        erase(used.store, key, trace_of("ForgottenByOperator", used, record))
+        forget_record(used, record)
         changes.done += 1
         wish.print(f"{key} is forgotten")
+
+
+def question_of_held(record: Record) -> str:
+    """Return what an operator must confirm before what a live lease holds is forgotten."""
+    return f"{record.holder or 'An unknown worker'} holds {record.key} and may be running it. Forget it all the same?"
+
+
+def forget_record(used: NamedStore, record: Record, command: str | None = None) -> None:
+    """Delete a record, and note the operator in the history of its key."""
+    from ..stores.maintenance import erase
+
+    erase(used.store, record.key, trace_of("ForgottenByOperator", used, record, command))
 
 
 def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes) -> None:
@@ -122,7 +152,8 @@ def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes)
         changes.done, changes.left = total, held
         wish.print(f"{total:,} would be forgotten{_left(held)}")
         return
-    if total and not wish.confirmed(f"Forget {total:,} records whose keys begin with {prefix}{_left(held)}?"):
+    records = "record whose key begins" if total == 1 else "records whose keys begin"
+    if total and not wish.confirmed(f"Forget {total:,} {records} with {prefix}{_left(held)}?"):
         changes.left = total + held
         return
     chosen = Stores([used for used, matches in counted if matches.total])

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import ProgressCounter, StoreCommand, stores_of
+from .common import Number, ProgressCounter, StoreCommand, stores_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
 
 
 @click.command("purge", cls=StoreCommand)
-@click.option(
-    "--limit", type=click.IntRange(min=1), help="Remove about so many from each store and no more (default: all)."
-)
+@click.option("--limit", type=Number(), help="Remove about so many from each store and no more (default: all).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:

@@ -8,7 +8,8 @@ import click
 
 from ..stores.records import Claim, Lease, Reason, Record, Release, State
 from ..units import shorten_duration
-from .common import Changes, KeyCommand, Stores, confirmed, keys_of, stores_of, trace_of
+from .common import Changes, KeyCommand, Stores, confirmed, stores_of, trace_of
+from .search import selected_keys
 from .show import unknown
 from .tables import clean, task_of
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
 
 
+QUESTION = "If the holder is alive, this may be done twice. Release it all the same?"
 #: Seconds to keep what is released, where the store does not know how long its holder wanted that: as `failure_ttl`.
 KEEP = 86400.0
 
@@ -32,7 +34,7 @@ def command(ctx: click.Context, /, keys: tuple[str, ...], yes: bool, as_json: bo
     done is done twice if a delivery comes. Exits with 1 if a KEY is not held, or was left alone.
     """
     stores, changes = stores_of(ctx), Changes()
-    for key in keys_of(ctx, stores, keys):
+    for key in selected_keys(ctx, stores, keys, one=True):
         _release_key(stores, key, changes, yes=yes, as_json=as_json)
     changes.end(ctx, stores, "released", as_json=as_json)
 
@@ -49,14 +51,14 @@ def _release_key(stores: Stores, key: str, changes: Changes, *, yes: bool, as_js
 
 
 def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: bool, as_json: bool) -> None:
-    why = _not_held(record)
+    why = why_not_held(record)
     if not why and not yes:
-        click.echo(_holding(used, record), err=True)
-        question = "If the holder is alive, this may be done twice. Release it all the same?"
-        if not confirmed(question, yes=False, verb="releases"):
+        facts = holder_facts(used, record)
+        click.echo("\n".join(f"{name:<9}  {clean(value)}" for name, value in facts.items()), err=True)
+        if not confirmed(QUESTION, yes=False, verb="releases"):
             changes.left += 1
             return
-    why = why or _freed(used, record)
+    why = why or release_for_holder(used, record)
     if why:
         changes.left += 1
         click.echo(why, err=True)
@@ -64,10 +66,9 @@ def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: 
     changes.done += 1
     if not as_json:
         click.echo(f"{record.key} is released from {_who(record)}")
-    trace_of("ReleasedByOperator", used, record).leave(used.store)
 
 
-def _not_held(record: Record) -> str:
+def why_not_held(record: Record) -> str:
     """Return in a sentence why there is no lease to give back, and what can be done; "" if there is one."""
     key = record.key
     if record.state is State.IN_PROGRESS:
@@ -84,8 +85,8 @@ def _not_held(record: Record) -> str:
     return f"No worker holds {key}: it is released already, and the next delivery may run now."
 
 
-def _holding(used: NamedStore, record: Record) -> str:
-    """Return what is known of a holder, in lines."""
+def holder_facts(used: NamedStore, record: Record) -> dict[str, str]:
+    """Return what is known of a holder, by name."""
     ttl = used.lease_ttls.get(task_of(record.key), 0.0)
     beat = f"{shorten_duration(ttl - record.remaining)} ago, if its lease_ttl is {ttl:g} s"
     facts = {
@@ -95,15 +96,20 @@ def _holding(used: NamedStore, record: Record) -> str:
         "lease": f"{shorten_duration(record.remaining)} left",
         "last beat": beat if ttl > record.remaining else "unknown to the store",
     }
-    return "\n".join(f"{name:<9}  {clean(value)}" for name, value in facts.items() if value)
+    return {name: value for name, value in facts.items() if value}
 
 
 def _who(record: Record) -> str:
     return clean(record.holder) or "an unknown worker"
 
 
-def _freed(used: NamedStore, record: Record) -> str:
-    """Release for the holder, as if its worker had been shut down: its crashes and attempts stay what they are.
+def release_for_holder(used: NamedStore, record: Record, command: str | None = None) -> str:
+    """Release as if the holder's worker had been shut down, and note the operator: crashes and attempts stay.
+
+    Arguments:
+        used: The store.
+        record: The record, as it was shown to the operator.
+        command: As in `trace_of`.
 
     Returns:
         Why it was not released, or "".
@@ -115,4 +121,5 @@ def _freed(used: NamedStore, record: Record) -> str:
     after = used.store.get(record.key)
     if after is not None and after.state is State.IN_PROGRESS and after.owner == record.owner:
         return f"{record.key} was left alone: an open transaction settles it, and decides when it ends."
+    trace_of("ReleasedByOperator", used, record, command).leave(used.store)
     return ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,7 +14,18 @@ from ..core.reservations import WaitingMessage
 from ..errors import ConfigurationError
 from ..stores.records import Record, State, is_reservation
 from ..units import parse_duration
-from .common import ProgressCounter, suggestion
+from .common import (
+    Argument,
+    ArgumentType,
+    Exit,
+    Number,
+    ProgressCounter,
+    Stores,
+    keys_of,
+    keys_of_arguments,
+    named_arguments,
+    suggestion,
+)
 from .tables import age_of
 
 if TYPE_CHECKING:
@@ -37,7 +49,7 @@ def states(context: click.Context, option: click.Parameter, given: tuple[str, ..
     return tuple(State(name) for name in given)
 
 
-def duration(context: click.Context, option: click.Parameter, given: str | None) -> float | None:
+def duration(context: click.Context | None, option: click.Parameter | None, given: str | None) -> float | None:
     """Return a duration in seconds.
 
     Raises:
@@ -60,7 +72,15 @@ _OPTIONS = (
         callback=states,
         help="Only in this state; may be repeated.",
     ),
-    click.option("--task", help="Only of the task of this name."),
+    click.option("--task", metavar="NAME", help="Only of the task of this name."),
+    click.option(
+        "--arg",
+        "arguments",
+        metavar="[NAME=]VALUE",
+        multiple=True,
+        type=ArgumentType(),
+        help="Only what has this argument in its key; may be repeated.",
+    ),
     click.option("--prefix", default="", help="Only keys that begin so, namespace included."),
     click.option(
         "--older",
@@ -71,9 +91,7 @@ _OPTIONS = (
     click.option("--younger", metavar="DURATION", callback=duration, help="Only what is held, or settled, for less."),
     click.option("--held", is_flag=True, help="Only what a live lease holds."),
     click.option("--unique", is_flag=True, help="Not operations, but what messages of unique tasks hold."),
-    click.option(
-        "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Show so many of a store."
-    ),
+    click.option("--limit", type=Number(), default=100, show_default=True, help="Show so many of a store."),
 )
 
 
@@ -100,6 +118,9 @@ class Filter:
     held: bool
     limit: int
     unique: bool = False
+    arguments: tuple[Argument, ...] = ()
+    #: The keys to look up, where they are known; else all are looked through.
+    keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.task and self.prefix:
@@ -116,8 +137,11 @@ class Filter:
         return states & {State.IN_PROGRESS} if self.held else states
 
     def scan(self, used: NamedStore) -> Iterator[Record]:
-        """Yield the records of a store that are among them, but for their age."""
-        state = next(iter(self.wanted)) if len(self.wanted) == 1 else None
+        """Yield the records of a store that must be read to find them; `fits` returns which are among them."""
+        if self.keys:
+            yield from filter(None, map(used.store.get, self.keys))
+            return
+        seek = self.wanted == {State.IN_PROGRESS} and used.store.seeks_in_progress
         prefixes = [self.prefix]
         if self.task:
             from ..core.keys import compose_default, slots_of  # with kombu behind them
@@ -125,13 +149,17 @@ class Filter:
             kind = slots_of if self.unique else lambda namespace, task: compose_default(namespace, task, "-")[:-1]
             prefixes = [kind(namespace, self.task) for namespace in used.namespaces]
         for prefix in prefixes:
-            found = filter(self.fits, used.store.scan(prefix=prefix, state=state))
-            yield from map(waiting, found) if self.unique else found
+            yield from used.store.scan(prefix=prefix, state=State.IN_PROGRESS if seek else None)
 
     def fits(self, record: Record) -> bool:
         """Return whether a record is one of them, but for its age."""
         if is_reservation(record.key) is not self.unique:
             return False
+        if self.arguments and not self.keys:
+            from ..core.keys import is_made_of  # with kombu behind it
+
+            if not all(is_made_of(record.key, argument.value) for argument in self.arguments):
+                return False
         return record.state in self.wanted and (not self.held or record.remaining > 0)
 
     @property
@@ -142,6 +170,67 @@ class Filter:
     def fits_age(self, age: float) -> bool:
         """Return whether a record of this age is one of them."""
         return (self.older is None or age > self.older) and (self.younger is None or age < self.younger)
+
+
+def looked_up(ctx: click.Context, wish: Filter) -> Filter:
+    """Return the filter with the keys of its arguments, where an app knows them.
+
+    Raises:
+        ConfigurationError: there is no such task, or its key shows no such argument.
+    """
+    if wish.unique:
+        return wish
+    return replace(wish, keys=tuple(keys_of_arguments(ctx, wish.task, wish.arguments)))
+
+
+def selected_keys(
+    ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: bool = False, one: bool = False
+) -> list[str]:
+    """Return the keys that the command line names, also by arguments; report it if there are none.
+
+    Arguments:
+        ctx: The command's.
+        stores: Where they are looked up.
+        typed: The KEYs.
+        guess: As in `keys_of`.
+        one: Whether arguments must name one key alone.
+
+    Raises:
+        UsageError: none is named, or one in two ways, or several where one must be.
+        ConfigurationError: there is no such task, or its arguments do not fit.
+    """
+    task, arguments = named_arguments(ctx)
+    if not arguments:
+        return keys_of(ctx, stores, typed, guess=guess)
+    if typed:
+        raise click.UsageError("Expected either a KEY or --arg, got both.", ctx)
+    exact = keys_of_arguments(ctx, task, arguments)
+    if exact:
+        return [key for key in exact if stores.knows(key)] or exact[:1]
+    wish = Filter((), task, "", None, None, False, SELECTED, arguments=arguments)
+    results = [found for _, found in stores.each(partial(search, wish))]
+    found = list(dict.fromkeys(key for result in results for key in result.records))
+    if one and len(found) > 1:
+        raise click.UsageError(f"Expected one operation, got {_some(found)}. Name the KEY.", ctx)
+    if any(result.more for result in results):
+        click.echo(f"There are more than these {SELECTED}: narrow it down, or see list.", err=True)
+    if not found and not stores.status:
+        click.echo(f"No record{f' of {task}' if task else ''} has {_shown(arguments)} in its key.", err=True)
+        stores.status = Exit.NO
+    return found
+
+
+#: How many keys one command explains, or shows.
+SELECTED = 20
+
+
+def _some(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return f"{len(keys)}: {', '.join(keys[:5])}{more}"
+
+
+def _shown(arguments: Sequence[Argument]) -> str:
+    return " and ".join(f"{each.name}={each.value}" if each.name else each.value for each in arguments)
 
 
 def waiting(record: Record) -> Record:
@@ -156,6 +245,8 @@ class SearchResult:
 
     records: dict[str, Record] = field(default_factory=dict)
     more: bool = False
+    #: How many were read to find them.
+    read: int = 0
     #: How many were left out because their age is not known.
     ageless: int = 0
     interrupted: bool = False
@@ -172,17 +263,28 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
     found = SearchResult()
     with ProgressCounter("found") if progress else nullcontext() as counter:
         try:
-            for record in filter.scan(used):
-                age = age_of(record)
-                if age is None and filter.timed:
-                    found.ageless += 1
-                elif age is None or filter.fits_age(age):
-                    if counter is not None:
-                        counter.add(1)
-                    if len(found.records) == filter.limit and record.key not in found.records:
-                        found.more = True
-                        break
-                    found.records[record.key] = record  # a scan of Redis may return one twice
+            for record in matches(filter, used, found):
+                if record is None:
+                    continue
+                if counter is not None:
+                    counter.add(1)
+                if len(found.records) == filter.limit and record.key not in found.records:
+                    found.more = True
+                    break
+                found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
     return found
+
+
+def matches(filter: Filter, used: NamedStore, found: SearchResult) -> Iterator[Record | None]:  # noqa: A002
+    """Yield the records of a store that a filter leaves, and None for each that it does not; count in the result."""
+    for record in filter.scan(used):
+        found.read += 1
+        fits, age = filter.fits(record), age_of(record)
+        if fits and age is None and filter.timed:
+            found.ageless += 1
+        elif fits and (age is None or filter.fits_age(age)):
+            yield waiting(record) if filter.unique else record
+            continue
+        yield None

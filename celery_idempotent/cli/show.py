@@ -10,7 +10,8 @@ import click
 
 from ..core.reservations import WaitingMessage
 from ..stores.records import is_reservation
-from .common import Exit, KeyCommand, Stores, keys_of, stores_of
+from .common import Exit, KeyCommand, Stores, stores_of
+from .search import selected_keys
 from .tables import show_facts
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
     With an app, KEY may also be the key that a task makes of its arguments: ORD-1.
     """
     stores = stores_of(ctx)
-    for each in keys_of(ctx, stores, [key] if key else [], guess=True):
+    for each in selected_keys(ctx, stores, [key] if key else [], guess=True):
         _show(stores, each, as_json=as_json)
     ctx.exit(stores.status)
 
@@ -55,12 +56,21 @@ def _show(stores: Stores, key: str, *, as_json: bool) -> None:
 
 def unknown(stores: Stores, key: str) -> None:
     """Report that no store knows the key, and which one it does know."""
+    click.echo(describe_unknown(stores, key), err=True)
+    stores.status = stores.status or Exit.NO
+
+
+def describe_unknown(stores: Stores, key: str) -> str:
+    """Return that no store knows the key, and which one it does know."""
     where = ", ".join(used.name for used in stores.used)
     meant = [found for _, found in stores.each(lambda used: used.meant_key(key)) if found]
     meant += [found for found in stores.guesses(key) if stores.knows(found)]
     hint = f"; did you mean {meant[0]}?" if meant else ""
-    click.echo(f"Nothing is remembered of {key} in {where}{hint}", err=True)
-    stores.status = stores.status or Exit.NO
+    if not hint and ":" not in key:
+        hint = f". Keys begin with a namespace and a task; to look for {key} in them: list --arg {key}"
+    elif not hint and key.endswith("*"):
+        hint = f". For all keys that begin so: --prefix {key.rstrip('*')}"
+    return f"Nothing is remembered of {key} in {where}{hint}"
 
 
 def facts_of_record(record: Record) -> dict[str, Any]:

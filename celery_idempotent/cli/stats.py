@@ -80,6 +80,21 @@ def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
 
 
 def _print(name: str, found: dict[str, Any], stats: StoreStats) -> None:
+    tables.show_facts(summary(name, found, stats))
+    for table in details(stats):
+        click.echo()
+        tables.show(table)
+    click.echo()
+
+
+def summary(name: str, found: dict[str, Any], stats: StoreStats) -> dict[str, object]:
+    """Return the figures of a store by name, without those that are zero.
+
+    Arguments:
+        name: What to call the store.
+        found: The facts of the counts.
+        stats: The counts.
+    """
     states = ", ".join(f"{number:,} {state}" for state, number in sorted(stats.by_state.items()))
     oldest, room = stats.oldest, stats.room
     facts = {
@@ -96,18 +111,17 @@ def _print(name: str, found: dict[str, Any], stats: StoreStats) -> None:
         "payload": format_size(found["payload_bytes"]),
         "room": "; ".join(_room(what, room[what]) for what in sorted(room, key=lambda what: [*ROOM, what].index(what))),
     }
-    tables.show_facts({name: value for name, value in facts.items() if value})
-    if found["tasks"]:
-        click.echo()
-        tables.show(Table(TASKS, [_task_row(task) for task in stats.top_tasks()]))
-    if worst := stats.worst():
-        click.echo()
-        rows = [
-            [Cell(found.key), Cell(str(found.state)), Cell(str(found.crashes), "bold red"), Cell(found.reason or "-")]
-            for found in worst
-        ]
-        tables.show(Table(CRASHED, rows))
-    click.echo()
+    return {name: value for name, value in facts.items() if value}
+
+
+def details(stats: StoreStats) -> list[Table]:
+    """Return the table of tasks, and that of the keys whose holders died, without those that have no row."""
+    tasks = [_task_row(task) for task in stats.top_tasks()]
+    crashed = [
+        [Cell(found.key), Cell(str(found.state)), Cell(str(found.crashes), "bold red"), Cell(found.reason or "-")]
+        for found in stats.worst()
+    ]
+    return [Table(columns, rows) for columns, rows in ((TASKS, tasks), (CRASHED, crashed)) if rows]
 
 
 def _room(what: str, number: int) -> str:

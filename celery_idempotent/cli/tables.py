@@ -61,6 +61,14 @@ class Table:
         keep = [index for index in range(len(self.columns)) if index != place]
         return Table([self.columns[index] for index in keep], [[row[index] for index in keep] for row in self.rows])
 
+    def without_empty(self) -> Table:
+        """Return the table without the columns in which no row has anything."""
+        table = self
+        for place in reversed(range(len(self.columns))):
+            if self.rows and all(row[place].text == NOTHING for row in self.rows):
+                table = table.without(place)
+        return table
+
     def widths(self) -> list[int]:
         """Return how wide each column is."""
         texts = zip(*([cell.text for cell in row] for row in self.rows), strict=True) if self.rows else [()] * 99
@@ -73,10 +81,7 @@ class Table:
             width: Columns of the terminal.
             dots: What stands where something is left out.
         """
-        table = self
-        for place in reversed(range(len(self.columns))):
-            if self.rows and all(row[place].text == NOTHING for row in self.rows):
-                table = table.without(place)
+        table = self.without_empty()
         while True:
             widths = table.widths()
             least = [min(wide, column.least or wide) for column, wide in zip(table.columns, widths, strict=True)]

@@ -18,9 +18,10 @@ import click
 
 from ..errors import ConfigurationError, IdempotencyError
 from ..stores.records import Record, State
+from ..units import format_duration
 from . import tables
 from .common import Exit, StoreCommand, Stores, stores_of
-from .search import Filter, SearchResult, duration, filters, search
+from .search import Filter, SearchResult, duration, filters, looked_up, search
 from .tables import Table, dots_of
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command(ctx: click.Context, /, every: float, states: tuple[State, ...], **op
 
     Each look searches the store for what is in progress. The pause after it is no shorter than it took.
     """
-    wish = Filter(states=states or (State.IN_PROGRESS,), **options)
+    wish = looked_up(ctx, Filter(states=states or (State.IN_PROGRESS,), **options))
     _check_terminal()
     from rich.live import Live
 
@@ -135,6 +136,8 @@ class LiveView:
         self._stores, self._wish, self._every, self._console = stores, wish, every, console
         self._found: dict[str, SearchResult] = {}
         self._failed: dict[str, str] = {}
+        #: By store: when it answered last.
+        self._answered = dict.fromkeys((used.name for used in stores.used), monotonic())
         self._ended: deque[tuple[Record, float]] = deque(maxlen=ENDED)
         #: Seconds that the last look took.
         self.took = 0.0
@@ -164,6 +167,7 @@ class LiveView:
                 self._failed[used.name] = " ".join(str(error).split())
                 continue
             self._failed.pop(used.name, None)
+            self._answered[used.name] = monotonic()
             self._found[used.name] = found
         self.took = monotonic() - since
 
@@ -186,10 +190,12 @@ class LiveView:
         height = self._console.height - FRAME - (len(self._ended) + 2 if self._ended else 0) - len(self._failed)
         shown = records[: max(3, height)]
         yield Text(self._headline(records), "bold", no_wrap=True, overflow="ellipsis")
-        for message in self._failed.values():
-            yield Text(message, "bold red", no_wrap=True, overflow="ellipsis")
+        for name, message in self._failed.items():
+            silent = format_duration(monotonic() - self._answered[name])
+            yield Text(f"No answer for {silent}: {message}", "bold red", no_wrap=True, overflow="ellipsis")
         yield Text("")
-        yield self._drawn(tables.table(shown)) if shown else Text("Nothing.", "dim")
+        states = len(self._wish.wanted) > 1
+        yield self._drawn(self._table(shown, states=states)) if shown else Text("Nothing.", "dim")
         hidden, more = (
             len(records) - len(shown),
             any(found.more and not found.interrupted for found in self._found.values()),
@@ -199,7 +205,14 @@ class LiveView:
         if self._ended:
             ended = [replace(record, age=record.age + monotonic() - seen) for record, seen in reversed(self._ended)]
             yield Text("\nEnded meanwhile", "bold")
-            yield self._drawn(tables.table(ended))
+            yield self._drawn(self._table(ended, states=True))
+
+    def _table(self, records: list[Record], *, states: bool) -> Table:
+        """Return the rows with room for their keys: a task id that would be shortened is of no use."""
+        table = _without(tables.table(records), {"FENCE"} if states else {"FENCE", "STATE"})
+        widths = table.cleaned().widths()
+        fits = sum(widths) + tables.GAP * (len(widths) - 1) <= self._console.width
+        return table if fits else _without(table, {"TASK ID"})
 
     def _drawn(self, table: Table) -> Any:
         return table.cleaned().fitted(self._console.width, dots_of(self._console.encoding)).rich()
@@ -212,3 +225,11 @@ class LiveView:
         others = len(records) - len(running)
         pause = max(self._every, self.took)
         return f"{what}{f', {others:,} others' if others else ''} | every {pause:.3g} s | Ctrl-C ends | {where}"
+
+
+def _without(table: Table, titles: set[str]) -> Table:
+    """Return a table without the columns of these titles."""
+    for place in reversed(range(len(table.columns))):
+        if table.columns[place].title in titles:
+            table = table.without(place)
+    return table

@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from kombu import compression as registry
+from .serialization import serialization
 
 #: The name that stands for no compression.
 NONE = "none"
@@ -35,9 +35,6 @@ _STREAMS: dict[str, Callable[[], Any]] = {
     "application/x-bz2": lambda: import_module("bz2").BZ2Decompressor(),
     "application/x-lzma": lambda: import_module("lzma").LZMADecompressor(memlimit=DICTIONARY),
 }
-# kombu's functions carry no types.
-_encoder: Callable[[str], tuple[Callable[[bytes], bytes], str]] = registry.get_encoder
-_decoder: Callable[[str], Callable[[bytes], bytes]] = registry.get_decoder
 
 
 def known() -> list[str]:
@@ -58,7 +55,7 @@ def missing(name: str) -> str:
     if name == NONE or (name in ZSTD and _zstd() is not None):
         return ""
     try:
-        _encoder(name)
+        serialization.compressor(name)
     except KeyError:
         return INSTALL.get(name, "?")
     return ""
@@ -68,7 +65,7 @@ def compress(body: bytes, name: str) -> bytes:
     """Return the bytes compressed; raise KeyError for a compression that is not here."""
     zstd = _zstd() if name in ZSTD else None
     if zstd is None:
-        return _encoder(name)[0](body)
+        return serialization.compressor(name)[0](body)
     # An object of its own for every call: zstandard's may not be shared by threads.
     packed: bytes = zstd.ZstdCompressor().compress(body) if _is_zstandard(zstd) else zstd.compress(body)
     return packed
@@ -89,9 +86,9 @@ def decompress(body: bytes, name: str, limit: int = LARGEST) -> bytes:
     """
     zstd = _zstd() if name in ZSTD else None
     if zstd is None:
-        content_type = _encoder(name)[1]
+        content_type = serialization.compressor(name)[1]
         if content_type not in _STREAMS:
-            return _measured(_decoder(name)(body), limit)
+            return _measured(serialization.decompressor(name)(body), limit)
         stream = _STREAMS[content_type]()
     elif _is_zstandard(zstd):
         return _unzstandard(zstd, body, limit)

@@ -33,13 +33,12 @@ from json.encoder import encode_basestring_ascii as _quote
 from pathlib import PurePath
 from types import FunctionType, MethodType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 from uuid import UUID
-
-from kombu.utils import json as kombu_json
 
 from ..errors import MissingKey
 from ..stores.records import RESERVED
+from .serialization import serialization
 
 KeySource = str | Sequence[str] | Callable[..., object] | None
 
@@ -48,10 +47,7 @@ _MARKED = {'"__type__"', '"__value__"'}
 _EMPTY = {"null", '""', "[]", "{}", "set[]", 'bytes""'}
 _SAFE = "".join(set(string.punctuation) - set("%:~"))
 _NEEDS_NO_ESCAPE = re.compile(r"[!-$&-9;-}]*").fullmatch
-_to_kombu: Callable[[object], Any] = kombu_json.JSONEncoder().default
 _NONE: Mapping[str, object] = {}
-_dumps: Callable[[object], str] = kombu_json.dumps
-_loads: Callable[[str], object] = kombu_json.loads
 # datetime stands before date, which it derives from. Decimal writes "e" or "E" depending on the caller's context.
 _OWN_FORMS: tuple[tuple[type, str, Callable[[Any], str]], ...] = (
     (bytes, "bytes", lambda value: value.decode("latin-1")),
@@ -301,6 +297,26 @@ def _prefix(namespace: str, task: str) -> str:
     return f"{_escape(namespace)}:{_escape(task)}"
 
 
+def is_made_of(name: str, value: str) -> bool:
+    """Return whether the name of an operation shows that its scope, its key or a part of that is a value.
+
+    A name that was too long shows no values, but those of its scope.
+
+    Arguments:
+        name: What `compose` or `compose_default` returned, or the name of a reservation.
+        value: The value as text: ``ORD-1``, ``17``, a UUID's digits.
+    """
+    quoted, bare = _quote(value), rf"(?<![^\[,:{{]){re.escape(value)}(?![^\],}}])"
+    for part in name.split(":")[2:]:
+        text = unquote(part)
+        if not part.startswith("~"):
+            if text == value:
+                return True
+        elif not part.startswith("~~") and (quoted in text or re.search(bare, text[1:])):
+            return True
+    return False
+
+
 def placed(key: str, place: str) -> str:
     """Write the name of an operation that is one at each place, ``key:~@place``; the key itself where it has none."""
     return f"{key}:~@{_part(place, 'the place')}" if place else key
@@ -361,7 +377,7 @@ class _Form:
 
     def _object(self, value: object, depth: int) -> str:
         try:
-            reduced, refusal = _to_kombu(value), None
+            reduced, refusal = serialization.reduce(value), None
         except Exception as exc:  # noqa: BLE001 - __json__ is the user's code
             reduced, refusal = None, exc
         if refusal is None and not (isinstance(reduced, dict) and reduced.keys() == {"__type__", "__value__"}):
@@ -563,7 +579,7 @@ def _name_of_member(name: object) -> str:
 
 def _read_by_kombu(marked: dict[Any, Any]) -> object:
     with suppress(Exception):  # the decoders of registered types are the user's code
-        return _loads(_dumps(marked))
+        return serialization.from_json(serialization.to_json(marked))
     return marked  # a mapping that only other serializers deliver
 
 

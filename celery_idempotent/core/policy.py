@@ -10,10 +10,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
-from kombu.utils.url import maybe_sanitize_url
-
 from ..stores.base import Store
-from ..units import Duration, masked, parse_duration, parse_size, unfit
+from ..units import Duration, hide_password, masked, parse_duration, parse_size, unfit
 from . import compression
 from .keys import KeySource, hides_arguments
 
@@ -162,7 +160,8 @@ class Policy:
     def __repr__(self) -> str:
         """Show the options that were given, without the password of a store."""
         large = self.large_results and masked(self.large_results)
-        shown = {**self._options(), "store": maybe_sanitize_url(self.store), "large_results": large}
+        store = hide_password(self.store) if isinstance(self.store, str) else self.store
+        shown = {**self._options(), "store": store, "large_results": large}
         return f"Policy({', '.join(f'{name}={shown[name]!r}' for name in self._options())})"
 
     def _options(self) -> dict[str, Any]:

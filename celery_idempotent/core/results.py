@@ -26,12 +26,10 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote, unquote
 
-from kombu import serialization
-from kombu.exceptions import ContentDisallowed, DecodeError, EncodeError, SerializerNotInstalled
-
 from ..errors import ConfigurationError, PreviouslyFailed, RecordUnreadable, StoreError
 from ..units import masked
 from . import compression as compressions
+from .serialization import serialization
 
 _UNAVAILABLE = b"!unavailable:"
 _REFERENCE = b"!reference:"
@@ -42,11 +40,6 @@ _EXCEPTION = b"!exception:"
 _DEEP = 200
 #: Characters of an exception's text where all of it does not fit.
 _SHORT_TEXT = 200
-
-# kombu's functions carry no types.
-_dumps: Callable[..., tuple[str, str, str | bytes]] = serialization.dumps
-_loads: Callable[..., Any] = serialization.loads
-_accepted: Callable[[Collection[str]], set[str]] = serialization.prepare_accept_content
 
 
 class Codec:
@@ -73,12 +66,12 @@ class Codec:
         prepare: Callable[[object], object] | None = None,
     ) -> None:
         try:
-            self._accept = _accepted([serializer] if accept is None else accept)
-            self._content_type: str = serialization.registry.name_to_type[serializer]
-            _dumps(None, serializer=serializer)
+            self._accept = serialization.accepted([serializer] if accept is None else accept)
+            self._content_type = serialization.content_types[serializer]
+            serialization.dumps(None, serializer)
             if compressions.missing(compression):
                 raise KeyError(compression)
-        except (SerializerNotInstalled, KeyError, TypeError) as exc:
+        except serialization.missing as exc:
             raise ConfigurationError(
                 f"Expected serializers and a compression that kombu has, got serializer={serializer!r}, "
                 f"accept={accept!r}, compression={compression!r} ({exc}): correct the name or install what it needs"
@@ -162,7 +155,7 @@ class Codec:
             if raw.startswith(_REFERENCE):
                 return self._follow(raw[len(_REFERENCE) :].decode(), age)
             raise ValueError("its kind is not known")
-        except ContentDisallowed as exc:
+        except serialization.not_accepted as exc:
             return Payload(Kind.UNAVAILABLE, reason=str(exc))
         except StoreError:
             raise
@@ -213,7 +206,7 @@ class Codec:
         return self._storage.read(reference, decode, age)
 
     def _pack(self, value: object) -> tuple[bytes, bytes]:
-        content = _dumps(value, serializer=self._serializer)[2]
+        content = serialization.dumps(value, self._serializer)
         body = content.encode() if isinstance(content, str) else content
         if not body:
             raise ValueError("it writes nothing, which looks like a damaged record")
@@ -239,10 +232,10 @@ class Codec:
         if not colon or not body:  # kombu would hand an empty body out as it is
             raise ValueError("it has no envelope or no content")
         serializer, plus, compression = head.decode("ascii").partition("+")
-        content_type = serialization.registry.name_to_type[unquote(serializer)]
+        content_type = serialization.content_types[unquote(serializer)]
         if plus and content_type in self._accept:
             body = compressions.decompress(body, unquote(compression), self._largest)
-        return _loads(body, content_type, "utf-8", accept=self._accept)
+        return serialization.loads(body, content_type, self._accept)
 
 
 def _twice(call: Callable[..., Any], *args: object) -> Any:
@@ -324,7 +317,7 @@ def rebuilt(data: Mapping[str, Any], allowed: tuple[type[BaseException], ...]) -
 
 def shown(exc: BaseException) -> str:
     """Return an exception in a few words; of one that kombu wraps, what the serializer raised."""
-    cause = exc.args[0] if isinstance(exc, (EncodeError, DecodeError)) and exc.args else exc
+    cause = exc.args[0] if isinstance(exc, serialization.wrappers) and exc.args else exc
     return f"{type(cause).__name__}: {_text(cause)[:_LONGEST_REASON]}"
 
 

@@ -93,8 +93,13 @@ def is_synchronous(job: Job) -> bool:
 
 def has_scheduler(job: Job) -> bool:
     """Return whether a scheduler enqueues what is scheduled for the job's queue."""
+    return is_scheduled(job.connection, job.origin)
+
+
+def is_scheduled(connection: Any, queue: str) -> bool:
+    """Return whether a scheduler enqueues what is scheduled for a queue, by its name."""
     # Redis answers with a negative number where there is none.
-    return int(job.connection.ttl(RQScheduler.get_locking_key(job.origin))) > LOCK_TTL - SILENCE
+    return int(connection.ttl(RQScheduler.get_locking_key(queue))) > LOCK_TTL - SILENCE
 
 
 def write_meta(job: Job, facts: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from ..errors import ConfigurationError
+from ..units import hide_password
 from .base import Store
 from .records import Claim, HistoryEntry, Lease, Outcome, PastEvent, Reason, Record, Refusal, Release, State, Verdict
 
@@ -69,7 +70,7 @@ def open_store(url: str) -> Store:
         scheme = "cached"
     if "://" not in url:
         raise ConfigurationError(
-            f"Expected the URL of an idempotency store to begin with one of {_known_schemes()}, got "
+            "Expected the URL of an idempotency store, as redis://localhost/1, got "
             f"{hide_password(url)!r}, which has no scheme. {_with_scheme(hide_password(url.strip()))}"
         )
     if scheme not in SCHEMES:
@@ -130,10 +131,3 @@ def unknown_parameter(url: str, name: str, known: Iterable[str], others: str) ->
 
 def _likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, other, one).ratio()
-
-
-def hide_password(url: str) -> str:
-    """Return the URL fit for a log: without credentials and without its query, which may hold them too."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    _, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{'***@' if at else ''}{host.partition('?')[0]}"

@@ -35,6 +35,8 @@ class Store(ABC):
 
     #: Whether the store keeps histories. A store that does overrides `append_history` and `history`.
     keeps_history = False
+    #: Whether `scan` finds what is in progress without reading the other records.
+    seeks_in_progress = False
 
     @abstractmethod
     def acquire(self, claim: Claim) -> Lease | Refusal:

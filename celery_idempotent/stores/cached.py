@@ -119,7 +119,7 @@ class CachedStore(Store):
         if not isinstance(cache, RedisStore):
             raise ConfigurationError(f"Expected the cache to be a RedisStore, got a {type(cache).__name__}.")
         self.durable = durable
-        self.keeps_history = durable.keeps_history
+        self.keeps_history, self.seeks_in_progress = durable.keeps_history, durable.seeks_in_progress
         self._outcomes = CacheEntries(cache, max_age=parse_duration(max_age, "max_age"))
         self._failing = self._logged_damage = False
         self._spared_until = 0.0

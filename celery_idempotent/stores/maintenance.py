@@ -96,13 +96,34 @@ def erase(store: Store, key: str, trace: Trace | None = None) -> bool:
     """
     if trace is None:
         return store.delete(key)
-    try:
-        earlier = [noted for noted in store.history(key) if is_operators(noted.text)]
-    except StoreError:  # there is none, or it cannot be read: the record can be deleted all the same
-        earlier = []
+    earlier = _by_operators(store, key, trace.entry.keep)
     known = store.delete(key)
-    trace.leave(store, *(HistoryEntry(key, noted.text, noted.age, trace.entry.keep) for noted in earlier))
+    trace.leave(store, *earlier)
     return known
+
+
+def erase_leftovers(store: Store, key: str, keep: float) -> None:
+    """Delete what is left of a key without a record, as in a cache, but for what operators did to it.
+
+    Arguments:
+        store: The store.
+        key: The key.
+        keep: Seconds for which to keep what operators did, counted from when they did it.
+
+    Raises:
+        StoreError: the store cannot serve.
+    """
+    earlier = _by_operators(store, key, keep)
+    store.delete(key)
+    if earlier:
+        store.append_history(earlier)
+
+
+def _by_operators(store: Store, key: str, keep: float) -> list[HistoryEntry]:
+    try:
+        return [HistoryEntry(key, past.text, past.age, keep) for past in store.history(key) if is_operators(past.text)]
+    except StoreError:  # there is none, or it cannot be read: the record can be deleted all the same
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +131,7 @@ class Trace:
     """The entry that an operator leaves in the history of a key.
 
     Arguments:
-        note: The entry.
+        entry: The entry.
         failed: Called with the error of a store that does not take it; what was done stays done.
     """
 
@@ -186,12 +207,14 @@ class NamedStore:
     keep_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def meant_key(self, typed: str) -> str | None:
-        """Return the key that was typed without its namespace, if there is such a key.
+        """Return the key that was typed without its namespace or its empty scope, if there is such a key.
 
         Raises:
             StoreError: the store could not be read.
         """
-        return next((key for key in self._whole(typed) if self.store.get(key) is not None), None)
+        whole = [typed, *self._whole(typed)]
+        unscoped = ["::".join(key.rsplit(":", 1)) for key in whole if key.count(":") == 2]
+        return next((key for key in [*whole[1:], *unscoped] if self.store.get(key) is not None), None)
 
     def meant_prefix(self, typed: str) -> str | None:
         """Return the prefix that was typed without its namespace, if there are such keys.

@@ -14,6 +14,8 @@ from typing import BinaryIO
 import pytest
 
 from ..stores.base import Store
+from ..stores.history import text_of_operator
+from ..stores.maintenance import Trace, erase, erase_leftovers
 from ..stores.records import HISTORY_LIMIT, HistoryEntry, Lease, Outcome, Reason, State
 from ..stores.rules import MOST_DISPATCHED
 from ._facts import (
@@ -360,6 +362,19 @@ class NotingFacts(Ages):
         assert (history_of(keeping), history_of(keeping, "other")) == ([], ["other"])
         assert not keeping.delete("other")
         assert history_of(keeping, "other") == []
+
+    def test_what_operators_did_outlives_the_record_that_they_deleted(self, keeping: Store) -> None:
+        """An operator who wonders why an operation ran again must see that it was forgotten."""
+        keeping.settle(take(keeping), DONE, ttl=RESULT)
+        released, forgotten = (
+            text_of_operator(event, "ada@desk-7") for event in ("ReleasedByOperator", "ForgottenByOperator")
+        )
+        keeping.append_history([*note("taken over", ago=20), *note(released, ago=10)])
+        assert erase(keeping, KEY, Trace(note(forgotten)[0], failed=repr))
+        erase_leftovers(keeping, KEY, KEEP)  # as another operator does who forgets it once more
+        assert (keeping.get(KEY), history_of(keeping)) == (None, [released, forgotten])
+        take(keeping)
+        assert history_of(keeping) == [released, forgotten]
 
 
 CHILD_SECONDS = 30

@@ -234,9 +234,11 @@ def test_who_released_a_key_is_in_its_history(on_redis: Run, redis_store: RedisS
     hold(redis_store, KEY)
     assert on_redis("release", KEY, "--yes").status == Exit.OK
     [facts] = told(redis_store)
+    command = facts.pop("command")
+    assert command.endswith(" release")
     assert facts == {"event": "ReleasedByOperator", "operator": ada, "holder": "host:1", "task_id": "T1"}
     said = on_redis("explain", KEY).out
-    assert f"released by {ada} from host:1, task T1" in " ".join(said.split())
+    assert f"released by {ada} ({command}) from host:1, task T1" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -254,8 +256,17 @@ def test_who_forgot_a_key_is_told_when_its_record_is_gone(
     # What operators did outlives the record; what deliveries did is forgotten with it.
     assert [facts["event"] for facts in told(redis_store)] == ["ReleasedByOperator", "ForgottenByOperator"]
     said = " ".join(on_redis("explain", KEY).out.split())
-    assert f"forgotten by {ada}: it was completed, by task T1" in said
+    assert re.search(rf"forgotten by {ada} \([\w -]+ forget\): it was completed, by task T1", said)
     assert "Now: nothing is remembered" in said
+
+
+def test_forgetting_a_key_twice_leaves_in_its_history_that_it_was_forgotten(
+    on_redis: Run, redis_store: RedisStore
+) -> None:
+    settle(redis_store, KEY)
+    on_redis("forget", KEY)
+    assert on_redis("forget", KEY).status == Exit.NO
+    assert [facts["event"] for facts in told(redis_store)] == ["ForgottenByOperator"]
 
 
 def test_what_an_operator_did_is_kept_no_longer_than_other_notes(on_shelf: Run, shelf: Shelf) -> None:

@@ -128,8 +128,8 @@ def test_a_prefix_without_its_namespace_gets_a_hint(on_shelf: Run, shelf: Shelf)
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        ((), "KEYs or --prefix"),
-        (("K", "--prefix", "P"), "KEYs or --prefix"),
+        ((), "or --prefix PREFIX"),
+        (("K", "--prefix", "P"), "or --prefix PREFIX"),
         (("K", "--state", "failed"), "--state"),
         (("--prefix", ""), "not empty"),
         (("--prefix", "P", "--state", "done"), "in_progress"),

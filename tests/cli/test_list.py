@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_idempotent import IdempotentTask
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.core.keys import compose
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.redis import RedisStore
-from tests.cli.conftest import Run, app_with, by_app
+from tests.cli.conftest import Run, Said, app_with, by_app
 from tests.support.cli.shelf import Shelf, hold, release, settle
 from tests.support.cli.terminal import COLUMNS, Terminal
 
@@ -264,3 +266,160 @@ def test_what_is_piped_is_whole_and_plain(on_redis: Run, redis_store: RedisStore
     assert "\x1b" not in said.out
     assert "idem:shop.invoices.tasks.make_invoice:acme:2024-11-03-000001" in said.out
     assert "h" * 30 in said.out
+
+
+# -- by an argument, as an operator knows an operation -----------------------------------------------------------------
+
+ORDER, OTHER, MONTH, MAILED = (
+    compose("idem", "shop.charge", key="ORD-1"),
+    compose("idem", "shop.charge", key="ORD-11"),
+    compose("idem", "shop.invoice", key=("acme", 17)),
+    compose("idem", "shop.mail", key="ORD-1", scope="acme"),
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        (["--arg", "ORD-1"], {ORDER, MAILED}),
+        (["--arg", "order_id=ORD-1", "--task", "shop.charge"], {ORDER}),
+        (["--arg", "customer=acme"], {MONTH, MAILED}),
+        (["--arg", "customer=acme", "--arg", "month=17"], {MONTH}),
+        (["--arg", "1"], set()),
+    ],
+)
+def test_an_argument_finds_the_keys_that_are_made_of_it(
+    by_url: Callable[..., Said], shelf: Shelf, options: list[str], keys: set[str]
+) -> None:
+    for key in (ORDER, OTHER, MONTH, MAILED):
+        settle(shelf, key)
+    said = Run(by_url, shelf)("list", *options)
+    assert (said.status, set(listed(said.out))) == (Exit.OK, keys)
+
+
+def invoice(customer: str, month: int, note: str = "") -> None:
+    """Do what a task does."""
+
+
+def by_month(month: int) -> str:
+    return f"m-{month}"
+
+
+@pytest.fixture
+def shop(shelf: Shelf) -> Celery:
+    app = app_with(shelf)
+    keys: dict[str, Any] = {"shop.invoice": ["customer", "month"], "shop.total": by_month, "shop.first": "month"}
+    for name, key in keys.items():
+        app.task(invoice, name=name, base=IdempotentTask, idempotency={"key": key})
+    app.task(invoice, name="shop.each", base=IdempotentTask)
+    app.task(invoice, name="shop.own", base=IdempotentTask, idempotency={"key": "month", "scope": "tenant"})
+    for key in (MONTH, "idem:shop.total::m-17", "idem:shop.first::~17", "idem:shop.own:acme:~17"):
+        settle(shelf, key)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "key"),
+    [
+        ("shop.invoice", ["customer=acme", "month=17"], MONTH),
+        ("shop.invoice", ["customer=acme"], MONTH),
+        ("shop.total", ["month=17"], "idem:shop.total::m-17"),
+        ("shop.first", ["17"], "idem:shop.first::~17"),
+        ("shop.own", ["month=17"], "idem:shop.own:acme:~17"),
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "show", "explain"])
+def test_an_app_makes_the_key_as_its_task_does(
+    shop: Celery, command: str, task: str, arguments: list[str], key: str
+) -> None:
+    said = by_app(shop, command, "--task", task, *(word for each in arguments for word in ("--arg", each)))
+    assert (said.status, said.err) == (Exit.OK, "")
+    assert key in said.out
+
+
+@pytest.mark.parametrize(
+    ("task", "argument", "words"),
+    [
+        ("shop.invoce", "month=17", "Did you mean shop.invoice?"),
+        ("shop.invoice", "moth=17", "Did you mean month?"),
+        ("shop.invoice", "note=x", "makes its key (customer, month), got note"),
+        ("shop.total", "customer=acme", "--args JSON"),
+        ("shop.each", "month=17", "show --task shop.each TASK_ID"),
+    ],
+)
+def test_an_argument_that_no_key_shows_is_refused_with_what_to_do(
+    shop: Celery, task: str, argument: str, words: str
+) -> None:
+    said = by_app(shop, "list", "--task", task, "--arg", argument)
+    assert said.status == Exit.USAGE
+    assert words in said.err
+
+
+def test_what_changes_records_takes_arguments_of_one_operation_alone(on_shelf: Run, shelf: Shelf) -> None:
+    settle(shelf, ORDER)
+    settle(shelf, MAILED)
+    said = on_shelf("forget", "--arg", "ORD-1", "--yes")
+    assert (said.status, len(list(shelf.scan()))) == (Exit.USAGE, 2)
+    assert f"got 2: {ORDER}, {MAILED}. Name the KEY." in said.err
+    assert on_shelf("forget", "--arg", "ORD-7").status == Exit.NO
+    asked = on_shelf("forget", "--arg", "acme", "--arg", "ORD-1", answer="n\n")
+    assert f"Forget {MAILED}? [y/N]" in asked.err
+    assert asked.status == Exit.NO
+    assert on_shelf("forget", "--arg", "acme", "--arg", "ORD-1", "--yes").out == f"{MAILED} is forgotten\n"
+
+
+def test_a_key_may_be_named_by_its_task_without_an_app(by_url: Callable[..., Said], shelf: Shelf) -> None:
+    settle(shelf, ORDER)
+    run = Run(by_url, shelf)
+    assert f"key            {ORDER}" in run("show", "--task", "shop.charge", "ORD-1").out
+    assert run("show", "--task", "shop.charge", "ORD-7").status == Exit.NO
+
+
+# -- what is typed in the wrong way ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["list", "ORD-1"], "For one key: show KEY. For an argument in a key: list --arg VALUE."),
+        (["list", "redis://localhost/1"], "Give the URL of a store as --store URL."),
+        (["show", ORDER, ORDER], "This command takes one KEY."),
+        (["list", "--limit", "many"], "'many' is not a valid whole number."),
+        (["list", "--arg", "order_id="], "expected NAME=VALUE or VALUE, as in order_id=ORD-1, got 'order_id='."),
+        (["show", ORDER, "--arg", "ORD-1"], "Expected either a KEY or --arg, got both."),
+    ],
+)
+def test_what_is_typed_wrongly_is_answered_with_what_to_type(on_shelf: Run, typed: list[str], words: str) -> None:
+    said = on_shelf(*typed)
+    assert said.status == Exit.USAGE
+    assert words in said.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["show", "ORD-7"], "to look for ORD-7 in them: list --arg ORD-7"),
+        (["show", "idem:shop.charge:ORD-1"], f"did you mean {ORDER}?"),
+        (["show", "shop.charge:ORD-1"], f"did you mean {ORDER}?"),
+        (["forget", "idem:shop.charge::*"], "For all keys that begin so: --prefix idem:shop.charge::"),
+        (["list", "--task", "charge"], "Did you mean --task shop.charge?"),
+        (["list", "--task", "shop.chrge"], "Did you mean --task shop.charge?"),
+    ],
+)
+def test_a_key_or_task_that_is_not_there_is_answered_with_one_that_is(
+    on_shelf: Run, shelf: Shelf, typed: list[str], words: str
+) -> None:
+    settle(shelf, ORDER)
+    assert words in on_shelf(*typed).err
+
+
+def test_an_app_names_its_stores_itself(shelf: Shelf) -> None:
+    said = by_app(app_with(shelf), "list", "--store", "redis://localhost/1")
+    assert said.status == Exit.USAGE
+    assert "For another store: celery-idempotent list --store URL" in said.err
+
+
+def test_without_a_named_app_the_error_says_to_name_one() -> None:
+    said = by_app(Celery(set_as_current=False), "list")
+    assert said.status == Exit.USAGE
+    assert "name the app: celery -A proj idempotency" in said.err

@@ -305,10 +305,10 @@ def test_a_key_that_is_named_by_its_task_is_released_and_forgotten(shelf: Shelf,
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ((), "Missing argument 'KEY'"),
+        ((), "Missing argument 'KEY', or --arg NAME=VALUE."),
         (("--args", '["ORD-1"]'), "--task"),
-        (("--task", "shop.charge"), "either a KEY or --args"),
-        (("--task", "shop.charge", "A", "--args", '["A"]'), "either a KEY or --args"),
+        (("--task", "shop.charge"), "one of: KEY; --arg"),
+        (("--task", "shop.charge", "A", "--args", '["A"]'), "one of: KEY; --arg"),
         (("--task", "shop.chrge", "A"), "Did you mean shop.charge?"),
         (("--task", "nothing", "A"), "There is shop.charge, shop.invoice"),
         (("--task", "shop.charge", "--args", "ORD-1"), "expected JSON"),

@@ -38,7 +38,9 @@ def test_it_shows_what_begins_and_what_ends(in_terminal: Callable[..., Terminal]
     assert terminal.status() == Exit.INTERRUPTED
     assert terminal.sane
     assert terminal.widest <= COLUMNS
-    assert "\x1b[36min_progress" in terminal.drawn
+    assert "\x1b[32mcompleted" in terminal.drawn
+    assert "in_progress" not in terminal.drawn  # every row is: keys have the room
+    assert "FENCE" not in terminal.drawn
     assert "Ended meanwhile" in terminal.drawn.rpartition("\x1b[?1049l")[2]  # what was seen last stays
 
 
@@ -51,6 +53,7 @@ def test_it_goes_on_while_the_store_is_away(
     terminal = in_terminal("watch", "--every", "200ms", CELERY_IDEMPOTENT_STORE=server.url(0), STORE_URL=server.url(0))
     terminal.until(KEY)
     server.stop()
+    terminal.until("No answer for ")
     terminal.until("cannot serve")
     server.start()
     hold(store, "idem:shop.export::18")

@@ -42,11 +42,12 @@ LINES = command_lines()
 NOT_TYPED = {
     r"(\S*/)?pip install|python -m pip install|(apt|brew) install|python3 -m venv \.venv|source ": "it installs",
     r"(\.venv/bin/|([A-Z_]+=\S+ )*)pytest|tox|sphinx-build|cosmic-ray|cr-filter|python \.ci/": "it runs these tests",
-    r"python -m benchmarks|\.venv/bin/python -m tests\.": "it runs for minutes; its names are checked below",
+    r"python -m benchmarks|(\.venv/bin/)?python -m tests\.": "it runs for minutes; its names are checked below",
     r"celery-idempotent demo": "tests/cli/test_demo.py runs it",
     r"celery -A celery_idempotent\.cli\.demo\.shop|python -m celery_idempotent\.cli\.demo\.gateway": "the demo runs it",
     r"redis-cli --cluster fix": "it mends a cluster that is broken",
     r"aws ": "it needs AWS",
+    r"ssh |kubectl ": "it needs another machine",
     r"(python -m|celery -A|uvicorn) examples\.shop_api\.|curl -i ": "tests/docs/test_shop_api.py starts and calls it",
     r"kill -9 (\d+|PID)$": "tests/docs/test_examples.py does it, to the process that the page names",
 }
@@ -54,6 +55,7 @@ NOT_TYPED = {
 OPEN = {
     "[the options of list but --json]": "[--state STATE] [--task NAME] [--older D] [--held] [--limit N]",
     "[the same options]": "[--state STATE] [--task NAME] [--json]",
+    "NAME=VALUE": "order_id=ORD-1",
     "KEY...": "KEY",
     "KEY": "idem:shop.charge::ORD-1",
     "PREFIX": "idem:shop.charge:",
@@ -63,6 +65,7 @@ OPEN = {
     "HOST": "worker-1:4711",
     "D": "1s",
     "N": "10",
+    "PORT": "0",
 }
 #: What stands for the hosts, ports and paths of a reader: names of fixtures, each with an empty database or port.
 REDIS = re.compile(r"redis://localhost(?:/\d+)?")
@@ -71,6 +74,7 @@ DYNAMODB = re.compile(r"dynamodb://idempotency\?region=eu-west-1")
 
 STORES = r"celery -A (proj|shop) idempotency .*|celery-idempotent (?!demo).*"
 WATCH = r".* watch\b.*"
+WEB = r".* web\b.*"
 REMOTE = r"celery -A (proj|shop) (inspect|control) .*"
 MENTIONED = r"celery -A proj( idempotency)?"
 WORKER = r"(/srv/shop/bin/)?celery -A (?!celery_idempotent|examples\.shop_api)\S+ (worker|flower)( .*)?|rq worker( .*)?"
@@ -215,7 +219,13 @@ def put(store: Store, command: str) -> None:
     """Put the records into a store that a command is about."""
     if store.pending_schema():
         return
-    for key in {*re.findall(r"idem:\S*::\S+", command), "idem:shop.charge::ORD-1", "idem:shop.invoice:acme:7"}:
+    by_argument = {f"idem:shop.charge::{order}" for order in re.findall(r"order_id=(\S+)", command)}
+    for key in {
+        *re.findall(r"idem:\S*::\S+", command),
+        *by_argument,
+        "idem:shop.charge::ORD-1",
+        "idem:shop.invoice:acme:7",
+    }:
         store.delete(key)
         hold(store, key) if " release " in command else settle(store, key)
 
@@ -227,7 +237,7 @@ def wanted_of(command: str) -> set[int]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("line", matching(STORES, but=WATCH))
+@pytest.mark.parametrize("line", matching(STORES, but=f"{WATCH}|{WEB}"))
 def test_a_command_on_stores_does_what_it_says(
     line: CommandLine, folder: Path, ours: Callable[[str], str], store_url: str
 ) -> None:
@@ -264,6 +274,22 @@ def test_what_shows_a_table_until_ctrl_c_shows_it(
         terminal.until("Ctrl-C ends")
         terminal.press(CTRL_C)
         assert terminal.status() == 130, f"{line.where}: {text}\n{terminal}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("line", matching(WEB))
+def test_what_serves_pages_until_ctrl_c_serves_them(
+    line: CommandLine, folder: Path, ours: Callable[[str], str], store_url: str
+) -> None:
+    """With all its options at once, on a port that is free: `tests/cli/test_web.py` opens the pages."""
+    module = {"celery": "celery", "celery-idempotent": "celery_idempotent.cli"}
+    bare, *others = variants(line.text)
+    text = bare + " ".join(text.removeprefix(bare) for text in others)
+    program, *words = shlex.split(ours(text))
+    with Terminal("-m", module[program], *words, *(() if "--port" in words else ("--port", "0"))) as terminal:
+        terminal.until("?password=")
+        terminal.press(CTRL_C)
+        assert terminal.status() == 0, f"{line.where}: {text}\n{terminal}"
 
 
 # -- what runs until it is told to end ---------------------------------------------------------------------------------
@@ -466,7 +492,7 @@ def test_redis_takes_what_it_is_told(line: CommandLine, own_redis: Callable[...,
 
 @pytest.mark.worker
 @pytest.mark.smoke
-@pytest.mark.parametrize(("number", "charges"), [(0, 2), (1, 1)], ids=["the bug", "two changed lines"])
+@pytest.mark.parametrize(("number", "charges"), [(0, 1), (1, 2)], ids=["two lines", "the bug"])
 def test_the_first_examples_of_the_readme_are_modules_that_a_worker_runs(
     number: int, charges: int, folder: Path, running: Callable[..., Running], broker_url: str
 ) -> None:

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_idempotent import IdempotentTask
 from celery_idempotent.cli.common import Exit
-from celery_idempotent.cli.doctor import any_store, dynamodb, postgres, redis, sqlite, stores
+from celery_idempotent.cli.doctor import any_store, dynamodb, postgres, redis, rq, sqlite, stores
 from celery_idempotent.cli.doctor.app import CHECKS
 from celery_idempotent.cli.doctor.findings import OTHERS, Check
 from tests.cli.conftest import by_app
@@ -22,10 +22,12 @@ from tests.support.doctor.apps import app_with, charge
 from tests.support.servers import RedisServer
 
 PAGE = "docs/guides/doctor.md"
+FINDINGS = "".join((ROOT / f"docs/guides/doctor-{name}.md").read_text(encoding="utf-8") for name in ("app", "stores"))
 ROW = re.compile(r"^\| `([\w-]+)` \| ([\w, ]+) \| .+ \| .+ \|$", re.MULTILINE)
 ANY = {*OTHERS, "claims-refused", "reservation-orphaned", "slow-store"}
 TABLES: dict[str, list[Check]] = {
     "The app": CHECKS,
+    "RQ": rq.CHECKS,
     "Redis": redis.SERVER_CHECKS + redis.CHECKS,
     "PostgreSQL": postgres.CHECKS,
     "SQLite": sqlite.CHECKS,
@@ -40,7 +42,7 @@ def page() -> str:
 
 def table(title: str) -> dict[str, set[str]]:
     """Return the severities of each code that a section of the page lists."""
-    section = page().partition(f"### {title}\n")[2].partition("\n### ")[0]
+    section = FINDINGS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return {code: set(severities.split(", ")) for code, severities in ROW.findall(section)}
 
 

@@ -1,8 +1,7 @@
-"""Every command of the runbook is typed, in the situation that its section speaks of, and answers as the page says."""
+"""Every command of the runbook is typed, in the situation of its section, and prints what the page shows, all of it."""
 
 from __future__ import annotations
 
-import doctest
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ import pytest
 from celery import Celery
 
 from celery_idempotent.cli.common import Exit
-from celery_idempotent.stores import Claim, Lease, Reason, Release, Store, open_store
+from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, Store, open_store
 from tests.cli.conftest import by_app
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -27,10 +26,35 @@ pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 
 APP = "tests.support.docs.runbook_app"
 TASK = "idem:shop.charge::"
-FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-PAGE = (ROOT / "docs/guides/runbook.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
-TYPED = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+PAGE = "".join((ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8") for name in ("runbook", "runbook-store"))
+#: The sections with commands; the others are prose.
+SECTIONS = {
+    title: text
+    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |^# |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    if "```console" in text
+}
+#: What is another one in each run, and what stands for it.
+VARIABLE = (
+    (r"\d\d:\d\d:\d\d", "TIME"),
+    (r"celery@[\w.-]+|worker1@[\w.-]+", "NODE"),
+    (r"redis://[\w.]+:\d+/\d+", "STORE"),
+    (r"connecting to [\w.]+:\d+", "connecting to HOST"),
+    (r"[\w.-]+@[\w.-]+(?= \()", "OPERATOR"),
+    (r"\((celery )?idempotency (?=release|forget)", "(celery idempotency "),
+    (r"[\w.-]+:\d{1,7}\b", "HOLDER"),
+    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\.\.\.", "ID"),
+    (r"\b\d{16}\b", "FENCE"),
+    (r"'(age|trusted_for|renewals)': [\d.e-]+", r"'\1': NUMBER"),
+    (r"\b\d[\d.]* ?(s|min|m|h)\b", "TIME"),
+    (r"\b\d[\d.]* ([KM]i)?B\b", "SIZE"),
+)
+
+
+def normalised(text: str) -> str:
+    """Return an output without what is another one in each run, and without where its lines end."""
+    for pattern, word in VARIABLE:
+        text = re.sub(pattern, word, text)
+    return " ".join(text.split())
 
 
 @dataclass
@@ -52,6 +76,12 @@ class Night:
     def charge(self, order: str) -> None:
         """Have an order charged, in this process."""
         self.app.tasks["shop.charge"].apply((order,)).get()
+
+    def record(self, order: str) -> Record:
+        """Return the record of an order."""
+        record = self.store.get(f"{TASK}{order}")
+        assert record is not None
+        return record
 
     def hold(self, order: str, **claim: object) -> Lease:
         """Be the holder of an order's key, who does nothing."""
@@ -91,10 +121,12 @@ def a_worker_was_killed(night: Night) -> None:
     gate.reached()
     first.kill()
     gate.open()
+    wait_until(lambda: not night.record("ORD-2").remaining)  # else the next one is deferred, once or more often
     night.start_worker(APP, concurrency=1, env={"LEASE_TTL": "2"})
-    assert charge.delay("ORD-2").get(timeout=60) == "charged ORD-2"
-    # A history is written a moment after what it tells.
-    wait_until(lambda: any("Completed" in noted.text for noted in night.store.history(f"{TASK}ORD-2")))
+    for _ in range(2):
+        assert charge.delay("ORD-2").get(timeout=60) == "charged ORD-2"
+    # A history is written a moment after what it shows.
+    wait_until(lambda: any("Replayed" in noted.text for noted in night.store.history(f"{TASK}ORD-2")))
 
 
 def a_record_of_a_run_that_could_not_settle(night: Night) -> None:
@@ -102,14 +134,15 @@ def a_record_of_a_run_that_could_not_settle(night: Night) -> None:
 
 
 def a_crash_loop(night: Night) -> None:
-    night.store.release(night.hold("ORD-4"), Release(Reason.CRASHED))
-    claim = Claim(f"{TASK}ORD-4", "another", 60.0, 600.0, task_id="T1", redelivered=True, max_crashes=1)
+    for number in range(5):
+        night.store.release(night.hold("ORD-4", owner=f"owner {number}", redelivered=True), Release(Reason.CRASHED))
+    claim = Claim(f"{TASK}ORD-4", "another", 60.0, 600.0, task_id="T1", redelivered=True, max_crashes=5)
     assert not isinstance(night.store.acquire(claim), Lease)
 
 
 def two_orders(night: Night) -> None:
-    night.charge("ORD-5")
-    night.charge("ORD-8")
+    for order in ("ORD-5", "ORD-8"):
+        night.charge(order)
 
 
 def no_store(night: Night) -> None:
@@ -117,9 +150,9 @@ def no_store(night: Night) -> None:
 
 
 SITUATIONS: dict[str, Callable[[Night], None]] = {
-    "A key is stuck": a_living_holder,
-    "Duplicates are reported": a_worker_was_killed,
-    "Redis was restarted": lambda night: night.charge("ORD-9"),
+    "An operation hangs": a_living_holder,
+    "Something happened twice": a_worker_was_killed,
+    "The store is back": lambda night: night.charge("ORD-9"),
     "An effect is not recorded": a_record_of_a_run_that_could_not_settle,
     "A task crash-loops": a_crash_loop,
     "An operation was done wrongly": two_orders,
@@ -162,12 +195,17 @@ def answered(night: Night, command: str) -> tuple[int, str]:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("title", SITUATIONS)
-def test_what_a_section_types_answers_as_it_says(night: Night, title: str) -> None:
+def test_what_a_section_types_prints_what_it_shows(night: Night, title: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     SITUATIONS[title](night)
     for command, expected in typed(SECTIONS[title]):
         status, said = answered(night, command)
         wanted = {Exit.UNREACHABLE} if title == "The store does not answer" else {Exit.OK}
-        assert status in (wanted | {Exit.NO} if command.endswith("doctor") else wanted), f"{command}: {said}"
-        any_lines = re.sub(r"^\.\.\.\n", "...", expected, flags=re.MULTILINE)  # also none
-        shown = doctest.OutputChecker().check_output(any_lines, said, FLAGS)
-        assert shown, f"$ {command}\n{said}\n-- the page says\n{expected}"
+        assert status in wanted, f"{command}: {said}"
+        assert normalised(said) == normalised(expected), f"$ {command}\n{said}\n-- the page shows\n{expected}"
+
+
+def test_no_output_is_elided() -> None:
+    shown = [output for text in SECTIONS.values() for _, output in typed(text)]
+    assert all(shown)
+    assert not any(line.strip() == "..." for output in shown for line in output.splitlines())

@@ -14,6 +14,7 @@ import pytest
 from kombu import compression as registry
 
 from celery_idempotent.core import compression
+from celery_idempotent.core.serialization import serialization
 
 NAMES = ["zlib", "bzip2", "lzma", "zstd", "gzip", "xz", "zstandard", "application/x-gzip"]
 NOISE = random.Random(5).randbytes(100_000)
@@ -82,7 +83,7 @@ def test_what_is_not_here_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     assert compression.missing("snappy") == "?"
     assert set(compression.known()) >= {"bzip2", "lzma", "none", "zlib", "zstd"}
     monkeypatch.setattr(compression, "ZSTD_MODULES", ())
-    monkeypatch.setattr(compression, "_encoder", unknown)
+    monkeypatch.setattr(serialization, "compressor", unknown)
     assert compression.missing("zstd") == '"celery-idempotent[zstd]"'
     assert compression.missing("brotli") == "brotli"
     assert compression.known() == ["none"]

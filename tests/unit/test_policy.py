@@ -17,6 +17,7 @@ import pytest
 
 from celery_idempotent.core import compression
 from celery_idempotent.core.policy import Policy
+from celery_idempotent.core.serialization import serialization
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.units import parse_duration, parse_size
 
@@ -181,7 +182,7 @@ def test_a_key_that_names_a_part_of_an_argument_is_refused_with_the_callable_tha
 
 def test_a_compression_that_is_not_installed_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "ZSTD_MODULES", ())
-    monkeypatch.setattr(compression, "_encoder", unknown)
+    monkeypatch.setattr(serialization, "compressor", unknown)
     with pytest.raises(ConfigurationError) as caught:
         Policy(compression="zstd")
     assert str(caught.value) == (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from pkgutil import walk_packages
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,10 @@ def test_the_public_names_are_these() -> None:
 @pytest.mark.parametrize("name", HOMES)
 def test_a_public_name_is_what_its_home_defines(name: str) -> None:
     assert getattr(celery_idempotent, name) is getattr(home(name), name)
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert celery_idempotent.__version__ == version("celery-idempotent")
 
 
 def test_every_module_can_be_imported() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -12,17 +13,31 @@ from typing import Any
 
 import click
 
-from ..common import CHECKUP, Exit, StoreCommand, from_url, status_of
+from ...errors import ConfigurationError
+from ..common import CHECKUP, URL, Exit, StoreCommand, from_url, status_of
 from .findings import Finding, Section, Severity, Target
 
 
+def _queues_url(ctx: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    """Return the URL; raise if the next option was taken for it."""
+    if given is not None and given.startswith("-"):
+        raise click.BadParameter(f"expected the URL of RQ's Redis, as redis://localhost/0, got {given!r}.")
+    return given
+
+
 @click.command("doctor", cls=StoreCommand)
+@click.option(
+    "--rq",
+    metavar="URL",
+    callback=_queues_url,
+    help="Check also RQ's queues in this Redis, and their jobs.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 also if there are only warnings.")
 @click.option("-q", "--quiet", is_flag=True, help="Print warnings and errors alone, and nothing if there are none.")
 @click.option("-v", "--verbose", is_flag=True, help="Print also what is well, line by line.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all that was checked.")
 @click.pass_context
-def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_json: bool) -> None:
+def command(ctx: click.Context, rq: str | None, strict: bool, quiet: bool, verbose: bool, as_json: bool) -> None:
     """Check the configuration and the stores, and print what to change.
 
     Reads from servers and changes nothing, but for a throwaway key that is claimed and forgotten.
@@ -32,7 +47,7 @@ def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_jso
     """
     report = DoctorReport(colour=not as_json, quiet=quiet, verbose=verbose)
     found: list[Section] = []
-    for section in _sections(ctx):
+    for section in _sections(ctx, rq):
         found.append(section)
         if not as_json:
             report.show(section)
@@ -44,10 +59,12 @@ def command(ctx: click.Context, strict: bool, quiet: bool, verbose: bool, as_jso
     ctx.exit(status)
 
 
-def _sections(ctx: click.Context) -> Iterator[Section]:
-    """Yield what is found of the app, if there is one, and then of one store after the other."""
+def _sections(ctx: click.Context, rq: str | None) -> Iterator[Section]:
+    """Yield what is found of RQ and of the app, where there are such, and then of one store after the other."""
     from .stores import sections
 
+    if rq is not None:
+        yield _queues(ctx, rq)
     if CHECKUP in ctx.meta:
         section, targets = ctx.meta[CHECKUP]()
         yield section
@@ -57,6 +74,24 @@ def _sections(ctx: click.Context) -> Iterator[Section]:
     for target in targets:
         ctx.call_on_close(target.store.close)
         yield from sections(target)
+
+
+def _queues(ctx: click.Context, url: str) -> Section:
+    """Return what is found of RQ's queues, whose jobs name functions of the current directory, as for RQ's worker."""
+    from ...stores import hide_password, open_store
+
+    if importlib.util.find_spec("rq") is None:
+        raise ConfigurationError("Expected RQ to be installed, and it is not: pip install 'celery-idempotent[rq]'")
+    store = open_store(url)
+    ctx.call_on_close(store.close)
+    if not hasattr(store, "_client"):
+        raise ConfigurationError(f"Expected the URL of RQ's Redis, as redis://localhost/0, got {hide_password(url)!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    ctx.meta[URL] = ctx.meta.get(URL) or url  # the store of guarded jobs, unless they name another
+    from . import rq
+
+    return rq.section(store, hide_password(url))
 
 
 def _status(found: list[Section], *, strict: bool) -> Exit:

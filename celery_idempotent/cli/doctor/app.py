@@ -20,8 +20,22 @@ from ...stores import hide_password
 from ...stores.maintenance import NamedStore
 from ...stores.memory import MemoryStore
 from . import broker
-from .app_config import AppConfig, DeclaredTask, listed, shortest_interval
-from .findings import Checks, Findings, Section, Target, error, failed, info, ok, run_checks, warning
+from .app_config import AppConfig, DeclaredTask, shortest_interval
+from .findings import (
+    LONG,
+    SHORT,
+    Checks,
+    Findings,
+    Section,
+    Target,
+    error,
+    failed,
+    info,
+    listed,
+    ok,
+    run_checks,
+    warning,
+)
 
 #: Options of Celery's that keep a message beyond the failure of its task; the latter two since 5.7.
 ACKS = ("acks_on_failure_or_timeout", "acks_on_failure", "acks_on_timeout")
@@ -182,8 +196,6 @@ def runs_unprotected(config: AppConfig) -> Findings:
         )
 
 
-#: Seconds below which a lease is short, and above which it is long.
-SHORT, LONG = 5.0, 600.0
 GOOD = '"lease_ttl": "30s"'
 
 

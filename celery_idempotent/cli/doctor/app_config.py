@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -21,8 +21,6 @@ OCCURRENCES = 64
 ASSUMED = {"redis": 3600.0, "sqs": 1800.0}
 #: What kombu calls the brokers that one name is enough for here.
 _BROKERS = {"rediss": "redis", "sentinel": "redis", "valkey": "redis", "amqp": "rabbitmq", "pyamqp": "rabbitmq"}
-#: Names in one sentence, the rest is counted.
-SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +157,3 @@ def _gaps(when: crontab) -> Iterator[float]:
         if last is not None:
             yield (at - last).total_seconds()
         last = at
-
-
-def listed(names: Iterable[str]) -> str:
-    """Return names as a few words, however many there are."""
-    known = list(dict.fromkeys(names))
-    more = len(known) - SHOWN
-    shown = ", ".join(known[:SHOWN])
-    return f"{shown} and {more} more" if more > 0 else shown

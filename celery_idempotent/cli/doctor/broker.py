@@ -7,8 +7,8 @@ import json
 from math import ceil
 from typing import Any
 
-from .app_config import ASSUMED, HOUR, AppConfig, listed
-from .findings import Checks, Findings, error, info, ok, warning
+from .app_config import ASSUMED, HOUR, AppConfig
+from .findings import Checks, Findings, error, info, listed, ok, warning
 
 CHECKS = Checks()
 #: Messages of a Redis broker that are read at most, and with one command.

@@ -115,6 +115,20 @@ def error(found: str, remedy: str, *, ends: bool = False) -> Finding:
     return Finding(Severity.ERROR, found, remedy, ends=ends)
 
 
+#: Seconds below which a lease is short, and above which it is long.
+SHORT, LONG = 5.0, 600.0
+#: Names in one sentence, the rest is counted.
+SHOWN = 3
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as a few words, however many there are."""
+    known = list(dict.fromkeys(names))
+    more = len(known) - SHOWN
+    shown = ", ".join(known[:SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 #: What the function of a check yields; the first one counts.
 Findings = Iterator[Finding]
 

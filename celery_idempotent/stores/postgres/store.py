@@ -75,6 +75,7 @@ class PostgresStore(Store):
     """
 
     keeps_history = True
+    seeks_in_progress = True
     #: One lease of so many is followed by the removal of a few expired records; 0 leaves that to `purge`.
     purge_every = 25
 

@@ -271,8 +271,8 @@ def translate_error(error: Exception, command: Sequence[Any], url: str) -> Store
         )
     if isinstance(error, ResponseError) and "WRONGTYPE" in str(error):
         return RecordUnreadable(
-            f"{command[3]!r} in the idempotency store {url} is no record of celery_idempotent ({what}). "
-            f"Does something else use this database? Delete the key, or set idempotency_namespace."
+            f"{command[3]!r} in the idempotency store {url} is no record of celery_idempotent: its value is of another "
+            "type. Does something else use this database? Delete the key, or set idempotency_namespace."
         )
     return StoreUnreachable(
         f"The idempotency store {url} cannot serve ({what}). Is it running, and has it memory left?"

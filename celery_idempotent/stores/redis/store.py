@@ -560,13 +560,11 @@ def merged(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def direct(params: dict[str, Any], url: str) -> Store:
     """Return a store on the server that ``params`` name, as `merged` returns them."""
-    from kombu.utils.url import maybe_sanitize_url
-
     if issubclass(params.get("connection_class", redis.Connection), redis.UnixDomainSocketConnection):
         params.pop("socket_connect_timeout", None)
-    if not params.get("password"):  # kombu hides one that is not there, too
+    if not params.get("password"):
         url = re.sub(r"//[^/@]*@", "//", url)
-    return RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(**params)), url=maybe_sanitize_url(url))
+    return RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(**params)), url=hide_password(url))
 
 
 def store_like(client: redis.Redis) -> Store:

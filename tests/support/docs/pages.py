@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = ("README.md", "CONTRIBUTING.md", "examples/README.md", "docs/**/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "docs/**/*.md")
 FENCE = re.compile(r"^```(?P<language>[^\n]*)\n(?P<text>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 #: Run by the tests, and the rest: shown only.
