@@ -25,9 +25,6 @@ from .job import store_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: Attribute of a guarded function: its binding.
-BINDING = "_idempotent_binding"
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _answering: ContextVar[Job | None] = ContextVar("celery_idempotent_job", default=None)
