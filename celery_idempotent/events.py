@@ -247,7 +247,10 @@ class SettleFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RanUnprotected(Event):
-    """A run begins without a lease, since the store cannot serve and ``on_store_error`` is ``"run"``."""
+    """A run begins without a lease: the store cannot serve and ``on_store_error`` is ``"run"``, or it was switched off.
+
+    `celery_idempotent.testing.set_active` does that, which is for tests.
+    """
 
     name: ClassVar = "ran_unprotected"
     level: ClassVar = logging.WARNING

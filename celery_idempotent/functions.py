@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .core import binding, keys
-from .core.binding import BACKEND, GUARDED_AS, Binding
+from .core.binding import BACKEND, BINDING, GUARDED_AS, Binding
 from .core.compression import LARGEST, NONE
 from .core.file_results import FileResultStorage
 from .core.guard import (
@@ -112,6 +112,7 @@ def idempotent(
         guarded: Any = call_async if inspect.iscoroutinefunction(function) else call
         guarded.__signature__ = binding.signature  # all arguments are handed through
         setattr(guarded, GUARDED_AS, (binding.namespace, binding.name))
+        setattr(guarded, BINDING, binding)
         return cast(F, guarded)
 
     return decorate

@@ -21,6 +21,7 @@ from tests.support.servers import Databases, ExternalRedis, RedisServer, ServerM
 from tests.support.stores.server_contract import FACTS
 
 pytest_plugins = [
+    "pytester",
     "tests.support.celery.fixtures",
     "tests.support.stores.sqlite_fixtures",
     "tests.support.stores.dynamodb_fixtures",

@@ -72,6 +72,9 @@ ADAPTERS = {
     "cli.doctor.rq": {"rq"},
     "cli.demo": {"celery"},
     "django": {"celery"},
+    # They deliver again what a test has delivered.
+    "testing.deliveries": {"rq"},
+    "testing.once": {"celery"},
     # Installed in a worker, they find its signals.
     "metrics": {"celery", "billiard"},
 }

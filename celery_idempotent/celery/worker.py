@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from celery import bootsteps, signals
 from celery.worker import state as worker_state
 
+from ..core import binding as bindings
 from ..core import lease as leases
 from ..core.backoff import never
 from ..core.binding import heartbeat
@@ -46,7 +47,7 @@ class DeclarationStep(bootsteps.Step):
         declarations.check_declarations(worker.app)
 
 
-class IdempotencyStep(bootsteps.Step):
+class IdempotencyStep(bootsteps.StartStopStep):
     """Check every idempotent task and its store before the worker takes work."""
 
     name = "celery_idempotent"
@@ -70,15 +71,33 @@ class IdempotencyStep(bootsteps.Step):
         monitoring.prepare(children=pool.enforces_limits)
         signals.worker_shutting_down.connect(announce_stop, weak=False, dispatch_uid="celery_idempotent.stop")
         for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
-            if isinstance(store, MemoryStore) and pool.enforces_limits:
-                raise ConfigurationError(
-                    "Expected a store that all processes share, got memory:// with a pool of processes, each of which "
-                    'would remember its own tasks alone. Set app.conf.idempotency_store = "redis://host:6379/1".'
-                )
             try:
                 store.ping()
             except StoreUnreachable as error:
                 logger.error("%s Tasks follow their on_store_error until it can.", error)
+            if isinstance(store, MemoryStore) and pool.enforces_limits:
+                _refuse_switched_off()
+                raise ConfigurationError(
+                    "Expected a store that all processes share, got memory:// with a pool of processes, each of which "
+                    'would remember its own tasks alone. Set app.conf.idempotency_store = "redis://host:6379/1".'
+                )
+
+    def start(self, worker: Any) -> None:
+        """Refuse to work unguarded, but in a thread of a test.
+
+        Raises:
+            ConfigurationError: this process has switched its guards off.
+        """
+        if threading.current_thread() is threading.main_thread():
+            _refuse_switched_off()
+
+
+def _refuse_switched_off() -> None:
+    if bindings.switched_off:
+        raise ConfigurationError(
+            "Expected a worker whose tasks are guarded, got one in which celery_idempotent.testing has switched that "
+            "off. Remove set_active(False) from what the worker imports; a test may start a worker in a thread."
+        )
 
 
 # Renewals by the worker's main process, for children that cannot: C code that holds the GIL stops a child's own.

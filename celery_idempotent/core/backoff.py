@@ -44,15 +44,18 @@ class Backoff:
     def __init__(self, pauses: tuple[float, float], limit: float, stopping: Callable[[], bool]) -> None:
         self.pause, self.longest = pauses
         self.end = monotonic() + limit
+        #: seconds that its own pauses leave, also where a test has frozen the clock
+        self._left = limit
         self.stopping = stopping
 
     def next(self) -> float | None:
         """Return the seconds of the next pause, for a caller that sleeps itself; None if there is no time left."""
-        left = self.end - monotonic()
+        left = min(self.end - monotonic(), self._left)
         if left <= 0 or self.stopping():
             return None
         pause = min(left, self.pause * random.uniform(0.5, 1.0))
         self.pause = min(self.longest, self.pause * 2)
+        self._left -= pause
         return pause
 
     def wait(self) -> bool:

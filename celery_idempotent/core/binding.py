@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from functools import cache, cached_property
 from typing import Any
 
@@ -29,6 +29,11 @@ BACKEND = "backend"
 heartbeat = Heartbeat()
 breaker = Breaker()
 confirmations = Confirmations(breaker)
+
+#: Makes the guard of every binding instead, while a test has it so (`celery_idempotent.testing`); None elsewhere.
+substitute: Callable[[Binding], Guard] | None = None
+#: Whether those guards guard nothing.
+switched_off = False
 
 
 class Binding:
@@ -68,10 +73,18 @@ class Binding:
         """Return what writes and reads its results."""
         raise NotImplementedError
 
-    @cached_property
+    @property
     def guard(self) -> Guard:
         """Its guard; made when the first delivery needs it."""
-        return Guard(self._store(), self.policy, self._codec(), heartbeat, breaker)
+        return self._guard if substitute is None else substitute(self)
+
+    @cached_property
+    def _guard(self) -> Guard:
+        return self.make_guard()
+
+    def make_guard(self, kind: type[Guard] = Guard, store: Store | None = None) -> Guard:
+        """Return a guard of this class, on this store (default: its own)."""
+        return kind(self._store() if store is None else store, self.policy, self._codec(), heartbeat, breaker)
 
     def claim(self, key: str, owner: str, **fields: Any) -> Claim:
         """Return what a delivery requests of the store.
@@ -223,3 +236,5 @@ def current_holder() -> str:
 
 #: Attribute of what @idempotent returns: how the keys of the function begin.
 GUARDED_AS = "_idempotent_as"
+#: Attribute of what either decorator returns, for functions and for jobs: its binding.
+BINDING = "_idempotent_binding"

@@ -240,7 +240,8 @@ class Guard:
         if not isinstance(held, HeldLease):
             return held
         if not held.fence:
-            return Ran(delivery.body(held))
+            value = delivery.body(held)
+            return Ran(value if held.within is None else held.within[0])
         try:
             try:
                 self.start(delivery, held)

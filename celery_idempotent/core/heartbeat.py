@@ -60,6 +60,13 @@ class Heartbeat:
         for server in list(self._servers.values()):
             server.holdings.pop(id(holding), None)
 
+    def end(self, store: Store) -> None:
+        """End the threads of a store that is not used any more, and not only after a step without a lease."""
+        with self._lock:
+            for server in list(self._servers.values()):
+                if server.address[0] is store:
+                    server.end()
+
     def holdings(self) -> list[HeldLease]:
         """Return what is being renewed in this process."""
         if self._pid != os.getpid():
@@ -99,11 +106,17 @@ class _Server:
         step = holding.lease.claim.lease_ttl / RENEWALS_PER_TTL
         self.holdings[id(holding)] = holding
         self.used = True
-        shorter, self.step = step < self.step, min(step, self.step)
+        shorter, self.step = step < self.step, min(step, self.step or step)
         if self.thread is None or not self.thread.is_alive():
             self.thread = threading.Thread(target=self.run, name="celery-idempotent-heartbeat", daemon=True)
             self.thread.start()
         elif shorter:
+            self._wake.notify()
+
+    def end(self) -> None:
+        """Have the thread end if it has no leases; called with the lock held."""
+        if not self.holdings:
+            self.used, self.step = False, 0.0
             self._wake.notify()
 
     def run(self) -> None:

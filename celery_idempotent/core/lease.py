@@ -149,7 +149,7 @@ class HeldLease:
         """
         if self.lost:
             raise self._lost()
-        if not self.fence or self.encode is None:
+        if self.encode is None:
             raise StoreUnreachable(
                 f"Expected a lease on {self.key!r} to settle, and this run is unprotected: the store did not answer "
                 'when it began, and the task has on_store_error="run". Set "wait" where effects must happen once.'

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from redis.connection import ConnectionPool
 from rq.job import Job
 
+from ..core.binding import BINDING
 from ..core.policy import IdempotencyOptions, Policy
 from ..functions import FunctionBinding, check_function, policy_of
 from ..stores.base import Store
@@ -23,9 +24,6 @@ from .job import store_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-#: Attribute of a guarded function: its binding.
-BINDING = "_idempotent_binding"
 
 F = TypeVar("F", bound=Callable[..., Any])
 

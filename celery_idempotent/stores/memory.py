@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from time import monotonic
+from copy import deepcopy
+from time import time
 from urllib.parse import parse_qsl
 
 from ..errors import LeaseLost
@@ -41,8 +42,17 @@ class MemoryStore(Store):
             raise unknown_parameter(url, name, (), "There are none.")
         return cls()
 
+    def copy(self) -> MemoryStore:
+        """Return another store with the same records; what happens to either is not seen in the other."""
+        other = type(self)()
+        with self._lock:
+            other._rows, other._histories = deepcopy(self._rows), deepcopy(self._histories)
+            other._last_fence, other.offset = self._last_fence, self.offset
+        return other
+
     def _now(self) -> int:
-        return int((monotonic() + self.offset) * rules.SECOND)
+        # The clock that tests freeze, and that servers' clocks are too.
+        return int((time() + self.offset) * rules.SECOND)
 
     def _row(self, key: str, now: int) -> rules.Row | None:
         row = self._rows.get(key)

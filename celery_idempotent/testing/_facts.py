@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ..stores.base import Store
@@ -24,6 +25,13 @@ class Ages:
 
     def age(self, store: Store, key: str, seconds: float) -> None:
         raise NotImplementedError
+
+
+def frozen() -> bool:
+    """Return whether a test has stopped the clock."""
+    before = time.time()
+    time.sleep(0.01)
+    return time.time() == before
 
 
 def claim(key: str = KEY, **changes: Any) -> Claim:

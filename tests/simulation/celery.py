@@ -524,8 +524,9 @@ def simulated_clock() -> Iterator[None]:
         current.world.sleep(seconds)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (guard, heartbeat, lease, backoff, breaker, memory_store):
+        for module in (guard, heartbeat, lease, backoff, breaker):
             patch.setattr(module, "monotonic", now)
+        patch.setattr(memory_store, "time", now)
         for module in (backoff, delivery):
             patch.setattr(module, "time", SimpleNamespace(sleep=sleep))
         patch.setattr(heartbeat, "threading", SimpleNamespace(**{**vars(threading), "Thread": NoThread}))

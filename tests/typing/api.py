@@ -48,6 +48,18 @@ from celery_idempotent.metrics.opentelemetry import OpenTelemetryMetrics, OpenTe
 from celery_idempotent.metrics.prometheus import PrometheusMetrics
 from celery_idempotent.rq import idempotent as idempotent_job
 from celery_idempotent.stores import Record
+from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.testing import (
+    Crash,
+    StandInLease,
+    assert_takes_effect_once,
+    crash_at,
+    inactive,
+    is_active,
+    lease_for,
+    override_store,
+    set_active,
+)
 
 
 def by_order(order_id: str) -> str:
@@ -228,3 +240,17 @@ http_django.IdempotencyMiddleware(lambda request: UNGUARDED)
 http_settings: HttpOptions = {"store": "redis://localhost/1", "scope": INSIDE, "lease_ttl": "30s", "paths": ["/orders"]}
 assert_type(guarded.options, Options)
 assert_type(http_wsgi.accepted(None, "/jobs/{id}"), tuple[dict[str, str], int, dict[str, str]])
+
+with override_store() as fresh, inactive():
+    assert_type(fresh, MemoryStore)
+with override_store(store) as own:
+    assert_type(own, Store)
+set_active(False)
+assert_type(is_active(), bool)
+with crash_at("after_effect", of=charge) as crash:
+    assert_type(crash, Crash)
+    assert_type(crash.happened, bool)
+with lease_for(charge, "ORD-1", cents=1) as stand_in:
+    assert_type(stand_in, StandInLease)
+    assert_type(stand_in.derived_key("charge"), str)
+assert_takes_effect_once(charge, ("ORD-1", 1), effects=lambda: 0)

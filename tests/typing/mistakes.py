@@ -21,6 +21,7 @@ from celery_idempotent.http import HttpOptions, IdempotencyMiddleware, begin
 from celery_idempotent.http import wsgi as http_wsgi
 from celery_idempotent.metrics import opentelemetry
 from celery_idempotent.rq import idempotent as idempotent_job
+from celery_idempotent.testing import assert_takes_effect_once, crash_at, override_store
 
 # -- options by name ---------------------------------------------------------------------------------------------------
 
@@ -176,3 +177,9 @@ IdempotencyMiddleware(asgi, store="redis://localhost/1", scope=None, on_conflict
 http_wsgi.IdempotencyMiddleware(application, store="redis://localhost/1", scope=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 settings: HttpOptions = {"store": "redis://localhost/1"}  # type: ignore[typeddict-item]  # pyright: ignore[reportAssignmentType]
 http_wsgi.IdempotencyMiddleware("app", scope=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+# -- tests -------------------------------------------------------------------------------------------------------------
+
+override_store("memory://")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+crash_at("after_efect")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+assert_takes_effect_once(asgi, ("ORD-1", 1))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -596,6 +596,29 @@ def test_a_thread_that_wakes_and_has_no_lease_ends_and_the_next_lease_starts_ano
         assert beating._servers == {}
 
 
+def test_the_thread_of_a_store_that_is_not_used_any_more_ends_at_once(beating: Heartbeat) -> None:
+    old, other = ScriptedStore(), ScriptedStore()
+    begun = module.monotonic()
+    holding = beating.watch(HeldLease(old, take(old), begun))
+    rest = beating.watch(HeldLease(other, take(other), begun))
+    thread = beating._servers[old, ""].thread
+    beating.end(old)  # it has a lease, and goes on
+    assert thread.is_alive()
+    beating.forget(holding)
+    beating.end(old)
+    beating.watch(holding)  # used again after all, by this thread or, if that has ended, by another
+    again = beating._servers[old, ""].thread
+    beating.forget(holding)
+    beating.end(old)
+    for each in (thread, again):
+        each.join(PROMPTLY)
+        assert not each.is_alive()
+    assert [server for server, _ in beating._servers] == [other]
+    beating.forget(rest)
+    beating.end(other)
+    assert module.monotonic() < begun + TTL / 3
+
+
 def test_a_server_that_hangs_keeps_no_lease_on_another_from_renewal(beating: Heartbeat) -> None:
     """Two stores, of which one answers no more: the leases of the other must not run out."""
     hung, sound = ScriptedStore(), ScriptedStore()

@@ -15,9 +15,10 @@ from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegi
 from rq.utils import current_timestamp
 from rq.worker import Worker
 
+from ...core.binding import BINDING
 from ...core.policy import Policy
 from ...errors import IdempotencyError
-from ...rq.decorator import BINDING
+from ...rq.decorator import JobBinding
 from ...rq.job import is_scheduled
 from .findings import LONG, SHORT, Checks, Findings, Section, error, failed, info, listed, ok, run_checks, warning
 
@@ -97,7 +98,7 @@ def _read(job: Job) -> QueuedJob:
     while function is not None:
         function = getattr(function, "__func__", function)
         binding = getattr(function, BINDING, None)
-        if binding is not None:
+        if isinstance(binding, JobBinding):
             return QueuedJob(name, binding.policy, importable=True, job=job)
         function = getattr(function, "__wrapped__", None)
     return QueuedJob(name, None, importable=True, job=job)

@@ -20,13 +20,13 @@ from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, Rel
 from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
 
-CLOCKED: tuple[ModuleType, ...] = (guard, guard, heartbeat, holding, guard, backoff, breaker, memory)
+CLOCKED: tuple[ModuleType, ...] = (guard, heartbeat, holding, backoff, breaker)
 #: How long a test waits for another thread before it fails, in seconds.
 PROMPTLY = 10.0
 
 
 class Clock:
-    """The monotonic clock of the core, which stands still but for `advance` and for what the core sleeps.
+    """The clock of the core and of the store in memory: it stands still but for `advance` and what the core sleeps.
 
     `slept` are the pauses that were made. What was planned with `at` happens on the way, and may raise.
     """
@@ -42,6 +42,7 @@ class Clock:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         for module in CLOCKED:
             monkeypatch.setattr(module, "monotonic", self)
+        monkeypatch.setattr(memory, "time", self)
         monkeypatch.setattr(backoff, "time", SimpleNamespace(sleep=self.sleep))
         # Pauses are shortened by chance; here they are not.
         monkeypatch.setattr(backoff, "random", SimpleNamespace(uniform=lambda low, high: high))
