@@ -262,7 +262,7 @@ class Worker:
         """Fork a child: a process of its own, with a heartbeat and a breaker of its own."""
         binding = self.task._binding
         self.heartbeat = heartbeat.Heartbeat()
-        binding.__dict__["guard"] = guard.Guard(
+        binding.__dict__["_guard"] = guard.Guard(
             WorkerStore(self), binding.policy, self.codec, self.heartbeat, breaker.Breaker()
         )
 
