@@ -696,8 +696,11 @@ def _in_transaction() -> bool:
     """Return whether a transaction of Django's is open here: what waits may start before its commit."""
     if "django.db" not in sys.modules:
         return False
+    from django.conf import settings
     from django.db import connections
 
+    if not settings.configured:  # another library has imported it, and there is no database
+        return False
     return any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
 
 

@@ -45,7 +45,7 @@ def _loaded(use: Callable[[Any], Any], app: Any) -> Any:
         return use(app)
     except ConfigurationError as error:
         if app.main in (None, "default"):
-            hint = "If your app has one, name the app: celery -A proj idempotency ..."
+            hint = "If your app has one, name the app: celery -A proj idempotency COMMAND"
             raise ConfigurationError(f"{error} {hint}") from error
         raise
 

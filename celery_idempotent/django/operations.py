@@ -14,8 +14,9 @@ class ApplySchema(Operation):
     """Bring the tables of the stores in a database to the versions that this library has.
 
     Each version of the tables adds a migration with this operation. In a new database the first one makes what the
-    installed library needs, and those that follow find nothing to do. What ``celery-idempotent schema --apply`` made is
-    left as it is. Backwards nothing is dropped: with the tables it would be forgotten which operations are done.
+    installed library needs, and those that follow find nothing to do. What an operator made with
+    ``celery-idempotent --store URL schema --apply`` is left as it is. Backwards nothing is dropped: with the tables it
+    would be forgotten which operations are done.
 
     Arguments:
         postgresql, sqlite: The versions which the migration is there for.

@@ -63,6 +63,7 @@ OPEN = {
     "STATE": "completed",
     "NAME": "shop.charge",
     "COMMAND": "list",
+    "{self.name}": "list",
     "HOST": "worker-1:4711",
     "D": "1s",
     "N": "10",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -209,3 +212,11 @@ def test_long_arguments_are_digested_and_unnameable_ones_refused() -> None:
     assert len(slot(source=None, arguments={"text": "x" * 5000})) < 200
     with pytest.raises(MissingKey, match="unique key"):
         slot(source=None, arguments={"text": object()})
+
+
+def test_a_django_that_was_imported_and_not_configured_has_no_transaction() -> None:
+    """Another library may have imported it, as a test suite's plugin does."""
+    probe = "import django.db; from celery_idempotent.celery import unique; print(unique._in_transaction())"
+    env = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=env, check=False)
+    assert run.stdout.strip() == "False", run.stderr

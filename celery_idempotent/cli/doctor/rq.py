@@ -209,12 +209,11 @@ def lease_out_of_range(site: RqSite) -> Findings:
     brief = [(each, policy) for each, policy in site.guarded if policy.lease_ttl < 2 * MONITORING]
     if brief:
         least = min(policy.lease_ttl for _, policy in brief)
-        kind = warning if least < SHORT else info
+        kind, seconds = warning if least < SHORT else info, max(1, int(least // 2))
         yield kind(
             f"lease_ttl is {least:g} s ({_names([each for each, _ in brief])}): IdempotentWorker refuses such jobs "
             f"unless it looks at its horse twice in that time, and it does so every {MONITORING:g} s by default.",
-            f'lease_ttl="60s", or rq worker -w celery_idempotent.rq.IdempotentWorker --job-monitoring-interval '
-            f"{max(1, int(least // 2))}",
+            f'lease_ttl="60s", or start IdempotentWorker with --job-monitoring-interval {seconds}',
         )
     if long := [(each, policy) for each, policy in site.guarded if policy.lease_ttl > LONG]:
         most = max(policy.lease_ttl for _, policy in long)

@@ -116,7 +116,7 @@ BREAKS = [
         "values are kept as plain JSON",
         (
             "core/results.py",
-            "content = _dumps(value, serializer=self._serializer)[2]",
+            "content = serialization.dumps(value, self._serializer)",
             'content = __import__("json").dumps(value, default=str)',
         ),
     ),
@@ -161,7 +161,11 @@ BREAKS = [
         12,
         "the task remembers the call it is in",
         ("celery/delivery.py", "state.holding, state.entered =", "task.__dict__['held'], state.entered ="),
-        ("celery/task.py", "return None if state is None else state.holding", "return self.__dict__.get('held')"),
+        (
+            "celery/task.py",
+            "held = _loose_lease() if state is None else state.holding",
+            "held = self.__dict__.get('held')",
+        ),
     ),
     broken(
         13,
