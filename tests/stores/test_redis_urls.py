@@ -25,9 +25,9 @@ class TestUrls:
             (f"redsi://:{SECRET}@host", "Did you mean redis://?"),
             (f"rediss+tls://u:{SECRET}@host", "Did you mean rediss://?"),
             (f"memcached://u:{SECRET}@host", ", ".join(f"{scheme}://" for scheme in SCHEMES)),
-            (f"u:{SECRET}@host:6379", "which has no scheme. Write redis://"),
-            ("localhost", "which has no scheme. Write redis://"),
-            ("", "which has no scheme. Write redis://"),
+            (f"u:{SECRET}@host:6379", "which has no scheme. Did you mean redis://***@host:6379?"),
+            ("localhost", "which has no scheme. Did you mean redis://localhost?"),
+            ("", "which has no scheme. Write redis://host:6379/1."),
         ],
     )
     def test_an_unknown_scheme_is_answered_with_those_that_are_known(self, url: str, hint: str) -> None:
