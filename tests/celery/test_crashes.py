@@ -9,7 +9,7 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
-from tests.support.celery.apps import messages
+from tests.support.celery.apps import messages, wait_for_no_reader
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -127,6 +127,7 @@ def test_a_holder_that_wakes_and_fails_after_its_heir_has_failed_too_adds_no_fai
     result = app.module.endings.delay("ORD-1", "raise")
     gate.reached()
     zombie.pause()
+    wait_for_no_reader(app.conf.broker_url)
     gate.open()
     start_worker(SHOP, **options)
     with pytest.raises(ValueError, match="no ORD-1"):

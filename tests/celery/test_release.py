@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.apps import wait_for_no_reader
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.waiting import wait_until
@@ -50,6 +51,7 @@ def test_what_a_paused_holder_holds_is_released_and_it_wakes_as_a_duplicate(
     result = parting.module.part.delay("ORD-1", "return")
     [pid] = gate.reached()
     paused.pause()
+    wait_for_no_reader(parting.conf.broker_url)
     gate.open()
     asked = answered(command, {**worker_env, **lease_ttl}, "n\n")
     assert f":{pid}, for " in asked

@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_idempotent.errors import SettleNotCommitted
 from celery_idempotent.stores import State, open_store
+from tests.support.celery.apps import wait_for_no_reader
 from tests.support.celery.business import Business
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -104,6 +105,7 @@ def test_a_holder_that_wakes_after_its_lease_cannot_commit_what_another_has_done
     result = app.module.charge.delay("ORD-1")
     gate.reached()
     zombie.pause()
+    wait_for_no_reader(app.conf.broker_url)
     gate.open()
     start_worker(WITHIN, **options)
     taken = result.get(timeout=60)

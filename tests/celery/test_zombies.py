@@ -10,6 +10,7 @@ from celery import Celery
 
 from celery_idempotent.stores import State
 from tests.support.celery.aftermath import PARTING, Aftermath
+from tests.support.celery.apps import wait_for_no_reader
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.waiting import wait_until
@@ -26,6 +27,7 @@ def test_a_holder_that_wakes_after_its_lease_has_become_a_duplicate_however_it_e
     result = parting.module.part.delay("ORD-1", f"{ending} at first")
     [pid] = gate.reached()
     zombie.pause()
+    wait_for_no_reader(parting.conf.broker_url)
     gate.open()
     start_worker(PARTING, **options)
     aftermath.expect(result, "SUCCESS", State.COMPLETED, effects=2)

@@ -15,6 +15,7 @@ from celery_idempotent.celery import app as celery_app
 from celery_idempotent.celery import unique
 from tests.support.celery import measuring
 from tests.support.servers import open_client
+from tests.support.waiting import wait_until
 
 
 def from_env(app: Celery) -> Celery:
@@ -51,6 +52,19 @@ def messages(broker_url: str) -> int:
     """Return how many messages a Redis broker holds, waiting or handed out; none means that all work is done."""
     with open_client(broker_url) as client:
         return int(client.llen("celery")) + int(client.hlen("unacked"))
+
+
+def wait_for_no_reader(broker_url: str) -> None:
+    """Wait until no client waits for a message of a Redis broker, as a worker that was just paused may for a second.
+
+    It would be handed the next message, and keep it in its socket.
+    """
+    with open_client(broker_url) as client:
+        database = str(client.connection_pool.connection_kwargs["db"])
+        wait_until(
+            lambda: not [each for each in client.client_list() if each["db"] == database and "b" in each["flags"]],
+            message="the paused worker's request for a message to end",
+        )
 
 
 def close_app(app: Celery) -> None:
