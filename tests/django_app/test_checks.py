@@ -108,6 +108,38 @@ def test_a_file_that_has_no_tables_yet_is_well_and_one_with_anothers_is_not(sqli
     assert "another application's" in text
 
 
+def aliases() -> list[str]:
+    """Return the databases in which the settings' stores are."""
+    from celery_idempotent.django.databases import database_stores
+
+    return [each.alias for each in database_stores()]
+
+
+def alias_of_an_object() -> object:
+    from celery_idempotent.django.databases import database_store
+    from celery_idempotent.stores.memory import MemoryStore
+
+    return database_store(MemoryStore())
+
+
+def without_psycopg() -> str:
+    from celery_idempotent.django.databases import database_store
+
+    with mock.patch.dict(sys.modules, {"psycopg.conninfo": None}), pytest.raises(ConfigurationError) as error:
+        database_store("postgresql://app@db/shop")
+    return str(error.value)
+
+
+def test_migrations_are_for_stores_in_databases_of_django_and_leave_wrong_urls_to_the_checks(
+    sqlite_project: Project,
+) -> None:
+    assert sqlite_project.run(aliases) == ["default"]
+    for url in ("django://defalt", "redis://localhost/1", "sqlite:////elsewhere.db", "memory://"):
+        assert sqlite_project.run(aliases, **{STORE: url}) == [], url
+    assert sqlite_project.run(alias_of_an_object) is None
+    assert "pip install 'celery-idempotent[postgres]'" in sqlite_project.run(without_psycopg)
+
+
 def test_an_app_without_a_namespace_is_not_taken_in_by_the_setting_of_the_middleware() -> None:
     app = Celery("old", set_as_current=False)
     app.config_from_object(SimpleNamespace(BROKER_URL="memory://", IDEMPOTENCY_HTTP={}))

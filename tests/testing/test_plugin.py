@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -88,7 +89,9 @@ def test_a_worker_in_a_thread_uses_what_the_test_has(suite: pytest.Pytester) -> 
     result.assert_outcomes(passed=2)
 
 
-def test_under_coverage_the_fixtures_are_there_too(suite: pytest.Pytester) -> None:
+def test_under_coverage_the_fixtures_are_there_too(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
+        monkeypatch.delenv(name)  # the data of the suite are its own, and not those of the run that this test is in
     result = suite.run(sys.executable, "-m", "coverage", "run", "--source", ".", "-m", "pytest", "-q")
     result.assert_outcomes(passed=3)
 
