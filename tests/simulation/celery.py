@@ -27,10 +27,9 @@ from celery_idempotent.celery import delivery, message
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, Release
 from celery_idempotent.stores import memory as memory_store
-from celery_idempotent.stores.base import Store
 from celery_idempotent.stores.memory import MemoryStore
+from tests.support.unit.scripted import ScriptedStore
 
 from .world import World
 
@@ -146,10 +145,11 @@ class Broker:
                 self.requeue(tag)
 
 
-class WorkerStore(Store):
+class WorkerStore(ScriptedStore):
     """The store, as one worker's child reaches it: each request and each reply is a step, and may be lost."""
 
     def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.simulation.store)
         self.worker = worker
 
     def _do(self, verb: str, *args: Any, **options: Any) -> Any:
@@ -160,7 +160,7 @@ class WorkerStore(Store):
             world.tell(f"    {verb} of {self.worker.name}: lost")
             raise StoreUnreachable("the store does not answer")
         try:
-            answer = simulation.law.watch(verb, args, lambda: getattr(simulation.store, verb)(*args, **options))
+            answer = simulation.law.watch(verb, args, lambda: getattr(self.inner, verb)(*args, **options))
         except Exception as error:
             world.tell(f"    {verb} of {self.worker.name}: {error!r:.60}")
             world.step()
@@ -170,36 +170,6 @@ class WorkerStore(Store):
         if fate == "reply lost":
             raise StoreUnreachable("the store's reply was lost")
         return answer
-
-    def acquire(self, claim: Claim) -> Lease | Refusal:
-        return self._do("acquire", claim)
-
-    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        return self._do("renew", list(leases))
-
-    def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
-        return self._do("settle", lease, outcome, ttl=ttl)
-
-    def release(self, lease: Lease, release: Release) -> bool:
-        return self._do("release", lease, release)
-
-    def mark_shutdown(self, lease: Lease) -> bool:
-        return self._do("mark_shutdown", lease)
-
-    def mark_dispatched(self, key: str, task_id: str) -> bool:
-        return self._do("mark_dispatched", key, task_id)
-
-    def get(self, key: str) -> Record | None:
-        return self._do("get", key)
-
-    def delete(self, key: str) -> bool:
-        return self._do("delete", key)
-
-    def scan(self, *, prefix: str = "", state: Any = None) -> Iterator[Record]:
-        return iter(())
-
-    def ping(self) -> None:
-        return self._do("ping")
 
 
 class Request(IdempotentRequest):

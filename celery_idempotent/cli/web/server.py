@@ -262,7 +262,7 @@ def bind(port: int, application: Application) -> Server:
     """Return a server that listens on a port of loopback.
 
     Raises:
-        ConfigurationError: the port cannot be had.
+        ConfigurationError: the port is not free.
     """
     try:
         server = Server((ADDRESS, port), QuietHandler)
