@@ -181,3 +181,12 @@ def test_a_run_that_stopped_comes_back_if_its_redelivery_failed(bench: Bench) ->
     assert isinstance(bench.deliver(body, bench.claim("a")), Busy)
     assert issubclass(LostInTask, LeaseLost)
     assert bench.record.key == KEY
+
+
+def test_the_end_of_a_turn_has_the_seconds_of_its_body_and_of_its_release(bench: Bench) -> None:
+    bench.policy = Policy(result_ttl=0)
+    bench.store.before("release", lambda: bench.clock.advance(2.0))
+    bench.deliver(lambda held: bench.clock.advance(7.0))
+    end = bench.heard[-1]
+    assert isinstance(end, Completed)
+    assert (end.ran, end.took) == (7.0, 2.0)
