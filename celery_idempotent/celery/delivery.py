@@ -62,7 +62,8 @@ class CeleryDelivery(Delivery):
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
-        canvas.count_parts_once(task.backend)
+        if request.chord or request.chain:
+            canvas.count_parts_once(task.backend)
 
     def answer(self) -> Any:
         """Return what the task returns, now or when it ran before, or raise the exception that ends the delivery.
@@ -132,7 +133,7 @@ class CeleryDelivery(Delivery):
         if arguments is not None and compared and identity.fingerprint_of != key:
             # Every message that continues this operation carries it.
             fingerprint = binding.fingerprint(arguments)
-            self.state.identity = identity = replace(identity, fingerprint=fingerprint, fingerprint_of=key)
+            identity.fingerprint, identity.fingerprint_of = fingerprint, key
         claim = binding.claim(
             key,
             identity.owner,

@@ -104,7 +104,7 @@ def new_token() -> str:
     return secrets.token_urlsafe(9)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageHeaders:
     """The headers that identify a delivery.
 
@@ -157,32 +157,34 @@ class MessageHeaders:
             if name in request.__dict__:  # where the worker's main process writes, as no producer can
                 own[name] = request.__dict__.pop(name)
         request.headers = headers or None
-        message = own[META_HEADER] if isinstance(own[META_HEADER], dict) else {}
-        if message.get(
-            "expires"
-        ):  # a copy carries it out of Celery's sight; to the body, and to a retry, it is the same
-            request.expires = message["expires"]
         delivery = own[DELIVERY_ENTRY] if isinstance(own[DELIVERY_ENTRY], dict) else {}
-        meant_for = str(message.get("place") or "")
-        return cls(
+        identity = cls(
             owner=delivery.get("owner") or new_owner(),
             key=own[KEY_HEADER],
-            copy=message["copy"] if isinstance(message.get("copy"), int) else 0,
-            token=str(message.get("token") or ""),
-            sender=str(message.get("from") or ""),
-            sending=str(message.get("sending") or ""),
-            fingerprint=str(message.get("fingerprint") or ""),
-            fingerprint_of=str(message.get("fingerprint_of") or ""),
-            nesting=message["nesting"] if isinstance(message.get("nesting"), int) else 0,
-            operation=str(message.get("operation") or ""),
-            within=tuple(map(str, message["within"])) if isinstance(message.get("within"), (list, tuple)) else (),
-            part=str(message.get("part") or ""),
-            place=delivery.get("place") or meant_for,
-            meant_for=meant_for,
-            reservation=Token.read(message.get(RESERVATION)),
+            place=delivery.get("place") or "",
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
         )
+        message = own[META_HEADER]
+        if message and isinstance(message, dict):  # a message of a producer alone has none
+            identity._read(message)
+            if message.get("expires"):
+                # A copy carries it out of Celery's sight; to the body, and to a retry, it is the same.
+                request.expires = message["expires"]
+        return identity
+
+    def _read(self, message: dict[str, Any]) -> None:
+        self.copy, self.nesting = (
+            message[name] if isinstance(message.get(name), int) else 0 for name in ("copy", "nesting")
+        )
+        for name in ("token", "sending", "fingerprint", "fingerprint_of", "operation", "part"):
+            setattr(self, name, str(message.get(name) or ""))
+        self.sender = str(message.get("from") or "")
+        within = message.get("within")
+        self.within = tuple(map(str, within)) if isinstance(within, (list, tuple)) else ()
+        self.meant_for = str(message.get("place") or "")
+        self.place = self.place or self.meant_for
+        self.reservation = Token.read(message.get(RESERVATION))
 
     @property
     def is_anothers(self) -> bool:

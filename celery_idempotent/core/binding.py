@@ -64,6 +64,7 @@ class Binding:
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
         self.hidden = hidden
         self._defaults = keys.defaults_of(signature)
+        self._positional = keys.positional(signature)
 
     def _store(self) -> Store:
         """Return the store that remembers its operations."""
@@ -136,10 +137,17 @@ class Binding:
                 f"Expected idempotency_key of {self.name} to name the operation, got an empty one. "
                 "Leave it out or fill it."
             )
-        arguments = keys.bind(self.signature, args, kwargs)
+        arguments = self.arguments(args, kwargs)
         key = keys.resolve(source, arguments) if given is None and source is not None else given
         scope = None if self.policy.scope is None else self._scope(self.policy.scope, arguments, headers)
         return keys.compose(self.namespace, self.name, key=key, scope=scope), arguments
+
+    def arguments(self, args: Any, kwargs: Any) -> dict[str, object]:
+        """Return the arguments of a call by name, as `keys.bind` does, and raise what it raises."""
+        names = self._positional
+        if names is not None and not kwargs and len(args) == len(names):  # as most are called
+            return dict(zip(names, args, strict=True))
+        return keys.bind(self.signature, args, kwargs)
 
     def slot(
         self,
@@ -162,7 +170,7 @@ class Binding:
             TypeError: the arguments do not fit the function.
             MissingKey: they do not name it.
         """
-        arguments = keys.bind(self.signature, args, kwargs)
+        arguments = self.arguments(args, kwargs)
         scope = None if self.policy.scope is None else self._scope(self.policy.scope, arguments, headers)
         return keys.compose_slot(self.namespace, self.name, source, arguments, scope=scope, message=message)
 

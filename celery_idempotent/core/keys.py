@@ -192,6 +192,12 @@ def _is_proxy(function: Any) -> bool:
     return hasattr(function, "__wrapped__") and type(function) not in (FunctionType, MethodType)
 
 
+def positional(signature: inspect.Signature) -> tuple[str, ...] | None:
+    """Return the names of the parameters where each is one argument, that may be positional; None where not."""
+    parameters = signature.parameters.values()
+    return tuple(signature.parameters) if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters) else None
+
+
 def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, object]:
     """Name the arguments of a call, so that positional, keyword and default spell the same.
 

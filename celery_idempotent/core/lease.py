@@ -15,7 +15,7 @@ import json
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import replace
@@ -285,18 +285,26 @@ def current_lease() -> HeldLease | None:
     return found.lease if isinstance(found, LeaseSlot) else found
 
 
-@contextmanager
-def running(holding: HeldLease | LeaseSlot) -> Iterator[None]:
+class running:  # noqa: N801 - a function in its use, and a class for what contextlib's generators cost
     """Have `current_lease` return ``holding`` meanwhile, or what is in it by then."""
-    outer = current_lease()
-    if isinstance(holding, HeldLease) and holding.task_ids is None and outer is not None and outer.task_ids is not None:
-        holding.task_ids = outer.task_ids.within(holding.key)
-    token = _current.set(holding)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
-            _current.reset(token)
+
+    __slots__ = ("_holding", "_token")
+
+    def __init__(self, holding: HeldLease | LeaseSlot) -> None:
+        self._holding = holding
+
+    def __enter__(self) -> None:
+        holding, outer = self._holding, current_lease()
+        ids = None if outer is None else outer.task_ids
+        if ids is not None and isinstance(holding, HeldLease) and holding.task_ids is None:
+            holding.task_ids = ids.within(holding.key)
+        self._token = _current.set(holding)
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            _current.reset(self._token)
+        except ValueError:  # a coroutine that is thrown away ends in another context
+            pass
 
 
 # A parent renews and releases the lease of a child that cannot.

@@ -84,6 +84,8 @@ class Codec:
         self._storage = storage
         self._prepare = prepare
         self._head = f"{quote(serializer, safe='')}:".encode()
+        #: what most tasks return, as JSON writes it
+        self._nothing = self._head + b"null" if serializer == "json" and result_max_bytes >= len(b"null") else b""
         self._compressed_head = f"{quote(serializer, safe='')}+{quote(compression, safe='')}:".encode()
 
     def encode_value(self, value: object, *, store_result: bool = True, origin: Origin | None = None) -> bytes:
@@ -95,6 +97,8 @@ class Codec:
         """
         if not store_result:
             return _UNAVAILABLE + b"store_result is off"
+        if value is None and self._nothing:
+            return self._nothing
         try:
             head, body, fits = _twice(self._written, value, bool(self._storage and origin))
         except Exception as exc:  # noqa: BLE001 - whatever the serializer raises, the operation is done

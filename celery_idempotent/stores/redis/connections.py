@@ -45,6 +45,9 @@ PATIENCE = 2.0
 LOOK_EVERY = 0.002
 
 
+hiredis: Any = sys.modules.get("hiredis")  # which redis-py has imported, if it can use it
+
+
 class Packer(HiredisRespSerializer):
     """Spell commands by hiredis, and their numbers before.
 
@@ -54,11 +57,14 @@ class Packer(HiredisRespSerializer):
 
     def pack(self, *command: Any) -> Any:
         spelled: list[Any] = [str(part) if type(part) in (int, float) else part for part in command]
+        if type(spelled[0]) is str and " " not in spelled[0]:  # else redis-py takes it apart
+            with suppress(TypeError):  # of which redis-py makes its own error
+                return [hiredis.pack_command(tuple(spelled))]
         return super().pack(*spelled)
 
 
 #: None for redis-py's own, which spells by itself where there is no hiredis.
-PACKER = Packer() if hasattr(sys.modules.get("hiredis"), "pack_command") else None
+PACKER = Packer() if hasattr(hiredis, "pack_command") else None
 
 
 class Connections:
@@ -121,7 +127,8 @@ class Connections:
             client = self._open()
         connection = client.connection
         try:
-            connection.connect()  # if it is not; to send would do it too, without a query to a sentinel for the primary
+            if getattr(connection, "_sock", None) is None:
+                connection.connect()  # to send would do it too, without a query to a sentinel for the primary
             return use(connection, what)
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command

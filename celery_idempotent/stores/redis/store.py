@@ -289,7 +289,7 @@ class RedisStore(Store):
     def _call(self, verb: str, keys: Sequence[str], args: Sequence[Any], **options: Any) -> Any:
         source, digest = script(verb)
         try:
-            return self._command("EVALSHA", digest, len(keys), *keys, *args, **options)
+            return self._at(self._connections.execute, "EVALSHA", digest, len(keys), *keys, *args, **options)
         except NoScriptError:
             return self._command("EVAL", source, len(keys), *keys, *args, **options)
 
