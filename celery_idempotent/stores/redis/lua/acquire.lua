@@ -24,25 +24,46 @@ local MOST_MARKS = 1100
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
+local ends = string.format('%.0f', now + lease_ms * 1000)
 local size = redis.call('HLEN', key)
-local known = size > 0
+
+-- Takes the lease; called once it is decided.
+local function grant(fence, crashes, took_over, has_room)
+  local new = {'state', 'in_progress', 'owner', owner, 'fence', fence, 'lease_end', ends, 'holder', holder}
+  if task ~= '' then
+    new[#new + 1] = 'task'
+    new[#new + 1] = task
+  end
+  if fingerprint ~= '' then
+    new[#new + 1] = 'fingerprint'
+    new[#new + 1] = fingerprint
+  end
+  if attempt ~= '' and has_room then
+    new[#new + 1] = ATTEMPT
+    new[#new + 1] = attempt
+  end
+  redis.call('HSET', key, unpack(new))
+  redis.call('PEXPIRE', key, lease_ms + keep_ms)
+  return {'lease', string.format('%.0f', now), fence, crashes, took_over, {}}
+end
+
+-- A new operation.
+if size == 0 then
+  return grant(string.format('%.0f', now), '0', 0, true)
+end
+
 local function read(...)
   return redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes',
     'task', 'fingerprint', 'reason', 'holder', 'payload', 'ended', 'version',
     'announced:' .. announcer, ...)
 end
-local values = {}
-if known and is_copy then
-  values = read(WAITING, ATTEMPT)
-elseif known then
-  values = read()
-end
+local values = is_copy and read(WAITING, ATTEMPT) or read()
 local state, last_owner, fence, lease_end, not_before, crashes = unpack(values, 1, 6)
 local last_task, last_fingerprint, reason = unpack(values, 7, 9)
 local version = values[13]
 
-local function reply(verdict, took_over)
-  return {verdict, string.format('%.0f', now), fence or '0', crashes or '0', took_over or 0, values}
+local function reply(verdict)
+  return {verdict, string.format('%.0f', now), fence or '0', crashes or '0', 0, values}
 end
 
 -- No record of this version: a newer one, or garbage.
@@ -55,7 +76,7 @@ local settled = state == 'completed' or state == 'failed'
 local has_state = released or settled or (running and lease_end)
 local has_numbers = fence and is_whole(fence) and is_whole(lease_end)
   and is_whole(crashes) and is_whole(not_before)
-if known and not (has_state and has_numbers and not version) then
+if not (has_state and has_numbers and not version) then
   values = redis.call('HGETALL', key)
   return reply('unreadable')
 end
@@ -63,7 +84,7 @@ end
 -- Another task's, with other arguments; what is released takes new ones.
 local mine = (last_task or '') == task
 local differs = fingerprint ~= '' and (last_fingerprint or fingerprint) ~= fingerprint
-if known and not mine and not released and differs then
+if not mine and not released and differs then
   return reply('key_reused')
 end
 
@@ -73,7 +94,6 @@ if settled then
 end
 
 -- The claimer's own lease: the first reply was lost, perhaps long ago. The lease counts from now.
-local ends = string.format('%.0f', now + lease_ms * 1000)
 if running and last_owner == owner then
   redis.call('PEXPIRE', key, lease_ms + keep_ms)
   redis.call('HSET', key, 'lease_end', ends)
@@ -125,7 +145,7 @@ if died then
   crashes = redis.call('HINCRBY', key, 'crashes', 1)
 end
 local looping = tonumber(crashes or 0) >= max_crashes
-if known and mine and looping and (died or is_copy or reason == 'crashed') then
+if mine and looping and (died or is_copy or reason == 'crashed') then
   redis.call('HDEL', key, 'owner', 'not_before')
   redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
   values = read()
@@ -133,26 +153,7 @@ if known and mine and looping and (died or is_copy or reason == 'crashed') then
 end
 
 -- A new lease.
+size = size - redis.call('HDEL', key, WAITING, ATTEMPT)
+redis.call('HDEL', key, 'reason', 'not_before', 'task', 'fingerprint')
 fence = string.format('%.0f', math.max(now, (fence or 0) + 1))
-if known then
-  size = size - redis.call('HDEL', key, WAITING, ATTEMPT)
-  redis.call('HDEL', key, 'reason', 'not_before', 'task', 'fingerprint')
-end
-local new = {'state', 'in_progress', 'owner', owner, 'fence', fence, 'lease_end', ends}
-local function set(field, value)
-  if value ~= '' then
-    new[#new + 1] = field
-    new[#new + 1] = value
-  end
-end
-new[#new + 1] = 'holder'
-new[#new + 1] = holder
-set('task', task)
-set('fingerprint', fingerprint)
-if attempt ~= '' and marks() < MOST_MARKS then
-  set(ATTEMPT, attempt)
-end
-redis.call('HSET', key, unpack(new))
-redis.call('PEXPIRE', key, lease_ms + keep_ms)
-values = {}
-return reply('lease', lapsed and 1 or 0)
+return grant(fence, crashes or '0', lapsed and 1 or 0, marks() < MOST_MARKS)
