@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from ...errors import RecordUnreadable
 from ..records import Claim, Lease, Record, State
 
 #: What acquire.lua answers of a record, in its order (and two marks behind these). The last is the asker's own mark.
 ANSWERED = (
-    *(b"state", b"owner", b"fence", b"lease_end", b"not_before", b"crashes", b"task", b"fingerprint", b"reason"),
-    *(b"holder", b"payload", b"ended", b"version", b"announced"),
+    *(b"state", b"owner", b"fence", b"lease_end", b"not_before", b"crashes", b"task", b"args", b"reason"),
+    *(b"holder", b"value", b"ended", b"version", b"announced"),
 )
 
 #: What `RedisStore.peek` reads of a record.
-PEEKED = tuple(name for name in ANSWERED if name not in (b"payload", b"announced"))
+PEEKED = tuple(name for name in ANSWERED if name not in (b"value", b"announced"))
 
 
 def claim_args(claim: Claim) -> tuple[Any, ...]:
@@ -23,13 +25,13 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
     attempt = claim.attempt
     return (
         claim.owner,
-        claim.task_id,
+        packed(claim.task_id),
         claim.announcer,
         f"{padded(attempt)}.{claim.copy:06d}",
         claim.token,
         "1" if claim.is_copy else "0",
         claim.sender,
-        claim.fingerprint,
+        packed(claim.fingerprint),
         claim.max_crashes,
         ms(claim.lease_ttl),
         ms(claim.keep_ttl),
@@ -48,8 +50,8 @@ def lease_args(lease: Lease) -> tuple[Any, ...]:
         ms(claim.lease_ttl),
         ms(claim.keep_ttl),
         claim.holder,
-        claim.task_id,
-        claim.fingerprint,
+        packed(claim.task_id),
+        packed(claim.fingerprint),
         padded(attempt) if attempt else "",
     )
 
@@ -62,6 +64,31 @@ def renewal_args(lease: Lease) -> tuple[Any, ...]:
 def padded(attempt: int) -> str:
     """Return an attempt in fixed width: the scripts compare marks as strings."""
     return f"{attempt:012d}"
+
+
+#: The first byte of 128 bits without dashes, of those of a UUID, and of text that begins with one of these bytes.
+_HEX, _UUID, _TEXT = b"\0", b"\1", b"\2"
+_SPELLED = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+
+
+def packed(text: str) -> str | bytes:
+    """Return a task id or a fingerprint as it is kept: 17 bytes for 128 bits in hex, with the dashes of a UUID or not.
+
+    Of a record that has both, that and short names of fields save a quarter of the memory.
+    """
+    if _SPELLED(text):
+        digits = text.replace("-", "")
+        return (_HEX if digits == text else _UUID) + bytes.fromhex(digits)
+    return _TEXT + text.encode() if text[:1] in ("\0", "\1", "\2") else text
+
+
+def unpacked(kept: bytes) -> str:
+    """Return the text that `packed` was given."""
+    if kept[:1] == _HEX:
+        return kept[1:].hex()
+    if kept[:1] == _UUID:
+        return str(UUID(bytes=kept[1:]))
+    return kept.removeprefix(_TEXT).decode()
 
 
 def ms(seconds: float) -> int:
@@ -112,12 +139,12 @@ def record_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record:
             state=state,
             fence=whole(raw[b"fence"]),
             owner=raw.get(b"owner", b"").decode(),
-            task_id=raw.get(b"task", b"").decode(),
+            task_id=unpacked(raw.get(b"task", b"")),
             holder=raw.get(b"holder", b"").decode(),
             crashes=whole(raw.get(b"crashes", b"0")),
             reason=raw.get(b"reason", b"").decode(),
-            fingerprint=raw.get(b"fingerprint", b"").decode(),
-            payload=raw.get(b"payload", b""),
+            fingerprint=unpacked(raw.get(b"args", b"")),
+            payload=raw.get(b"value", b""),
             remaining=max(0, end - now) / 1e6,
             age=max(0, now - ended) / 1e6 if ended else 0.0,
             held_for=max(0, now - whole(raw[b"fence"])) / 1e6 if state is State.IN_PROGRESS else 0.0,

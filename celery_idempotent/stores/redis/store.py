@@ -1,7 +1,7 @@
 """A store in Redis, Valkey, and whatever speaks their protocol with Lua scripts.
 
 One hash per record, one script per verb, one round trip per verb; the server's TIME is the clock. Field names are the
-words of the project, so that ``HGETALL`` explains itself.
+words of the project, so that ``HGETALL`` explains itself; ids and digests are packed, see `records.packed`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ local function grant(fence, crashes, took_over, has_room)
     new[#new + 1] = task
   end
   if fingerprint ~= '' then
-    new[#new + 1] = 'fingerprint'
+    new[#new + 1] = 'args'
     new[#new + 1] = fingerprint
   end
   if attempt ~= '' and has_room then
@@ -54,7 +54,7 @@ end
 
 local function read(...)
   return redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before', 'crashes',
-    'task', 'fingerprint', 'reason', 'holder', 'payload', 'ended', 'version',
+    'task', 'args', 'reason', 'holder', 'value', 'ended', 'version',
     'announced:' .. announcer, ...)
 end
 local values = is_copy and read(WAITING, ATTEMPT) or read()
@@ -154,6 +154,6 @@ end
 
 -- A new lease.
 size = size - redis.call('HDEL', key, WAITING, ATTEMPT)
-redis.call('HDEL', key, 'reason', 'not_before', 'task', 'fingerprint')
+redis.call('HDEL', key, 'reason', 'not_before', 'task', 'args')
 fence = string.format('%.0f', math.max(now, (fence or 0) + 1))
 return grant(fence, crashes or '0', lapsed and 1 or 0, marks() < MOST_MARKS)

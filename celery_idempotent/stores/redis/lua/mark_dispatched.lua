@@ -6,7 +6,7 @@ local key = KEYS[1]
 local task = ARGV[1]
 local RING = 249 -- rules.MOST_DISPATCHED but for the first
 local mark = 'announced:' .. task
-local found = redis.call('HMGET', key, 'state', mark, 'task', 'fingerprint')
+local found = redis.call('HMGET', key, 'state', mark, 'task', 'args')
 local state, known, task_id, fingerprint = unpack(found, 1, 4)
 if state ~= 'completed' and state ~= 'failed' then
   return 0

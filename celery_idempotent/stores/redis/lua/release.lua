@@ -24,7 +24,7 @@ local ATTEMPT = 'attempt:' .. task
 local function marks() -- how many tasks have marks in the record
   local count = redis.call('HLEN', key)
   local fields = redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end', 'not_before',
-    'crashes', 'task', 'fingerprint', 'reason', 'holder')
+    'crashes', 'task', 'args', 'reason', 'holder')
   for place = 1, 10 do
     if fields[place] then
       count = count - 1

@@ -17,7 +17,7 @@ local function restore(key, owner, fence, holder, task, fingerprint, attempt)
   elseif error then
     return written, false -- as on a replica, which does not know what is lost
   end
-  local optional = {task = task, fingerprint = fingerprint, ['attempt:' .. task] = attempt}
+  local optional = {task = task, args = fingerprint, ['attempt:' .. task] = attempt}
   for field, value in pairs(optional) do
     if value ~= '' then
       redis.call('HSET', key, field, value)

@@ -26,7 +26,7 @@ end
 
 -- The outcome. The record is replaced: owner, holder and marks have served, and a full server
 -- allows HSET only to a script that has written, as DEL does.
-local new = {'state', state, 'fence', last_fence or fence, 'payload', payload}
+local new = {'state', state, 'fence', last_fence or fence, 'value', payload}
 local function set(field, value)
   if value ~= '' then
     new[#new + 1] = field
@@ -35,7 +35,7 @@ local function set(field, value)
 end
 set('ended', string.format('%.0f', redis.call('TIME')[1]))
 set('task', task)
-set('fingerprint', fingerprint)
+set('args', fingerprint)
 redis.call('DEL', key)
 redis.call('HSET', key, unpack(new))
 redis.call('PEXPIRE', key, ttl_ms)
