@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 
 APP = "tests.support.docs.runbook_app"
 TASK = "idem:shop.charge::"
-PAGE = "".join((ROOT / f"docs/guides/{name}.md").read_text(encoding="utf-8") for name in ("runbook", "runbook-store"))
+PAGE = (ROOT / "docs/guides/runbook.md").read_text(encoding="utf-8")
 #: The sections with commands; the others are prose.
 SECTIONS = {
     title: text
-    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |^# |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     if "```console" in text
 }
 #: What is another one in each run, and what stands for it.
