@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 
 PAGE = ROOT / "docs" / "rq-twice.md"
 HEAD = """\
-| a job that runs twice | RQ alone | with the decorator | with `IdempotentWorker` |
+| runs / charges | RQ alone | with the decorator | with `IdempotentWorker` |
 |---|---|---|---|
 """
 #: Seconds for which a dead holder keeps the others away.
@@ -78,7 +78,7 @@ class Count:
     seconds: float | None = None
 
     def __str__(self) -> str:
-        text = f"{self.runs} {'run' if self.runs == 1 else 'runs'}, {self.effects} charged"
+        text = f"{self.runs} / {self.effects}"
         return text if self.seconds is None else f"{text}; {self.seconds:.1f} s"
 
 
@@ -318,19 +318,16 @@ class Way:
 
 
 WAYS = [
-    Way("The horse is killed after the effect, and the job has a `Retry`", killed_horse),
-    Way("The horse is killed after the body, before RQ has written that it succeeded", killed_after_the_body),
-    Way("The worker is killed, its horse goes on; RQ takes the job for abandoned", killed_worker),
+    Way("The horse is killed after the effect; the job has a `Retry`", killed_horse),
+    Way("The horse is killed after the body, before RQ records it", killed_after_the_body),
+    Way("The worker is killed, its horse goes on", killed_worker),
     Way("Worker and horse are killed after the effect", killed_both),
-    Way("Worker and horse are stopped past the heartbeat, and wake up", stopped),
-    Way(
-        "A horse of `SpawnWorker` is killed before it begins; its entry in the intermediate queue stays",
-        killed_before_it_began,
-    ),
-    Way("A worker is held up for a minute between taking a job and beginning it", held_up),
-    Way("Two processes clean up the registry of started jobs at once", cleaned_up_twice),
-    Way("The success callback fails, and the job has a `Retry`", failing_callback),
-    Way("A failed job is requeued whose effect had happened", requeued),
+    Way("Worker and horse sleep past the heartbeat, and wake", stopped),
+    Way("A horse of `SpawnWorker` is killed before it begins", killed_before_it_began),
+    Way("A worker is held up for a minute before it begins a job it took", held_up),
+    Way("Two processes clean up started jobs at once", cleaned_up_twice),
+    Way("The success callback fails; the job has a `Retry`", failing_callback),
+    Way("A failed job whose effect had happened is requeued", requeued),
     Way("A `job_id` is used again", id_used_again),
     Way("Two schedulers find the same job due", two_schedulers),
 ]
