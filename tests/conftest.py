@@ -33,7 +33,7 @@ os.environ["PYTHONFAULTHANDLER"] = "1"
 
 WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
 #: What can differ between versions of Python: pools, pipes and forks among the tests of workers.
-PYTHONS = [
+PYTHONS = (
     "unit/test_compression.py",
     "unit/test_files.py",
     "unit/test_keys.py",
@@ -43,9 +43,9 @@ PYTHONS = [
     "unit/test_results.py",
     "functions",
     "stores/test_sqlite_connections.py",
-]
+)
 #: The folders and files whose tests marked `smoke` are run on other Pythons too.
-WORKERS_ON_PYTHONS = [
+WORKERS_ON_PYTHONS = (
     "celery/test_counts.py",
     "celery/test_crashes.py",
     "celery/test_duplicates.py",
@@ -57,9 +57,9 @@ WORKERS_ON_PYTHONS = [
     "rq/test_deaths.py",
     "rq/test_endings.py",
     "rq/test_workers.py",
-]
+)
 #: What can differ between versions of Celery, kombu, RQ and redis-py, beside all tests that are marked `smoke`.
-LIBRARIES = [
+LIBRARIES = (
     "unit/test_flower_format.py",
     "unit/test_public_names.py",
     "stores/test_cluster.py",
@@ -68,10 +68,10 @@ LIBRARIES = [
     "celery/test_copies.py",
     "celery/test_in_process.py",
     "http/test_task_ids.py",
-]
+)
 CONTRACT = "stores/test_contract.py"
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so `full` runs these without.
-UNMEASURED = [
+UNMEASURED = (
     "celery/test_canvas.py",
     "celery/test_canvas_as_celery.py",
     "celery/test_canvas_duplicates.py",
@@ -113,7 +113,7 @@ UNMEASURED = [
     "stores/test_crowds.py",
     "stores/test_races.py",
     "unit/test_benchmarks.py",
-]
+)
 
 
 def pytest_configure() -> None:
@@ -131,9 +131,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
     for item in items:
-        path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
+        path = place_of(item.path)
         if path.parts[0] in WORKER_DIRECTORIES:
             item.add_marker(pytest.mark.worker)
         if is_in(path, UNMEASURED):
@@ -164,9 +163,9 @@ def has_tests_of(part: str, path: Path) -> bool:
 #: By the part of the line: whether a file has tests of it, given its path and its text.
 PARTS: dict[str, Callable[[Path, str], bool]] = {
     "compat": lambda path, text: (
-        is_in(path, [*PYTHONS, CONTRACT]) or (is_in(path, WORKERS_ON_PYTHONS) and "mark.smoke" in text)
+        is_in(path, (*PYTHONS, CONTRACT)) or (is_in(path, WORKERS_ON_PYTHONS) and "mark.smoke" in text)
     ),
-    "oldest": lambda path, text: is_in(path, [*LIBRARIES, CONTRACT]) or "mark.smoke" in text,
+    "oldest": lambda path, text: is_in(path, (*LIBRARIES, CONTRACT)) or "mark.smoke" in text,
     "unmeasured": lambda path, text: is_in(path, UNMEASURED) or "mark.unmeasured" in text,
     "not unmeasured": lambda path, text: not is_in(path, UNMEASURED),
 }
@@ -185,7 +184,15 @@ def is_quick(item: pytest.Item, path: Path) -> bool:
     return path.parts[0] in ("unit", "test_architecture.py")
 
 
-def is_in(path: Path, parts: list[str]) -> bool:
+@cache
+def place_of(path: Path) -> Path:
+    """Return a file's path below this folder, or as it is."""
+    here = Path(__file__).parent
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+@cache
+def is_in(path: Path, parts: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(part) for part in parts)
 
 

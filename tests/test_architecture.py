@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import celery_idempotent
@@ -134,7 +135,11 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
-TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
 def longest(module: str, table: dict[str, object]) -> str | None:
@@ -183,7 +188,7 @@ def statements(node: ast.AST, *, deep: bool, typing: bool) -> Iterator[ast.Impor
 def imported(module: str, *, deep: bool = True, typing: bool = False) -> set[str]:
     """Return the full names that a module imports, of modules and of what is taken from them."""
     names: set[str] = set()
-    for node in statements(TREES[module], deep=deep, typing=typing):
+    for node in statements(tree_of(module), deep=deep, typing=typing):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         else:
@@ -203,7 +208,9 @@ def used(module: str) -> set[str]:
     return found - {module}
 
 
-USES = {module: used(module) for module in MODULES}
+@cache
+def uses() -> dict[str, set[str]]:
+    return {module: used(module) for module in MODULES}
 
 
 def test_the_package_has_these_entries_and_no_other() -> None:
@@ -225,7 +232,7 @@ def test_imports_only_point_down() -> None:
     upward = [
         f"{module} (layer {layer(module)}) imports {other} (layer {layer(other)})"
         for module in MODULES
-        for other in sorted(USES[module])
+        for other in sorted(uses()[module])
         if layer(other) > layer(module)
     ]
     assert not upward, "\n".join(upward)
@@ -237,7 +244,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def circles() -> list[list[str]]:
     """Return the sets of modules that import each other, in functions and for type checkers too."""
-    left = {module: set(USES[module]) for module in MODULES}
+    left = {module: set(uses()[module]) for module in MODULES}
     while True:  # what imports nothing that is left, or is imported by nothing that is left, is in no circle
         wanted = set().union(*left.values()) if left else set()
         free = {module for module, uses in left.items() if not uses & left.keys() or module not in wanted}
@@ -261,7 +268,7 @@ def test_stores_do_not_import_the_core() -> None:
         f"{module} imports {other}"
         for module in MODULES
         if module.split(".")[0] == "stores"
-        for other in sorted(USES[module])
+        for other in sorted(uses()[module])
         if other.split(".")[0] == "core"
     ]
     assert not wrong, "\n".join(wrong)
@@ -271,7 +278,7 @@ def test_neighbours_of_a_layer_do_not_know_each_other() -> None:
     wrong = [
         f"{module} imports {other}"
         for module in MODULES
-        for other in sorted(USES[module])
+        for other in sorted(uses()[module])
         if other.split(".")[0] in STRANGERS.get(module.split(".")[0], ())
     ]
     assert not wrong, "\n".join(wrong)
@@ -298,7 +305,7 @@ def test_a_driver_is_imported_by_its_store_alone() -> None:
 
 
 def exported(module: str) -> list[str] | None:
-    for node in TREES[module].body:
+    for node in tree_of(module).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
     return None
@@ -314,7 +321,7 @@ def test_public_modules_have_a_sorted_list_of_their_names_and_no_other_has_one()
 
 
 def test_a_small_module_that_one_other_imports_is_a_part_of_it() -> None:
-    users = {module: [other for other in MODULES if module in USES[other]] for module in MODULES}
+    users = {module: [other for other in MODULES if module in uses()[other]] for module in MODULES}
     wrong = [
         f"{module} has {lines} lines, and {users[module][0]} alone imports it"
         for module, path in MODULES.items()
@@ -355,10 +362,10 @@ def test_no_word_is_used_that_hides_the_actor() -> None:
 
 def test_no_coined_name_comes_back() -> None:
     wrong = []
-    for module, tree in TREES.items():
+    for module in MODULES:
         wrong += [
             f"{module}:{node.lineno} {node.name}"
-            for node in ast.walk(tree)
+            for node in ast.walk(tree_of(module))
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and node.name in COINED
         ]
         wrong += [module for word in module.split(".") if word in COINED]
