@@ -172,7 +172,7 @@ def test_a_certificate_that_is_not_trusted_is_unreachable(terminator: Terminator
 
 def test_tls_where_none_is_spoken_is_unreachable(redis_url: str, opened_tls: OpenTls) -> None:
     with pytest.raises(StoreUnreachable):
-        opened_tls(redis_url.replace("redis://", "rediss://")).ping()
+        opened_tls(redis_url.replace("redis://", "rediss://") + "?socket_timeout=1&socket_connect_timeout=1").ping()
 
 
 def works(store: Store) -> None:
