@@ -1,0 +1,42 @@
+"""The arguments of a call by their names, by the short way that most calls take and by the long one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_idempotent.core import keys
+from celery_idempotent.core.binding import Binding
+from celery_idempotent.core.policy import Policy
+
+
+def none() -> None: ...
+def one(order: object) -> None: ...
+def default(order: object, amount: int = 3) -> None: ...
+def star(*order: object) -> None: ...
+def bare(*, order: object = 1) -> None: ...
+def slash(order: object, /, amount: int = 3) -> None: ...
+def rest(order: object, **amount: object) -> None: ...
+
+
+@pytest.mark.parametrize("function", [none, one, default, star, bare, slash, rest])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((), {"order": 1}), ((1,), {"amount": 2}), ([1], {})],
+    ids=repr,
+)
+def test_arguments_are_named_as_the_call_itself_would_bind_them(
+    function: Callable[..., None], args: Any, kwargs: dict[str, object]
+) -> None:
+    signature = inspect.signature(function)
+    binding = Binding("task", signature, Policy(), "idem")
+    try:
+        expected = keys.bind(signature, args, kwargs)
+    except TypeError as error:
+        with pytest.raises(TypeError, match=f"^{error}$"):
+            binding.arguments(args, kwargs)
+    else:
+        assert binding.arguments(args, kwargs) == expected
