@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -37,8 +38,10 @@ RESTORE_INTERVAL = 1.0
 #: Most seconds for which kombu's mutex of such looks outlives a worker that is killed in one; kombu's default is 300.
 #: It saves work, and guards nothing: a message is put back in a transaction of its own.
 LONGEST_MUTEX = 10.0
-#: Most messages in one command, which no other client can interrupt.
-BATCH = 5_000
+#: Most messages in one command, which no other client can interrupt; it takes 2 ms.
+BATCH = 1_000
+#: Seconds that an event loop has for other work between two of them.
+BETWEEN_BATCHES = 0.01
 
 
 class UnackedMessages:
@@ -73,21 +76,35 @@ class UnackedMessages:
 
     def refresh(self) -> None:
         """Note for all of it that it is still held; an error is logged once, and never raised."""
-        self._try(self._refresh, "The visibility of unacked messages could not be refreshed, trying again: %r")
+        for _ in self.refreshing():
+            pass
+
+    def refreshing(self) -> Iterator[None]:
+        """Do as `refresh` in steps, and yield between two."""
+        tags = self.tags()
+        for start in range(0, len(tags), BATCH):
+            if start:
+                yield
+            if self.ended.is_set() or self.channel.closed:
+                return
+            work = partial(self._refresh, tags[start : start + BATCH])
+            if not self._try(work, "The visibility of unacked messages could not be refreshed, trying again: %r"):
+                return
 
     def restore(self) -> None:
         """Put back into their queues what dead workers held; an error is logged once, and never raised."""
         self._try(self._restore, "The messages of dead workers could not be looked for, trying again: %r")
 
-    def _try(self, work: Callable[[], None], text: str) -> None:
+    def _try(self, work: Callable[[], None], text: str) -> bool:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer has to go on
             if text not in self._failing:
                 logger.warning(text, error)
             self._failing.add(text)
-        else:
-            self._failing.discard(text)
+            return False
+        self._failing.discard(text)
+        return True
 
     def _restore(self) -> None:
         qos = self.channel.qos
@@ -99,16 +116,11 @@ class UnackedMessages:
         if oldest and oldest[0][1] < time.time() - qos.visibility_timeout:
             qos.restore_visible(num=self.channel.unacked_restore_limit, interval=1)
 
-    def _refresh(self) -> None:
-        tags = self.tags()
-        for start in range(0, len(tags), BATCH):
-            if self.ended.is_set() or self.channel.closed:
-                return
-            # Not a client of the event loop's own connection, but one from the channel's pool, which threads may share.
-            with self.channel.conn_or_acquire() as client:
-                now = dict.fromkeys(tags[start : start + BATCH], time.time())
-                # XX: what a sweep has put back into its queue meanwhile is not to come into being again here.
-                client.zadd(self.channel.qos.unacked_index_key, now, xx=True)
+    def _refresh(self, tags: Sequence[str]) -> None:
+        # Not a client of the event loop's own connection, but one from the channel's pool, which threads may share.
+        with self.channel.conn_or_acquire() as client:
+            # XX: what a sweep has put back into its queue meanwhile is not to come into being again here.
+            client.zadd(self.channel.qos.unacked_index_key, dict.fromkeys(tags, time.time()), xx=True)
 
     def keep_refreshing(self, needed: Callable[[], bool]) -> None:
         """Refresh from a thread, at once and again, whenever it is ``needed``, until it is ended."""
@@ -149,16 +161,21 @@ class VisibilityStep(bootsteps.StartStopStep):
         if held is None:
             return
 
-        def repeat(work: Callable[[], None], interval: float) -> None:
-            def tick() -> None:
-                if not held.ended.is_set():
-                    work()
-                    c.timer.call_after(interval, tick)
+        def refresh(steps: Iterator[None]) -> None:
+            if held.ended.is_set():
+                return
+            if next(steps, held) is held:
+                c.timer.call_after(held.interval, partial(refresh, held.refreshing()))
+            else:
+                c.timer.call_after(BETWEEN_BATCHES, partial(refresh, steps))
 
-            c.timer.call_after(interval, tick)
+        def restore() -> None:
+            if not held.ended.is_set():
+                held.restore()
+                c.timer.call_after(RESTORE_INTERVAL, restore)
 
-        repeat(held.refresh, held.interval)
-        repeat(held.restore, RESTORE_INTERVAL)
+        c.timer.call_after(held.interval, partial(refresh, held.refreshing()))
+        c.timer.call_after(RESTORE_INTERVAL, restore)
         if isinstance(c.pool, SoloPool):
             held.keep_refreshing(lambda: bool(state.active_requests))
 

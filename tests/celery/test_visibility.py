@@ -24,7 +24,7 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 
-from celery_idempotent.celery.visibility import LONGEST_MUTEX, UnackedMessages, VisibilityStep, copied
+from celery_idempotent.celery.visibility import BETWEEN_BATCHES, LONGEST_MUTEX, UnackedMessages, VisibilityStep, copied
 from celery_idempotent.errors import ConfigurationError
 from tests.support import processes
 from tests.support.celery.apps import messages
@@ -651,6 +651,27 @@ class TestTheStep:
             look()
             assert redis_client.llen("celery") == (1 if overdue else 0)
         assert [seconds for seconds, _ in timers] == [1.0]
+
+    def test_it_leaves_the_loop_to_others_between_two_batches(
+        self,
+        connect: Callable[..., Any],
+        queue: Queue,
+        redis_client: redis.Redis,
+        timers: list[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        tags = [f"tag-{number}" for number in range(2500)]
+        redis_client.zadd("unacked_index", dict.fromkeys(tags, 1))
+        monkeypatch.setattr(UnackedMessages, "tags", lambda held: tags)
+        [refresh] = [callback for seconds, callback in timers if seconds == 10.0]
+        refreshed = []
+        for pause in (BETWEEN_BATCHES, BETWEEN_BATCHES, 10.0):
+            timers.clear()
+            refresh()
+            refreshed.append(redis_client.zcount("unacked_index", 2, "inf"))
+            [(seconds, refresh)] = timers
+            assert seconds == pause
+        assert refreshed == [1000, 2000, 2500]
 
     def test_it_refreshes_each_third_of_the_timeout(self, timers: list[Any]) -> None:
         [refresh] = [callback for seconds, callback in timers if seconds == 10.0]
