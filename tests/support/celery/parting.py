@@ -67,7 +67,7 @@ def end(task: Any, order: str, ending: str) -> None:
     if ending in raised:
         raise raised[ending]
     if ending == "retry" and not task.request.retries:
-        raise task.retry(countdown=1)
+        raise task.retry(countdown=3)  # seconds in which a test sees what waits
     if ending == "retry for ever":
         raise task.retry(countdown=0, exc=ValueError(f"no {order}"))
     if ending == "replace":

@@ -230,8 +230,8 @@ BREAKS = [
         "a lease has no end",
         (
             ACQUIRE,
-            "redis.call('PEXPIRE', key, lease_ms + keep_ms)\nvalues = {}\n",
-            "values = {}\n",
+            "redis.call('PEXPIRE', key, lease_ms + keep_ms)\n  return {'lease'",
+            "return {'lease'",
         ),
     ),
     broken(19, "a settled record has no end", (SETTLE, "redis.call('PEXPIRE', key, ttl_ms)", "")),
@@ -239,8 +239,14 @@ BREAKS = [
         20,
         "fences are counted in the record",
         (ACQUIRE, "math.max(now, (fence or 0) + 1)", "(fence or 0) + 1"),
+        (ACQUIRE, "return grant(string.format('%.0f', now), '0'", "return grant('1', '0'"),
     ),
-    broken(20, "numbers lose digits", (ACQUIRE, "fence = string.format('%.0f', math", "fence = tostring(math")),
+    broken(
+        20,
+        "numbers lose digits",
+        (ACQUIRE, "fence = string.format('%.0f', math", "fence = tostring(math"),
+        (ACQUIRE, "return grant(string.format('%.0f', now)", "return grant(tostring(now)"),
+    ),
     broken(
         21,
         "a waiter that gives up tidies up",
