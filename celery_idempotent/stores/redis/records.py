@@ -71,7 +71,7 @@ _HEX, _UUID, _TEXT = b"\0", b"\1", b"\2"
 _SPELLED = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
-def packed(text: str) -> str | bytes:
+def packed(text: str) -> bytes:
     """Return a task id or a fingerprint as it is kept: 17 bytes for 128 bits in hex, with the dashes of a UUID or not.
 
     Of a record that has both, that and short names of fields save a quarter of the memory.
@@ -79,7 +79,7 @@ def packed(text: str) -> str | bytes:
     if _SPELLED(text):
         digits = text.replace("-", "")
         return (_HEX if digits == text else _UUID) + bytes.fromhex(digits)
-    return _TEXT + text.encode() if text[:1] in ("\0", "\1", "\2") else text
+    return _TEXT + text.encode() if text[:1] in ("\0", "\1", "\2") else text.encode()
 
 
 def unpacked(kept: bytes) -> str:

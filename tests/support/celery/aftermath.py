@@ -9,6 +9,7 @@ from celery.result import AsyncResult, EagerResult
 
 from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
+from celery_idempotent.stores.redis.records import packed
 from tests.support.celery.apps import messages
 from tests.support.celery.journal import Journal
 from tests.support.servers import open_client
@@ -35,7 +36,7 @@ class Aftermath:
         """Return what is left of the task behind a result, as words and numbers."""
         record = self.record(order)
         with open_client(self.store_url) as client:
-            mark = client.hget(self._key(order), f"attempt:{result.id}")
+            mark = client.hget(self._key(order), b"attempt:" + packed(result.id))
         left: dict[str, Any] = {
             "record": str(record.state) if record else "none",
             "reason": record.reason if record else "",
