@@ -645,7 +645,9 @@ def _runs_or_ran(record: Record) -> bool:
 
 
 def _busy_with(record: Record) -> Busy:
-    return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)
+    # What was released for nothing that is to come, as after too many crashes, waits for no task.
+    awaited = record.state is State.RELEASED and record.remaining > 0
+    return Busy(record.remaining, record.task_id, awaited=awaited)
 
 
 def _ending(delivery: Delivery, error: BaseException) -> Ending:

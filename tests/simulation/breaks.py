@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
 
-RULES, GUARD = "stores/rules.py", "core/guard.py"
+RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
+DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 
 BREAKS: dict[str, tuple[Edit, ...]] = {
     name: tuple(Edit(*edit) for edit in edits)
@@ -106,6 +107,131 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "messages are acked before they run": [
             ("celery/task.py", "    acks_late = True", "    acks_late = False"),
             ("celery/declarations.py", "if not cls.acks_late and not policy.allow_early_ack:", "if False:"),
+        ],
+        "a settle is tried once": [
+            (
+                GUARD,
+                "pauses = pauses or _settle_pauses(held, since)\n                if retry_if_interrupted(pauses.wait):",
+                "if False:",
+            )
+        ],
+        "a lost run that cannot settle answers": [
+            (
+                GUARD,
+                "                if held.lost:\n                    return _lost(delivery, held, error)\n                # ",
+                "                # ",
+            )
+        ],
+        "a settle that is repeated is refused": [
+            (RULES, "    if row.state is outcome.state and row.fence == lease.fence:\n        return row\n", "")
+        ],
+        "a release that is repeated is refused": [
+            (
+                RULES,
+                "    if row.state is State.RELEASED:\n        return True\n    row.state, row.reason",
+                "    row.state, row.reason",
+            ),
+            (RULES, "row.state not in (State.IN_PROGRESS, State.RELEASED):", "row.state is not State.IN_PROGRESS:"),
+        ],
+        "a quick retry is a lost lease": [
+            (GUARD, "if release.reason is Reason.RETRY and not (held.lost or held.doubtful):", "if False:")
+        ],
+        "what a retry leaves is answered as a duplicate": [
+            (GUARD, "if isinstance(ending, Release) and ending.reason is Reason.RETRY:", "if False:")
+        ],
+        "a run that gave up answers": [
+            (
+                GUARD,
+                "        if held.given_up:\n            events.logger.info(",
+                "        if False:\n            events.logger.info(",
+            )
+        ],
+        "what was given up is renewed": [
+            (
+                GUARD,
+                "        self.heartbeat.forget(held)\n        held.given_up = True\n",
+                "        held.given_up = True\n",
+            )
+        ],
+        "a run that loses its lease acks for good": [
+            (GUARD, " and not isinstance(error, LeaseLost):\n            raise error", ":\n            raise error")
+        ],
+        "an interrupted acquire keeps its lease": [
+            (GUARD, "self.release(delivery, HeldLease(self.store, Lease(claim, 0), monotonic()), release)", "pass")
+        ],
+        "an interrupted ending is not repeated": [
+            (
+                "core/backoff.py",
+                'trying again", interruption)\n        return call()',
+                'trying again", interruption)\n        raise',
+            )
+        ],
+        "a renewal is trusted from its reply": [(HEARTBEAT, "holding.trust(since)", "holding.trust(monotonic())")],
+        "a renewal that failed waits for its turn": [
+            (HEARTBEAT, "min(RETRY_PAUSE, holding.lease.claim.lease_ttl / 10)", "holding.lease.claim.lease_ttl / 2")
+        ],
+        "an error ends the heartbeat": [
+            (HEARTBEAT, "holding.due = monotonic() + min(", "raise  # min("),
+            (HEARTBEAT, "except Exception:  # whatever it was", "except LookupError:  # whatever it was"),
+        ],
+        "a lease is renewed once a ttl": [(LEASE, "RENEWALS_PER_TTL = 3", "RENEWALS_PER_TTL = 1")],
+        "a lease in doubt is not looked up": [
+            (LEASE, "if not self.lost and self.fence and self.doubtful:", "if False:")
+        ],
+        "a look at a lease is trusted from its reply": [
+            (
+                LEASE,
+                "                self.trust(since)\n                return\n",
+                "                self.trust(monotonic())\n                return\n",
+            )
+        ],
+        "a look that finds a lease lost says nothing": [
+            (
+                LEASE,
+                "            if self.within is None:\n                self.lost = True\n",
+                "            if self.within is None:\n",
+            )
+        ],
+        "a lost child is no crash": [
+            (
+                LEASE,
+                "store.release(Lease(claim, 0), Release(reason))",
+                "store.release(Lease(claim, 0), Release(Reason.FAILED))",
+            )
+        ],
+        "a message is put back before its lease": [
+            (REQUEST, "self._within_limit(lambda: self._release(self._reason_of_loss(error)))", "pass"),
+            (
+                REQUEST,
+                "        if lost and not self._goes_on:  # the",
+                "        lost and self._release(self._reason_of_loss(error))\n        if lost and not self._goes_on:  # the",
+            ),
+        ],
+        "a copy waits as long as its number says": [
+            (MESSAGE, "    delay = min(delay, max(remaining, 0.1), LONGEST_DELAY)\n", "")
+        ],
+        "a copy waits longer than its broker": [(MESSAGE, "delay = min(delay, 0.45 * float(visibility))", "pass")],
+        "a copy is always the first": [(MESSAGE, "copy = identity.copy + 1", "copy = 1")],
+        "copies have one token": [(MESSAGE, "token=new_token()", 'token="copy"')],
+        "what the broker does not take is acked": [
+            (DELIVERY, "raise put_back(reason) from error", "raise Ignore(reason) from error")
+        ],
+        "a retry that the broker does not take is dropped": [
+            ("celery/task.py", "raise put_back(reason) from rejected", "raise")
+        ],
+        "a message goes back without a pause": [(DELIVERY, "    _requeue_pauses.wait()\n", "")],
+        "an attempt that was retried may run again": [
+            (DELIVERY, "(self.request.retries or 0) + 1)", "self.request.retries or 0)")
+        ],
+        "a retry is not marked": [(RULES, "        _mark_attempt(row, release.next_attempt)\n", "")],
+        "a lease that lapsed is forgotten": [(RULES, "row.lease_end + int(claim.keep_ttl * SECOND)", "row.lease_end")],
+        "a store that failed is not asked again": [("core/breaker.py", "if now < probe_at:", "if True:")],
+        "a retry waits for its own time": [
+            (
+                RULES,
+                "goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT",
+                "goes_on = False",
+            )
         ],
         "a lost child fails its task": [
             ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
+from celery_idempotent.stores import Lease, Outcome, rules
+
+from .__main__ import Breaking
 from .breaks import BREAKS, ROOT, found_after
 from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .law import Broken, Law
+from .shrink import shrink, size
+from .world import Choices, Schedule
 
 SCHEDULES, SOAK_SCHEDULES = 600, 100_000
 
@@ -14,7 +22,7 @@ SCHEDULES, SOAK_SCHEDULES = 600, 100_000
 @pytest.fixture(scope="module")
 def apps() -> list[object]:
     """The apps of a producer and the workers."""
-    return [make_app(f"app-{number}") for number in range(WORKERS + 1)]
+    return [make_app() for _ in range(WORKERS + 1)]
 
 
 def stories(apps: list[object], seeds: range) -> dict[int, list[str]]:
@@ -24,7 +32,7 @@ def stories(apps: list[object], seeds: range) -> dict[int, list[str]]:
         for seed in seeds:
             story: list[str] = []
             try:
-                Simulation(seed, law, apps, story.append).run()
+                Simulation(Choices(seed), law, apps, story.append).run()
             except Broken:
                 broken[seed] = story
     assert law.counts["runs"] > len(seeds), "bodies that nobody ran prove nothing"
@@ -51,10 +59,39 @@ def test_a_seed_is_a_schedule(apps: list[object]) -> None:
     for _ in range(2):
         lines: list[str] = []
         with Law() as law, simulated_clock():
-            Simulation(7, law, apps, lines.append).run()
+            Simulation(Choices(7), law, apps, lines.append).run()
         told.append(lines)
     assert len(told[0]) > 20
     assert told[0] == told[1]
+
+
+@pytest.mark.unmeasured
+def test_a_schedule_is_replayed_step_for_step_and_shrunk_to_what_breaks_the_law(
+    apps: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "settle", any_holder_settles)
+    with Law() as law, simulated_clock():
+        breaking = Breaking(law, apps)
+        seed = next(seed for seed in range(1000) if breaking(Choices(seed, record=True)))
+        told: list[list[str]] = []
+        found = breaking(Choices(seed, record=True))
+        for choices in (Choices(seed), Choices(0, found)):
+            told.append([])
+            with pytest.raises(Broken):
+                Simulation(choices, law, apps, told[-1].append).run()
+        assert told[0] == told[1]
+        shorter = shrink(found, lambda schedule: breaking(Choices(0, schedule, record=True)))
+        assert size(shorter) < size(found) / 2
+        again = Schedule(**json.loads(json.dumps(asdict(shorter))))
+        assert breaking(Choices(0, again, record=True)) is not None
+        for left_out in range(len(again.steps)):
+            steps = again.steps[:left_out] + again.steps[left_out + 1 :]
+            assert breaking(Choices(0, Schedule(steps, again.values))) is None
+
+
+def any_holder_settles(row: rules.Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int) -> rules.Row:
+    """What is settled may be settled again, by whoever comes."""
+    return rules.Row(outcome.state, lease.fence, payload=outcome.payload, ended=now, expires=now + int(ttl * 1e6))
 
 
 @pytest.mark.parametrize("name", BREAKS)

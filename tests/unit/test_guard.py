@@ -1372,6 +1372,16 @@ def test_what_waits_for_its_retry_is_awaited_and_what_runs_is_not(bench: Bench) 
     assert (running.awaited, retried.awaited) == (False, True)
 
 
+def test_a_lost_run_whose_operation_was_given_up_awaits_no_task(bench: Bench) -> None:
+    def lose(held: HeldLease) -> None:
+        bench.clock.advance(bench.policy.lease_ttl)
+        bench.store.inner.release(bench.elsewhere(), Release(Reason.CRASH_LOOP))
+
+    decision = bench.deliver(lose)
+    assert isinstance(decision, Busy)
+    assert not decision.awaited, "to release it for the sake of a task that failed would forget its crashes"
+
+
 @pytest.mark.parametrize("began", [True, False])
 def test_a_release_that_fails_is_logged_where_no_event_reports_it(
     bench: Bench, caplog: pytest.LogCaptureFixture, *, began: bool

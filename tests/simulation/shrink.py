@@ -1,0 +1,59 @@
+"""A shorter schedule that breaks the law too: delta debugging over what was chosen.
+
+The way is that of A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input" (IEEE Transactions
+on Software Engineering 28, 2002): leave out halves, quarters and so on of what was chosen while the law is broken.
+What is left out is chosen as simply as possible, see `world.Choices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from .world import Schedule
+
+T = TypeVar("T")
+Run = Callable[[Schedule], "Schedule | None"]
+
+
+def shrink(schedule: Schedule, breaks: Run) -> Schedule:
+    """Return the shortest schedule that is found.
+
+    Arguments:
+        schedule: One that breaks the law.
+        breaks: Runs one; returns what was chosen in it, up to where the law is broken, or None if it is not.
+    """
+    before = None
+    while size(schedule) != before:
+        before = size(schedule)
+        values = schedule.values
+        steps = _fewer(schedule.steps, lambda steps, values=values: breaks(Schedule(steps, values)) is not None)
+        schedule = Schedule(steps, dict(_fewer([*values.items()], partial(_breaks_with, breaks, steps))))
+    return schedule
+
+
+def _breaks_with(breaks: Run, steps: list[str], values: list[tuple[str, Any]]) -> bool:
+    return breaks(Schedule(steps, dict(values))) is not None
+
+
+def size(schedule: Schedule) -> int:
+    """Return how much a schedule says."""
+    return len(schedule.steps) + len(schedule.values)
+
+
+def _fewer(items: list[T], breaks: Callable[[list[T]], Any]) -> list[T]:
+    """Return items none of which can be left out by itself."""
+    if breaks([]):
+        return []
+    part = max(1, len(items) // 2)
+    while True:
+        at, removed = len(items), False
+        while at > 0:
+            fewer = items[: max(0, at - part)] + items[at:]
+            if breaks(fewer):
+                items, removed = fewer, True
+            at -= part
+        if part == 1 and not removed:
+            return items
+        part = part if removed and part == 1 else max(1, part // 2)
