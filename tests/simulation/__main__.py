@@ -9,14 +9,35 @@ import argparse
 import json
 import re
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .celery import WORKERS, Simulation, make_app, simulated_clock
+from .charges import Charges
+from .indexing import Indexing
 from .law import Broken, Law
 from .shrink import shrink, size
 from .world import Choices, Schedule
+
+#: The kinds of schedules, in turn: a seed fixes its kind, too.
+TURNS = (Charges, Charges, Charges, Indexing)
+KINDS = {law.kind: law for law in TURNS}
+
+
+class Laws:
+    """One law of each kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._laws = {kind: law() for kind, law in KINDS.items()}
+        for law in self._laws.values():
+            law.counts = self.counts
+
+    def of(self, seed: int, schedule: Schedule | None = None) -> Law:
+        """Return the law of a seed, or of a schedule."""
+        return self._laws[TURNS[seed % len(TURNS)].kind if schedule is None else schedule.kind]
 
 
 def main() -> int:
@@ -30,20 +51,25 @@ def main() -> int:
     parser.add_argument("--stop", action="store_true", help="end at the first that breaks the law")
     parser.add_argument("--shrink", type=Path, metavar="FILE", help="write a shorter schedule that breaks the law")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run the schedule in a file, and print each step")
+    parser.add_argument("--only", choices=KINDS, help="leave out the seeds of other kinds")
     options = parser.parse_args()
-    apps = [make_app() for _ in range(WORKERS + 1)]
-    with Law() as law, simulated_clock():
+    apps, laws = [make_app() for _ in range(WORKERS + 1)], Laws()
+    with simulated_clock():
         if options.replay:
             schedule = Schedule(**json.loads(options.replay.read_text(encoding="utf-8")))
-            return _tell(Simulation(Choices(0, schedule), law, apps, print))
+            return _tell(Simulation(Choices(0, schedule), laws.of(0, schedule), apps, print))
         if options.shrink:
-            return _shrink(options.seed, law, apps, options.shrink)
-        return _run(options, law, apps)
+            return _shrink(options.seed, laws.of(options.seed), apps, options.shrink)
+        return _run(options, laws, apps)
 
 
-def _run(options: Any, law: Law, apps: list[Any]) -> int:
-    began, broken, steps = time.process_time(), 0, 0
+def _run(options: Any, laws: Laws, apps: list[Any]) -> int:
+    began, broken, steps, runs = time.process_time(), 0, 0, 0
     for seed in range(options.seed, options.seed + options.runs):
+        law = laws.of(seed)
+        if options.only not in (None, law.kind):
+            continue
+        runs += 1
         simulation = Simulation(Choices(seed), law, apps, print if options.verbose else None)
         try:
             simulation.run()
@@ -53,8 +79,8 @@ def _run(options: Any, law: Law, apps: list[Any]) -> int:
             if options.stop:
                 break
         steps += simulation.world.steps
-    rate = options.runs / (time.process_time() - began)
-    print(f"{options.runs} schedules, {steps} steps, {rate:.0f} a second; {broken} broken; {dict(law.counts)}")
+    rate = runs / (time.process_time() - began)
+    print(f"{runs} schedules, {steps} steps, {rate:.0f} a second; {broken} broken; {dict(laws.counts)}")
     return int(broken > 0)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
 
 RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
+RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 
 BREAKS: dict[str, tuple[Edit, ...]] = {
@@ -118,8 +119,8 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a lost run that cannot settle answers": [
             (
                 GUARD,
-                "                if held.lost:\n                    return _lost(delivery, held, error)\n                # ",
-                "                # ",
+                "if held.lost:\n                    return _lost(delivery, held, error)\n                # The",
+                "if False:\n                    pass\n                # The",
             )
         ],
         "a settle that is repeated is refused": [
@@ -204,7 +205,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (
                 REQUEST,
                 "        if lost and not self._goes_on:  # the",
-                "        lost and self._release(self._reason_of_loss(error))\n        if lost and not self._goes_on:  # the",
+                "        self._release(self._reason_of_loss(error))\n        if lost and not self._goes_on:  # the",
             ),
         ],
         "a copy waits as long as its number says": [
@@ -233,6 +234,45 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "goes_on = False",
             )
         ],
+        "a reservation that has ended is revived": [
+            (RESERVED, "            revive=False,\n", "            revive=True,\n")
+        ],
+        "a message that starts keeps its slot": [
+            (UNIQUE, "        reservations.release(self.store, self.token, Reason.STARTED)\n", "")
+        ],
+        "what is not confirmed stands for a call": [
+            (RESERVED, "record.remaining > UNCONFIRMED", "record.remaining > 0")
+        ],
+        "a slot is taken for good before it is published": [
+            (RESERVED, "token.claim(UNCONFIRMED, sender=sender, note", "token.claim(3600.0, sender=sender, note")
+        ],
+        "a slot that cannot be given back is forgotten": [
+            (
+                UNIQUE,
+                'raise" or not pauses.wait():\n                    raise',
+                'raise" or not pauses.wait():\n                    return None',
+            ),
+            (
+                UNIQUE,
+                "pauses = Backoff(STORE_PAUSE, patience, stopping)",
+                "pauses = Backoff(STORE_PAUSE, 0.0, stopping)",
+            ),
+        ],
+        "a message that is due later will do": [(UNIQUE, 'return "due later"', 'return ""')],
+        "a body is skipped for its own message": [(UNIQUE, 'return "own message"', 'return ""')],
+        "a deferred message gives its slot back": [
+            (DELIVERY, "if going_on or not isinstance(error", "if not isinstance(error")
+        ],
+        "a call takes nothing over": [
+            (RESERVED, "        instead = record\n    return None", "        instead = None\n    return None")
+        ],
+        "what is newest is dropped in doubt": [
+            (RESERVED, "return met.before_id if met.before > token.fence else None", "return met.task_id")
+        ],
+        "a message is replaced by one that began": [
+            (RESERVED, 'return "" if record.reason == Reason.STARTED else None', 'return ""')
+        ],
+        "nothing is confirmed": [(RESERVED, "self.breaker.call(store, store.renew, sent)", "pass")],
         "a lost child fails its task": [
             ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")
         ],

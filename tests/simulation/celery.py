@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import marshal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +26,10 @@ from kombu import transport as transports
 from kombu.serialization import dumps
 from kombu.transport import memory, virtual
 
-from celery_idempotent import IdempotentTask
-from celery_idempotent.celery import delivery, message
+from celery_idempotent import IdempotentTask, add_hook, remove_hook
+from celery_idempotent.celery import delivery, message, unique
 from celery_idempotent.celery.request import IdempotentRequest
-from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease
+from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import memory as memory_store
 from celery_idempotent.stores.memory import MemoryStore
@@ -52,6 +54,8 @@ FAULTS_OF_CHILDREN = (
     ("cut off from the store", 0.1),
     *FAULTS_OF_WORKERS,
 )
+#: One at a time, and no more.
+TURNS = {"key": "document", "result_ttl": 0}
 CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
 
 #: The one that runs now; the library's modules have one clock.
@@ -156,8 +160,12 @@ def make_app() -> Celery:
     def charge(self: Any, order: str) -> str:
         return current.law.body(self, order)
 
+    @app.task(name="index", base=IdempotentTask, bind=True, idempotency=TURNS, max_retries=3, shared=False)
+    def index(self: Any, document: str, version: int) -> None:
+        current.law.body(self, document, version)
+
     app.finalize()
-    app.guarded = [app.tasks["charge"]]
+    app.guarded = [app.tasks["charge"], app.tasks["index"]]
     for task in app.guarded:
         task.codec = task._binding._codec()
     app.conf.known = {}
@@ -185,6 +193,7 @@ class Broker:
         #: how many messages were delivered again
         self.deliveries_again = 0
         self._tag = self._serial = 0
+        self._published: Counter[int] = Counter()
 
     def publish(self, message: Any) -> None:
         world = self.world
@@ -192,6 +201,7 @@ class Broker:
         away, headers = self.away_until > world.now, message["headers"]
         if not away or world.choices.chance("the broker has what it did not confirm", 0.3):
             self._serial += 1
+            self._published[id(getcurrent())] += 1
             message["properties"]["serial"] = self._serial
             current.law.published(message, getcurrent())
             self.queue.append((marshal.dumps(message), 0))
@@ -201,6 +211,10 @@ class Broker:
         if away:
             world.tell(f"    {headers['id']}: the broker does not answer")
             raise OSError("the broker does not answer")
+
+    def published_by(self, process: Any) -> int:
+        """Return how many messages a process has published."""
+        return self._published[id(process)]
 
     def deliver(self, worker: Worker) -> None:
         text, tag = self.queue.pop(self.world.choices.one_of("which message", range(len(self.queue))))
@@ -253,10 +267,16 @@ class Host:
         self.cut_off_until = 0.0
         #: how often the store has failed it
         self.failures = 0
+        self.new_process()
         #: for how long the holder remains that a delivery has met, as it was told
         self.holder_remains = INFINITE
         #: by owner: when a renewal failed that was not tried again yet
         self.renewals_failed: dict[str, float] = {}
+
+    def new_process(self) -> None:
+        """Have what a process has for itself."""
+        self.heartbeat, self.breaker = heartbeat.Heartbeat(), breaker.Breaker()
+        self.confirmations = reservations.Confirmations(self.breaker)
 
     def failed(self, verb: str, args: Any, now: float) -> None:
         """A request of this host got no answer."""
@@ -265,11 +285,20 @@ class Host:
 
 
 class HostStore(ScriptedStore):
-    """The store, as one host reaches it: each request and each reply is a step, and may be lost."""
+    """The store, as a host reaches it: each request and each reply is a step, and may be lost.
 
-    def __init__(self, simulation: Simulation, host: Host) -> None:
+    Arguments:
+        simulation: The simulation.
+        host: The host (default: whichever asks).
+    """
+
+    def __init__(self, simulation: Simulation, host: Host | None = None) -> None:
         super().__init__(simulation.store)
-        self.simulation, self.host = simulation, host
+        self.simulation, self._host = simulation, host
+
+    @property
+    def host(self) -> Host:
+        return self._host or getcurrent().host
 
     def _do(self, verb: str, *args: Any, **options: Any) -> Any:
         simulation, host, world = self.simulation, self.host, self.simulation.world
@@ -294,6 +323,12 @@ class HostStore(ScriptedStore):
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
         return answer
+
+
+def install_store(app: Any, store: HostStore, heart: Any, own: Any) -> None:
+    """Have the tasks of an app use a store, as one process does."""
+    for task in app.guarded:
+        task._binding.__dict__["_guard"] = guard.Guard(store, task._binding.policy, task.codec, heart, own)
 
 
 class Request(IdempotentRequest):
@@ -358,11 +393,8 @@ class Worker(Host):
 
     def new_child(self) -> None:
         """Fork a child: a process of its own, with a heartbeat and a breaker of its own."""
-        self.heartbeat, own = heartbeat.Heartbeat(), breaker.Breaker()
-        store = HostStore(self.simulation, self)
-        for task in self.app.guarded:
-            binding = task._binding
-            binding.__dict__["_guard"] = guard.Guard(store, binding.policy, task.codec, self.heartbeat, own)
+        self.new_process()
+        install_store(self.app, HostStore(self.simulation, self), self.heartbeat, self.breaker)
 
     @property
     def idle(self) -> bool:
@@ -416,8 +448,7 @@ class Worker(Host):
     def ends(self, child: Process, call: Callable[[], object]) -> None:
         """The child returned; the main process learns of it by a pipe."""
         child.interruptible, child.interruption = False, None
-        if self.failures == self.failures_before:
-            self.simulation.law.gone.add(self.request._owner)
+        self.simulation.law.finished(self.request, self)
         self.simulation.world.step()
         self.child = None
         self.ending = self.simulation.world.start(self.main, f"{self.name} main", lambda: self._ended(call))
@@ -492,7 +523,7 @@ class Simulation:
         global current
         current = self
         self.choices, self.law = choices, law
-        self.world = World(choices, story)
+        self.world = World(choices, law.interrupted, story)
         self.store = MemoryStore()
         self.broker = Broker(self.world, choices.one_of("visibility", [None, VISIBILITY, 30.0]))
         self.faults = choices.one_of("faults", [0, 1, 1, 2, 2, 3, 4])
@@ -505,14 +536,23 @@ class Simulation:
         self.again = self.again if self.broker.visibility else 0
         #: whether no holder has been stopped, killed or cut off from the store
         self.calm = not self.lossy
-        self.troubled: Worker | None = None
+        self.troubled: Any = None
         self.producer = apps[0]
+        install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
         self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
         cache._DUMMY_CLIENT_CACHE.clear()
         for names in (state.active_requests, state.reserved_requests, state.revoked):
             names.clear()
         delivery._requeue_pauses.pause = delivery.REQUEUE_PAUSE[0]
+        self._clear(unique._skipped_for, unique._looked_in, unique._late)
         law.begins(self)
+        if choices.made is not None:
+            choices.made.kind = law.kind
+
+    @staticmethod
+    def _clear(*known: Any) -> None:
+        for each in known:
+            each.clear()
 
     def fate_of_call(self, host: Host) -> str:
         if host.cut_off_until > self.world.now:
@@ -545,6 +585,8 @@ class Simulation:
             elif not self._advance():
                 break
         law.ended()
+        for process in [process for process in world.processes if not process.dead]:
+            world.kill(process)
 
     def _steps(self) -> list[Step]:
         """Return what can happen now."""
@@ -573,6 +615,10 @@ class Simulation:
         return steps
 
     def _add_faults(self, steps: list[Step]) -> None:
+        for host in self.law.hosts():
+            for kind, weight in host.faults():
+                weight = weight * 3 if host is self.troubled else weight
+                steps.append((f"{host.name}: {kind}", weight, self._fault, (host, kind)))
         for worker in self.workers:
             child, names = worker.child, worker.names
             kinds = FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if worker.reserved else ()
@@ -597,7 +643,7 @@ class Simulation:
         elif kind == "cut off from the store":
             self._cut_off(worker)
         elif kind == "killed":
-            worker.kill(self.choices.between("down for", 0.0, 20.0))
+            worker.kill(self.choices.between("down for", 0.0, 20.0) if worker in self.workers else 0.0)
         else:
             worker.disconnect()
 
@@ -614,7 +660,6 @@ class Simulation:
 
     def _interrupt(self, worker: Worker) -> None:
         worker.child.interruptible = False  # it rings once
-        self.law.interrupted(worker.child)
         self.world.interrupt(worker.child, SoftTimeLimitExceeded("its time is over"))
 
     def _broker_away(self, _: None) -> None:
@@ -640,7 +685,7 @@ class Simulation:
             for request, _ in worker.reserved:
                 if request.due > now:
                     soonest = min(soonest, request.due)
-        soonest = min(soonest, self.law.next_time(), self.broker.next_timeout() or INFINITE)
+        soonest = min(soonest, self.broker.next_timeout() or INFINITE)
         if soonest == INFINITE:
             return False
         self.world.now = max(now, min(soonest, now + most))
@@ -665,6 +710,71 @@ class Thread:
 
     def is_alive(self) -> bool:
         return self._process is not None and not self._process.dead and not self._process.killed
+
+
+class OfHost:
+    """What each process has for itself, as the one has it that asks.
+
+    Arguments:
+        name: The attribute of its host.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(getcurrent().host, self._name), name)
+
+    def __contains__(self, item: object) -> bool:
+        return item in getattr(getcurrent().host, self._name)
+
+
+class SimpleQueue:
+    """A queue from which one thread gets."""
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+        self._waiting: Any = None
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiting is not None:
+            self._waiting.wakes = current.world.now
+
+    def get(self, timeout: float = INFINITE) -> Any:
+        if not self._items:
+            self._waiting = getcurrent()
+            current.world.sleep(timeout)
+            self._waiting = None
+        if not self._items:
+            raise Empty
+        return self._items.pop(0)
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Call in another thread, which goes on if that takes longer; as `reservations.within` does."""
+    world, asking, answers = current.world, getcurrent(), []
+    if not isinstance(asking, Process) or asking.inside:
+        return call()
+
+    def work() -> None:
+        getcurrent().inside = True
+        try:
+            answers.append((True, call()))
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            answers.append((False, error))
+        if asking.wakes == end:
+            asking.wakes = world.now
+
+    end = world.now + seconds
+    world.start(asking.host, f"{asking.name} store", work)
+    world.sleep(seconds)
+    if not answers:
+        raise StoreUnreachable("the store did not answer in time")
+    (returned, answer) = answers[0]
+    if returned:
+        return answer
+    raise answer
 
 
 class Condition:
@@ -697,20 +807,35 @@ def simulated_clock() -> Iterator[None]:
         return current.choices.between("a pause", low, high)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (guard, heartbeat, lease, backoff, breaker):
+        for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique):
             patch.setattr(module, "monotonic", now)
         patch.setattr(memory_store, "time", now)
+        patch.setattr(unique, "time", lambda: EPOCH.timestamp() + current.world.now)
+        patch.setattr(reservations, "sleep", sleep)
+        patch.setattr(reservations, "within", within)
+        for name in ("heartbeat", "breaker", "confirmations"):
+            patch.setattr(unique, name, OfHost(name))
         for module in (backoff, delivery):
             patch.setattr(module, "time", SimpleNamespace(sleep=sleep))
         for module in (backoff, message):
             patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
         threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=nullcontext)
-        patch.setattr(heartbeat, "threading", threads)
+        for module in (heartbeat, reservations, unique):
+            patch.setattr(module, "threading", threads)
+        patch.setattr(reservations, "queue", SimpleNamespace(SimpleQueue=SimpleQueue))
+        patch.setattr(reservations, "atexit", SimpleNamespace(register=lambda _: None))
+        patch.setattr(reservations, "os", SimpleNamespace(register_at_fork=lambda **_: None))
         # Celery's copy of a traceback, with code compiled for each frame, takes longer than the rest of a delivery.
         patch.setattr(einfo, "Traceback", lambda tb, *_: None)
         patch.setattr(einfo.traceback, "format_exception", lambda *_, **__: [""])
         logging.disable(logging.CRITICAL)
+        add_hook(_hear)
         try:
             yield
         finally:
+            remove_hook(_hear)
             logging.disable(logging.NOTSET)
+
+
+def _hear(event: Any) -> None:
+    current.law.hook(event)

@@ -8,6 +8,7 @@ What is left out is chosen as simply as possible, see `world.Choices`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,14 +28,18 @@ def shrink(schedule: Schedule, breaks: Run) -> Schedule:
     before = None
     while size(schedule) != before:
         before = size(schedule)
-        values = schedule.values
-        steps = _fewer(schedule.steps, lambda steps, values=values: breaks(Schedule(steps, values)) is not None)
-        schedule = Schedule(steps, dict(_fewer([*values.items()], partial(_breaks_with, breaks, steps))))
+        schedule = replace(schedule, steps=_fewer(schedule.steps, partial(_breaks_with_steps, breaks, schedule)))
+        values = _fewer([*schedule.values.items()], partial(_breaks_with_values, breaks, schedule))
+        schedule = replace(schedule, values=dict(values))
     return schedule
 
 
-def _breaks_with(breaks: Run, steps: list[str], values: list[tuple[str, Any]]) -> bool:
-    return breaks(Schedule(steps, dict(values))) is not None
+def _breaks_with_steps(breaks: Run, schedule: Schedule, steps: list[str]) -> bool:
+    return breaks(replace(schedule, steps=steps)) is not None
+
+
+def _breaks_with_values(breaks: Run, schedule: Schedule, values: list[tuple[str, Any]]) -> bool:
+    return breaks(replace(schedule, values=dict(values))) is not None
 
 
 def size(schedule: Schedule) -> int:

@@ -12,7 +12,8 @@ from celery_idempotent.stores import Lease, Outcome, rules
 from .__main__ import Breaking
 from .breaks import BREAKS, ROOT, found_after
 from .celery import WORKERS, Simulation, make_app, simulated_clock
-from .law import Broken, Law
+from .charges import Charges
+from .law import Broken
 from .shrink import shrink, size
 from .world import Choices, Schedule
 
@@ -28,7 +29,7 @@ def apps() -> list[object]:
 def stories(apps: list[object], seeds: range) -> dict[int, list[str]]:
     """Run schedules, and return those that break the law."""
     broken = {}
-    with Law() as law, simulated_clock():
+    with Charges() as law, simulated_clock():
         for seed in seeds:
             story: list[str] = []
             try:
@@ -58,7 +59,7 @@ def test_a_seed_is_a_schedule(apps: list[object]) -> None:
     told = []
     for _ in range(2):
         lines: list[str] = []
-        with Law() as law, simulated_clock():
+        with Charges() as law, simulated_clock():
             Simulation(Choices(7), law, apps, lines.append).run()
         told.append(lines)
     assert len(told[0]) > 20
@@ -70,7 +71,7 @@ def test_a_schedule_is_replayed_step_for_step_and_shrunk_to_what_breaks_the_law(
     apps: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "settle", any_holder_settles)
-    with Law() as law, simulated_clock():
+    with Charges() as law, simulated_clock():
         breaking = Breaking(law, apps)
         seed = next(seed for seed in range(1000) if breaking(Choices(seed, record=True)))
         told: list[list[str]] = []

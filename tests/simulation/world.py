@@ -22,6 +22,7 @@ class Schedule:
     While a step is not possible, what is simplest happens instead.
     """
 
+    kind: str
     steps: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -40,7 +41,7 @@ class Choices:
     def __init__(self, seed: int, schedule: Schedule | None = None, *, record: bool = False) -> None:
         self._random = Random(seed).random
         self.schedule = schedule
-        self.made = Schedule() if record else None
+        self.made = Schedule("") if record else None
         self._counts: Counter[str] = Counter()
         self._next = 0
 
@@ -113,6 +114,8 @@ class Process(greenlet):
         self.interruption: BaseException | None = None
         #: whether a signal may
         self.interruptible = False
+        #: whether another one waits for it
+        self.inside = False
 
     def _begin(self) -> None:
         if not self.killed:
@@ -124,11 +127,17 @@ class World:
 
     Arguments:
         choices: Every choice that is made.
+        interrupted: Called with a process in which a signal is about to raise an error.
         story: Gets a line for each step (default: none are written).
     """
 
-    def __init__(self, choices: Choices, story: Callable[[str], object] | None = None) -> None:
-        self.choices = choices
+    def __init__(
+        self,
+        choices: Choices,
+        interrupted: Callable[[Process], object],
+        story: Callable[[str], object] | None = None,
+    ) -> None:
+        self.choices, self._interrupted = choices, interrupted
         self.now = 1000.0
         self.processes: list[Process] = []
         self.steps = 0
@@ -159,6 +168,7 @@ class World:
         if process.interruption is not None:
             interruption, process.interruption = process.interruption, None
             self.tell(f"{process.name}: {type(interruption).__name__}")
+            self._interrupted(process)
             raise interruption
         if text:
             self.tell(f"{process.name}: {text}")
