@@ -11,6 +11,7 @@ import re
 import time
 from collections import Counter
 from dataclasses import asdict
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,10 @@ def main() -> int:
 
 def _run(options: Any, laws: Laws, apps: list[Any]) -> int:
     began, broken, steps, runs = time.process_time(), 0, 0, 0
-    for seed in range(options.seed, options.seed + options.runs):
-        law = laws.of(seed)
-        if options.only not in (None, law.kind):
-            continue
-        runs += 1
+    kinds = KINDS if options.only is None else (options.only,)
+    seeds = (seed for seed in count(options.seed) if laws.of(seed).kind in kinds)
+    for seed in islice(seeds, options.runs):
+        law, runs = laws.of(seed), runs + 1
         simulation = Simulation(Choices(seed), law, apps, print if options.verbose else None)
         try:
             simulation.run()

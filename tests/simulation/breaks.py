@@ -288,14 +288,29 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
             shutil.copytree(ROOT / part, Path(folder) / part, ignore=caches)
         for edit in BREAKS[name]:
             edit.apply(Path(folder))
-        command = [sys.executable, "-m", "tests.simulation", "--runs", str(schedules), "--stop"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.simulation",
+            "--runs",
+            str(schedules),
+            "--stop",
+            "--only",
+            kind_of(name),
+        ]
         env = {**os.environ, "PYTHONPATH": folder}
         run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     found = re.search(r"^seed (\d+): (.*)", run.stdout, re.MULTILINE)
     if found is None:
         assert run.returncode == 0, run.stdout + run.stderr
         return None, ""
-    return int(found[1]) + 1, found[2]
+    count = re.search(r"^(\d+) schedules", run.stdout, re.MULTILINE)
+    return int(count[1]) if count else 0, found[2]
+
+
+def kind_of(name: str) -> str:
+    """Return which schedules are to find a break."""
+    return "unique" if any(edit.file in (RESERVED, UNIQUE) for edit in BREAKS[name]) or "slot" in name else "charges"
 
 
 def main() -> None:

@@ -265,6 +265,8 @@ class Host:
         self.name = name
         self.stopped_until = 0.0
         self.cut_off_until = 0.0
+        #: how many replies of the store are on their way to it
+        self.replies = 0
         #: how often the store has failed it
         self.failures = 0
         self.new_process()
@@ -318,7 +320,11 @@ class HostStore(ScriptedStore):
             world.step()
             raise
         world.tell(f"    {verb} of {host.name}: {type(answer).__name__} {getattr(answer, 'verdict', '')}")
-        world.step()
+        host.replies += 1
+        try:
+            world.step()
+        finally:
+            host.replies -= 1
         if fate == "reply":
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
@@ -537,6 +543,8 @@ class Simulation:
         #: whether no holder has been stopped, killed or cut off from the store
         self.calm = not self.lossy
         self.troubled: Any = None
+        #: whether nothing has happened yet
+        self.untroubled = True
         self.producer = apps[0]
         install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
         self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
@@ -624,16 +632,17 @@ class Simulation:
             kinds = FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if worker.reserved else ()
             for kind, weight in kinds:
                 if kind != "soft time limit" or child.interruptible:
-                    # Trouble seldom comes alone.
+                    # Trouble seldom comes alone, and does most harm where a reply is on its way.
                     weight = weight * 3 if worker is self.troubled else weight
-                    steps.append((names[kind], weight, self._fault, (worker, kind)))
+                    steps.append((names[kind], weight * 4 if worker.replies else weight, self._fault, (worker, kind)))
         if self.broker.away_until <= self.world.now:
             steps.append(("the broker is away", 0.05, self._broker_away, None))
 
     def _fault(self, which: tuple[Worker, str]) -> None:
         worker, kind = which
         self.faults -= 1
-        self.calm, self.troubled = False, worker
+        self.calm = self.untroubled = False
+        self.troubled = worker
         if kind == "child killed":
             worker.kill_child()
         elif kind == "child stopped":
@@ -647,8 +656,10 @@ class Simulation:
         else:
             worker.disconnect()
 
-    def _stop(self, worker: Worker) -> None:
+    def _stop(self, worker: Any) -> None:
         seconds = self.choices.between("stopped for", 0.5, 3.0) * LEASE_TTL
+        if worker not in self.workers:
+            seconds = self.choices.one_of("a publisher is stopped for", [15.0, 90.0])
         worker.renewals_failed.clear()
         worker.stopped_until = self.world.now + seconds
         self.world.tell(f"{worker.name}: child stopped for {seconds:.1f} s")
@@ -664,11 +675,13 @@ class Simulation:
 
     def _broker_away(self, _: None) -> None:
         self.faults -= 1
+        self.untroubled = False
         self.broker.away_until = self.world.now + self.choices.between("the broker is away for", 1.0, 20.0)
         self.world.tell(f"the broker is away for {self.broker.away_until - self.world.now:.1f} s")
 
     def _deliver_again(self, _: None) -> None:
         self.again -= 1
+        self.untroubled = False
         self.broker.requeue(self.choices.one_of("which is delivered again", list(self.broker.unacked)))
 
     def _go_by(self, _: None) -> None:

@@ -15,7 +15,7 @@ from greenlet import getcurrent
 from celery_idempotent.core.guard import SETTLE_PATIENCE
 from celery_idempotent.errors import LeaseLost as LeaseLostError
 from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
-from celery_idempotent.stores import Lease, Reason, State, Verdict
+from celery_idempotent.stores import Claim, Lease, Reason, Release, State, Verdict
 
 from .celery import EPOCH, INFINITE, LEASE_TTL, VISIBILITY
 from .law import Law
@@ -67,6 +67,8 @@ class Charges(Law):
         self.runs: list[Run] = []
         self.fences: dict[str, int] = defaultdict(int)
         self.settled: dict[str, bytes] = {}
+        #: by order: all that was settled, also what was forgotten
+        self.answers: dict[str, set[bytes]] = defaultdict(set)
         #: by task id and attempt and number: the copies that wait for their turn
         self.waiting: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         #: by task id and time: how often its message was given back then
@@ -75,6 +77,10 @@ class Charges(Law):
         self.retried: dict[str, int] = {}
         #: by owner: when it first tried to settle
         self.settling: dict[str, float] = {}
+        #: by order: the fences of its leases
+        self.granted: dict[str, list[int]] = defaultdict(list)
+        #: by order: the last fence when the store lost its data or an operator changed them
+        self.robbed_up_to: dict[str, int] = defaultdict(int)
         #: owners whose retries have taken their leases
         self.overtaken: set[str] = set()
         self.time_is_over: set[str] = set()
@@ -106,7 +112,60 @@ class Charges(Law):
     # -- what the scheduler asks ---------------------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
-        return [("a call is published", 2.0, self._publish, None)] if self.calls else []
+        steps: list[Step] = [("a call is published", 2.0, self._publish, None)] if self.calls else []
+        if self.simulation.faults and self.fences:
+            steps.append(("the store loses its data", 0.02, self._lose_data, None))
+            for order in self.fences:
+                steps.append((f"an operator forgets {order}", 0.02, self._forget, order))
+                steps.append((f"an operator releases {order}", 0.02, self._release, order))
+        return steps
+
+    def _lose_data(self, _: None) -> None:
+        self.world.tell("the store loses its data")
+        self.simulation.store._rows.clear()
+        self.simulation.faults -= 1
+        self._rob(*ORDERS)
+        self.settled.clear()
+        self.waiting.clear()
+        self.retried.clear()
+
+    def _forget(self, order: str) -> None:
+        self.world.tell(f"an operator forgets {order}")
+        self.simulation.store.delete(f"idem:charge::{order}")
+        self.simulation.faults -= 1
+        self._rob(order)
+        self.settled.pop(order, None)
+        self._forget_messages(order)
+
+    def _release(self, order: str) -> None:
+        record = self.simulation.store.get(f"idem:charge::{order}")
+        if record is None or record.state is not State.IN_PROGRESS or not record.remaining:
+            return
+        self.world.tell(f"an operator releases {order}")
+        claim = Claim(record.key, record.owner, record.remaining, 60.0, task_id=record.task_id)
+        self.simulation.store.release(Lease(claim, record.fence), Release(Reason.SHUTDOWN))
+        self.simulation.faults -= 1
+        self._rob(order)
+
+    def _rob(self, *orders: str) -> None:
+        """Runs that are not settled may lose their leases while they rely on them."""
+        self.counts["acts on the store"] += 1
+        self.simulation.calm = False
+        for order in orders:
+            self.robbed_up_to[order] = self.fences[order]
+        for run in self.runs:
+            run.excused = run.excused or self.robbed(run)
+        self.deaths.update(dict.fromkeys(orders, MAX_CRASHES))  # what was counted is not known any more
+
+    def robbed(self, run: Run) -> bool:
+        """Return whether the store has lost a run's lease, or an operator has given that away."""
+        return run.held.fence <= self.robbed_up_to[run.order]
+
+    def _forget_messages(self, order: str) -> None:
+        for task_id in {task_id for task_id, *_ in self.waiting} | set(self.retried):
+            if task_id.startswith(order):
+                self.forget_copies(task_id)
+                self.retried.pop(task_id, None)
 
     def _publish(self, _: None) -> None:
         order, task_id = self.calls.pop(0)
@@ -126,6 +185,7 @@ class Charges(Law):
         process = getcurrent()
         run = Run(order, request.id, held, process, process.host, len(self.runs) + 1, request.retries)
         self.check_turn(run, request)
+        run.excused = self.robbed(run)
         self.runs.append(run)
         self.counts["runs"] += 1
         name = f"run of {order}"
@@ -162,7 +222,8 @@ class Charges(Law):
     def check_turn(self, run: Run, request: Any) -> None:
         """Check that a body may begin now."""
         last = next((other for other in self.runs[::-1] if other.order == run.order), run)
-        early = self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
+        waits = self.granted[run.order][-2:-1] == [last.held.fence]  # and nothing has come between
+        early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
         # Known: where an earlier message of its id has failed, a retry is taken for one that will not come.
         if early and self.simulation.producer.backend.get_status(last.task_id) != states.FAILURE:
             self.fail(f"run {run.number} of {run.order} begins before the retry of run {last.number} is due")
@@ -174,10 +235,11 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
         died = 0
         for other in self.runs:
-            if other.order == run.order:  # one that ends, or is steady, is no crash loop
+            if other.order == run.order and not self.robbed(other):  # one that ends, or is steady, is no crash loop
                 steady = other.ending != "killed" or other.ended - other.held.fence / 1e6 > STEADY
                 died = 0 if steady else died + 1
-        if died >= MAX_CRASHES and is_copy(request):
+        interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
+        if died >= MAX_CRASHES and is_copy(request) and not interrupted:
             self.fail(f"{run.order} has killed its holder {died} times in a row, and is run again")
 
     def check_lease(self, run: Run) -> None:
@@ -195,7 +257,8 @@ class Charges(Law):
         self.counts["effects"] += 1
         for other in self.runs:
             alive = other is not run and other.order == run.order and not other.ending
-            if alive and self.trusted(other) and self.trusted(run):
+            robbed = self.robbed(other) or self.robbed(run)
+            if alive and not robbed and self.trusted(other) and self.trusted(run):
                 self.fail(f"runs {other.number} and {run.number} of {run.order} at once, and both rely on their leases")
 
     def trusted(self, run: Run) -> bool:
@@ -239,12 +302,14 @@ class Charges(Law):
         """Check what a run reports of its lease."""
         record = self.simulation.store.get(run.held.key)
         running = record is not None and record.state is State.IN_PROGRESS
+        if isinstance(event, LeaseLost) and self.fences[run.order] <= run.held.fence and not self.robbed(run):
+            self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and nobody else had it")
         if isinstance(event, LeaseLost) and record is not None:
             if running and record.owner == run.held.lease.owner:
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
             if run.held.lease.owner in self.overtaken and self.trusted(run):
                 self.fail(f"run {run.number} of {run.order} has published its retry, and gave its lease up for lost")
-            if record.fence == run.held.fence and not running and not run.held.lost:
+            if record.fence == run.held.fence and not (running or run.held.lost or self.robbed(run)):
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had ended it")
         if isinstance(event, SettleFailed):
             run.unsettled = True
@@ -288,10 +353,14 @@ class Charges(Law):
                 self.fail(f"{verb} changed the result of {order}, which was settled")
             if record.state is State.COMPLETED:
                 self.settled[order] = record.payload
+                self.answers[order].add(record.payload)
         return answer
 
     def check_answer(self, claim: Any, answer: Any) -> None:
         """Check what the store says to a claim."""
+        granted = self.granted[claim.task_id[:5]]
+        if isinstance(answer, Lease) and answer.fence not in granted[-1:]:
+            granted.append(answer.fence)
         if isinstance(answer, Lease) and claim.sender and not answer.taken_over:
             self.overtaken.add(claim.sender)
         if isinstance(answer, Lease) and answer.taken_over:
@@ -356,7 +425,7 @@ class Charges(Law):
             if not run.ending:
                 row = self.simulation.store._rows.get(run.held.key)
                 mine = row is not None and row.owner == run.held.lease.owner and not run.held.lost
-                if mine and run.held.deadline > row.lease_end / 1e6 - 0.5:
+                if mine and not self.robbed(run) and run.held.deadline > row.lease_end / 1e6 - 0.5:
                     self.fail(f"run {run.number} of {run.order} trusts its lease for longer than it has it")
         broker = self.simulation.broker
         there = len(broker.queue) + len(broker.unacked)
@@ -395,8 +464,8 @@ class Charges(Law):
         own = [run for run in self.runs if run.order == order and run.task_id == task_id and run.unsettled]
         if result in {f"receipt {run.number}" for run in own}:
             return
-        if f'"{result}"'.encode() not in self.settled.get(order, b""):
-            self.fail(f"{task_id} got {result!r}, and {self.settled.get(order)!r} was settled")
+        if not any(f'"{result}"'.encode() in settled for settled in self.answers[order]):
+            self.fail(f"{task_id} got {result!r}, and {self.answers[order]} was settled")
 
     def check_failure(self, order: str, task_id: str, error: object) -> None:
         """Check that a task that failed has a body that raised, that killed, or that took too long."""
