@@ -15,6 +15,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from .canvases import Canvases
 from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .charges import Charges
 from .indexing import Indexing
@@ -23,7 +24,7 @@ from .shrink import shrink, size
 from .world import Choices, Schedule
 
 #: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Charges, Charges, Indexing)
+TURNS = (Charges, Charges, Charges, Indexing, Charges, Canvases)
 KINDS = {law.kind: law for law in TURNS}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
 
 RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
+CANVAS = "celery/canvas.py"
 RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 
@@ -273,11 +274,39 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (RESERVED, 'return "" if record.reason == Reason.STARTED else None', 'return ""')
         ],
         "nothing is confirmed": [(RESERVED, "self.breaker.call(store, store.renew, sent)", "pass")],
+        "callbacks have random ids": [(CANVAS, "if request.callbacks and fence:", "if False:")],
+        "a part is counted as often as it is returned": [
+            (CANVAS, "if guarded and _part_is_counted(self, request):", "if False:")
+        ],
+        "a part is returned beside another": [
+            (
+                CANVAS,
+                "return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)",
+                "return 0.0",
+            )
+        ],
+        "a lost member whose result is stored is done": [
+            (REQUEST, "if self._context.chord and self.task.reject_on_worker_lost and", "if False and")
+        ],
+        "what was dispatched is not dispatched again": [
+            (DELIVERY, "if request.id in record.dispatched:\n            canvas", "if True:\n            canvas")
+        ],
+        "what follows is marked before it is dispatched": [
+            (CANVAS, "fans_out = bool(request.callbacks or request.chain)", "fans_out = False"),
+            (
+                DELIVERY,
+                "if request.id in record.dispatched:\n            canvas",
+                "if record.age > 0 or record.dispatched:\n            canvas",
+            ),
+        ],
         "a lost child fails its task": [
             ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")
         ],
     }.items()
 }
+
+#: Those of them that only schedules with canvases can find, beside those in `CANVAS`.
+OF_CANVASES = {"a lost member whose result is stored is done", "what was dispatched is not dispatched again"}
 
 
 def found_after(name: str, schedules: int) -> tuple[int | None, str]:
@@ -310,7 +339,10 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
 
 def kind_of(name: str) -> str:
     """Return which schedules are to find a break."""
-    return "unique" if any(edit.file in (RESERVED, UNIQUE) for edit in BREAKS[name]) or "slot" in name else "charges"
+    files = {edit.file for edit in BREAKS[name]}
+    if files & {RESERVED, UNIQUE} or "slot" in name:
+        return "unique"
+    return "canvases" if CANVAS in files or name in OF_CANVASES else "charges"
 
 
 def main() -> None:

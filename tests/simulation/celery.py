@@ -18,7 +18,7 @@ from billiard import einfo
 from billiard.einfo import ExceptionInfo
 from celery import Celery
 from celery.app.utils import Settings
-from celery.backends import cache
+from celery.backends import base, cache
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from greenlet import getcurrent
@@ -164,8 +164,16 @@ def make_app() -> Celery:
     def index(self: Any, document: str, version: int) -> None:
         current.law.body(self, document, version)
 
+    @app.task(name="pack", base=IdempotentTask, bind=True, max_retries=3, shared=False)
+    def pack(self: Any, order: str, number: int) -> str:
+        return current.law.body(self, order, number)
+
+    @app.task(name="ship", base=IdempotentTask, bind=True, max_retries=3, shared=False)
+    def ship(self: Any, parts: Any, order: str) -> str:
+        return current.law.body(self, order, parts)
+
     app.finalize()
-    app.guarded = [app.tasks["charge"], app.tasks["index"]]
+    app.guarded = [app.tasks[name] for name in ("charge", "index", "pack", "ship")]
     for task in app.guarded:
         task.codec = task._binding._codec()
     app.conf.known = {}
@@ -635,7 +643,7 @@ class Simulation:
                     # Trouble seldom comes alone, and does most harm where a reply is on its way.
                     weight = weight * 3 if worker is self.troubled else weight
                     steps.append((names[kind], weight * 4 if worker.replies else weight, self._fault, (worker, kind)))
-        if self.broker.away_until <= self.world.now:
+        if self.law.broker_goes_away and self.broker.away_until <= self.world.now:
             steps.append(("the broker is away", 0.05, self._broker_away, None))
 
     def _fault(self, which: tuple[Worker, str]) -> None:
@@ -838,6 +846,9 @@ def simulated_clock() -> Iterator[None]:
         patch.setattr(reservations, "queue", SimpleNamespace(SimpleQueue=SimpleQueue))
         patch.setattr(reservations, "atexit", SimpleNamespace(register=lambda _: None))
         patch.setattr(reservations, "os", SimpleNamespace(register_at_fork=lambda **_: None))
+        patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
+        for name in ("set", "incr", "delete"):
+            patch.setattr(cache.DummyClient, name, _stepping(getattr(cache.DummyClient, name)))
         # Celery's copy of a traceback, with code compiled for each frame, takes longer than the rest of a delivery.
         patch.setattr(einfo, "Traceback", lambda tb, *_: None)
         patch.setattr(einfo.traceback, "format_exception", lambda *_, **__: [""])
@@ -848,6 +859,18 @@ def simulated_clock() -> Iterator[None]:
         finally:
             remove_hook(_hear)
             logging.disable(logging.NOTSET)
+
+
+def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:
+    def stepping(*args: Any, **options: Any) -> Any:
+        process = getcurrent()
+        if not current.law.steps_in_backend or not isinstance(process, Process):
+            return method(*args, **options)
+        current.world.step()
+        process.counted = method.__name__ == "incr"
+        return method(*args, **options)
+
+    return stepping
 
 
 def _hear(event: Any) -> None:

@@ -158,6 +158,8 @@ class Indexing(Law):
 
     def check_skipped(self, call: Call, task_id: str, due: float) -> None:
         """Check that the message for which a call was skipped is at least as good."""
+        if task_id not in self.due:
+            self.fail(f"version {call.version} of {call.document} was skipped for a message that nobody has published")
         if "throttle" not in call.options and self.due[task_id] > due + 0.1:
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
         if self.bodies.get(getcurrent()) == task_id:
@@ -171,7 +173,6 @@ class Indexing(Law):
         self.counts["runs"] += 1
         world.sleep(choices.one_of(f"index {document}", self.long), f"{document} is indexed for version {version}")
         if choices.chance(f"{document}: raises", self.raises):
-            self.done[document].append(version)
             raise ValueError("no")
         if task.request.retries < 3 and choices.chance(f"{document}: retries", self.retries):
             raise task.retry(countdown=choices.one_of(f"{document}: retries after", [0, 2, 8]))
@@ -179,7 +180,6 @@ class Indexing(Law):
             self.again -= 1
             self.make(Call(document, 0, self.options))
         world.sleep(choices.one_of(f"index {document} too", self.long), f"{document} was indexed")
-        self.done[document].append(version)
 
     def interrupted(self, process: Process) -> None:
         super().interrupted(process)
@@ -187,10 +187,10 @@ class Indexing(Law):
 
     def finished(self, request: Any, worker: Any) -> None:
         super().finished(request, worker)
-        if request.id in self.cut_off:
-            # It has failed, perhaps before its body began, as all see who have its result.
-            document, version = request._args
+        document, version = request._args
+        if request.id in self.cut_off:  # it has failed, perhaps before its body began, as all see who have its result
             self.begun[document].append(version)
+        if request.id in self.cut_off or request.id in self.bodies.values():
             self.done[document].append(version)
 
     def check(self) -> None:

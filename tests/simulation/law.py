@@ -22,6 +22,10 @@ class Law:
 
     #: What its schedules are called.
     kind = ""
+    #: Whether the broker may be away for a while.
+    broker_goes_away = True
+    #: Whether what is written into the result backend is a step.
+    steps_in_backend = False
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
