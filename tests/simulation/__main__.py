@@ -11,7 +11,6 @@ import re
 import time
 from collections import Counter
 from dataclasses import asdict
-from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from .charges import Charges
 from .indexing import Indexing
 from .law import Broken, Law
 from .shrink import shrink, size
+from .transactions import Transactions
 from .world import Choices, Schedule
 
 #: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Charges, Charges, Indexing, Charges, Canvases)
+TURNS = (Charges, Charges, Charges, Indexing, Charges, Canvases, Charges, Transactions)
 KINDS = {law.kind: law for law in TURNS}
 
 
@@ -37,9 +37,9 @@ class Laws:
         for law in self._laws.values():
             law.counts = self.counts
 
-    def of(self, seed: int, schedule: Schedule | None = None) -> Law:
-        """Return the law of a seed, or of a schedule."""
-        return self._laws[TURNS[seed % len(TURNS)].kind if schedule is None else schedule.kind]
+    def of(self, seed: int, kind: str | None = None) -> Law:
+        """Return the law of a seed, or of this kind."""
+        return self._laws[kind or TURNS[seed % len(TURNS)].kind]
 
 
 def main() -> int:
@@ -53,24 +53,22 @@ def main() -> int:
     parser.add_argument("--stop", action="store_true", help="end at the first that breaks the law")
     parser.add_argument("--shrink", type=Path, metavar="FILE", help="write a shorter schedule that breaks the law")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run the schedule in a file, and print each step")
-    parser.add_argument("--only", choices=KINDS, help="leave out the seeds of other kinds")
+    parser.add_argument("--only", choices=KINDS, help="have each seed be a schedule of this kind")
     options = parser.parse_args()
     apps, laws = [make_app() for _ in range(WORKERS + 1)], Laws()
     with simulated_clock():
         if options.replay:
             schedule = Schedule(**json.loads(options.replay.read_text(encoding="utf-8")))
-            return _tell(Simulation(Choices(0, schedule), laws.of(0, schedule), apps, print))
+            return _tell(Simulation(Choices(0, schedule), laws.of(0, schedule.kind), apps, print))
         if options.shrink:
-            return _shrink(options.seed, laws.of(options.seed), apps, options.shrink)
+            return _shrink(options.seed, laws.of(options.seed, options.only), apps, options.shrink)
         return _run(options, laws, apps)
 
 
 def _run(options: Any, laws: Laws, apps: list[Any]) -> int:
     began, broken, steps, runs = time.process_time(), 0, 0, 0
-    kinds = KINDS if options.only is None else (options.only,)
-    seeds = (seed for seed in count(options.seed) if laws.of(seed).kind in kinds)
-    for seed in islice(seeds, options.runs):
-        law, runs = laws.of(seed), runs + 1
+    for seed in range(options.seed, options.seed + options.runs):
+        law, runs = laws.of(seed, options.only), runs + 1
         simulation = Simulation(Choices(seed), law, apps, print if options.verbose else None)
         try:
             simulation.run()

@@ -210,8 +210,9 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             ),
         ],
         "a copy waits as long as its number says": [
-            (MESSAGE, "    delay = min(delay, max(remaining, 0.1), LONGEST_DELAY)\n", "")
+            (MESSAGE, "max(remaining, 0.1) if remaining else LONGEST_DELAY", "LONGEST_DELAY")
         ],
+        "a copy does not wait for an open transaction": [(MESSAGE, " if remaining else LONGEST_DELAY", "")],
         "a copy waits longer than its broker": [(MESSAGE, "delay = min(delay, 0.45 * float(visibility))", "pass")],
         "a copy is always the first": [(MESSAGE, "copy = identity.copy + 1", "copy = 1")],
         "copies have one token": [(MESSAGE, "token=new_token()", 'token="copy"')],
@@ -333,8 +334,7 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
     if found is None:
         assert run.returncode == 0, run.stdout + run.stderr
         return None, ""
-    count = re.search(r"^(\d+) schedules", run.stdout, re.MULTILINE)
-    return int(count[1]) if count else 0, found[2]
+    return int(found[1]) + 1, found[2]
 
 
 def kind_of(name: str) -> str:

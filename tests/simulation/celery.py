@@ -32,7 +32,6 @@ from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import memory as memory_store
-from celery_idempotent.stores.memory import MemoryStore
 from tests.support.unit.scripted import ScriptedStore
 
 from .world import Choices, Process, Step, World
@@ -310,6 +309,9 @@ class HostStore(ScriptedStore):
     def host(self) -> Host:
         return self._host or getcurrent().host
 
+    def settle_within(self, lease: Any, outcome: Any, *, ttl: float, using: Any) -> None:
+        self._do("settle_within", lease, outcome, ttl=ttl, using=using)
+
     def _do(self, verb: str, *args: Any, **options: Any) -> Any:
         simulation, host, world = self.simulation, self.host, self.simulation.world
         simulation.law.asks(verb, args, host)
@@ -538,7 +540,7 @@ class Simulation:
         current = self
         self.choices, self.law = choices, law
         self.world = World(choices, law.interrupted, story)
-        self.store = MemoryStore()
+        self.store = law.store()
         self.broker = Broker(self.world, choices.one_of("visibility", [None, VISIBILITY, 30.0]))
         self.faults = choices.one_of("faults", [0, 1, 1, 2, 2, 3, 4])
         self.lossy = choices.one_of("lossy", [0.0, 0.0, 0.03, 0.1])

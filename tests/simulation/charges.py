@@ -203,11 +203,15 @@ class Charges(Law):
                 raise Reject("later", requeue=True)
             if task.request.retries < 3 and choices.chance(f"{name}: retries", self.retries):
                 self.retry(task, run, choices.one_of(f"{name}: retries after", [0, 2, 8]))
+            self.conclude(run)
         except Exception:
             run.ending = run.ending or "raised"
             raise
         run.ending = run.ending or "returned"
         return f"receipt {run.number}"
+
+    def conclude(self, run: Run) -> None:
+        """Do what a run does last."""
 
     def retry(self, task: Any, run: Run, countdown: float) -> None:
         # Its retry goes on as soon as it is published, and it does nothing more; but it may return.
@@ -307,7 +311,8 @@ class Charges(Law):
         if isinstance(event, LeaseLost) and record is not None:
             if running and record.owner == run.held.lease.owner:
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
-            if run.held.lease.owner in self.overtaken and self.trusted(run):
+            told = run.task_id not in self.time_is_over  # that its retry was published
+            if told and run.held.lease.owner in self.overtaken and self.trusted(run):
                 self.fail(f"run {run.number} of {run.order} has published its retry, and gave its lease up for lost")
             if record.fence == run.held.fence and not (running or run.held.lost or self.robbed(run)):
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had ended it")
@@ -414,7 +419,7 @@ class Charges(Law):
         if headers.get("eta") and own.get("copy"):
             wait = (datetime.fromisoformat(headers["eta"]) - EPOCH).total_seconds() - self.world.now
             longest = min(max(LEASE_TTL, 8.0), 0.45 * VISIBILITY)
-            if wait > min(longest, max(0.1, process.host.holder_remains)) + 0.1:
+            if wait > min(longest, max(0.1, process.host.holder_remains or INFINITE)) + 0.1:
                 self.fail(f"a copy of {headers['id']} waits for {wait:.1f} s")
 
     # -- what must hold ------------------------------------------------------------------------------------------------
@@ -423,10 +428,7 @@ class Charges(Law):
         super().check()
         for run in self.runs:
             if not run.ending:
-                row = self.simulation.store._rows.get(run.held.key)
-                mine = row is not None and row.owner == run.held.lease.owner and not run.held.lost
-                if mine and not self.robbed(run) and run.held.deadline > row.lease_end / 1e6 - 0.5:
-                    self.fail(f"run {run.number} of {run.order} trusts its lease for longer than it has it")
+                self.check_trust(run)
         broker = self.simulation.broker
         there = len(broker.queue) + len(broker.unacked)
         if there > 8:
@@ -435,6 +437,13 @@ class Charges(Law):
             # Each that is delivered again may be deferred again, before the others are known to be superseded.
             if len(known) > 2 * len(self.published_calls) + retries + broker.deliveries_again + 4:
                 self.fail(f"{len(known)} messages for {len(self.published_calls)} calls")
+
+    def check_trust(self, run: Run) -> None:
+        """Check that a run relies on its lease for no longer than the store has granted it."""
+        row = self.simulation.store._rows.get(run.held.key)
+        mine = row is not None and row.owner == run.held.lease.owner and not run.held.lost
+        if mine and not self.robbed(run) and run.held.deadline > row.lease_end / 1e6 - 0.5:
+            self.fail(f"run {run.number} of {run.order} trusts its lease for longer than it has it")
 
     def ended(self) -> None:
         super().ended()

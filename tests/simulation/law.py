@@ -9,6 +9,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from celery_idempotent.events import Event
+from celery_idempotent.stores.memory import MemoryStore
 
 from .world import Process, Step
 
@@ -22,6 +23,8 @@ class Law:
 
     #: What its schedules are called.
     kind = ""
+    #: What its tasks keep their records in.
+    store: type[MemoryStore] = MemoryStore
     #: Whether the broker may be away for a while.
     broker_goes_away = True
     #: Whether what is written into the result backend is a step.
