@@ -19,12 +19,13 @@ from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .charges import Charges
 from .indexing import Indexing
 from .law import Broken, Law
+from .requests import Requests
 from .shrink import shrink, size
 from .transactions import Transactions
 from .world import Choices, Schedule
 
 #: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Charges, Charges, Indexing, Charges, Canvases, Charges, Transactions)
+TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests)
 KINDS = {law.kind: law for law in TURNS}
 
 

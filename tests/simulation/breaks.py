@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
 
 RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
-CANVAS = "celery/canvas.py"
+CANVAS, HTTP = "celery/canvas.py", "http/delivery.py"
 RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 
@@ -159,8 +159,13 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (GUARD, " and not isinstance(error, LeaseLost):\n            raise error", ":\n            raise error")
         ],
         "an interrupted acquire keeps its lease": [
-            (GUARD, "self.release(delivery, HeldLease(self.store, Lease(claim, 0), monotonic()), release)", "pass")
+            (
+                GUARD,
+                "would never be released\n            self._give_back(delivery, error)\n",
+                "would never be released\n",
+            )
         ],
+        "a lease that was granted late is kept": [(GUARD, "if delivery.granted_late:", "if False:")],
         "an interrupted ending is not repeated": [
             (
                 "core/backoff.py",
@@ -300,14 +305,43 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "if record.age > 0 or record.dispatched:\n            canvas",
             ),
         ],
+        "a request kills its servers for ever": [(HTTP, "    alone = True\n", "    alone = False\n")],
+        "a response that failed is recorded": [(HTTP, "        if not wish:\n", "        if False:\n")],
+        "a response is sent before it is recorded": [
+            ("functions.py", "ended.exception(timeout)  # which", "ended.exception(0.0)  # which")
+        ],
+        "what is not committed is a result": [(GUARD, "        if found is Commit.NO:\n", "        if False:\n")],
+        "what raises after its commit has failed": [
+            (GUARD, "if within and self._find_commit(delivery, held, error) is Commit.YES:", "if False:")
+        ],
+        "any settled record is the run's own": [
+            (
+                GUARD,
+                "if record.fence == held.fence and record.state is State.COMPLETED:",
+                "if record.state is State.COMPLETED:",
+            )
+        ],
         "a lost child fails its task": [
             ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")
         ],
     }.items()
 }
 
-#: Those of them that only schedules with canvases can find, beside those in `CANVAS`.
-OF_CANVASES = {"a lost member whose result is stored is done", "what was dispatched is not dispatched again"}
+#: What finds a break, where that is not what charges orders; some follow from their files.
+KINDS = {
+    RESERVED: "unique",
+    UNIQUE: "unique",
+    CANVAS: "canvases",
+    HTTP: "http",
+    "functions.py": "http",
+    "a deferred message gives its slot back": "unique",
+    "a lost member whose result is stored is done": "canvases",
+    "what was dispatched is not dispatched again": "canvases",
+    "a copy does not wait for an open transaction": "transactions",
+    "what is not committed is a result": "transactions",
+    "what raises after its commit has failed": "transactions",
+    "any settled record is the run's own": "transactions",
+}
 
 
 def found_after(name: str, schedules: int) -> tuple[int | None, str]:
@@ -339,10 +373,7 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
 
 def kind_of(name: str) -> str:
     """Return which schedules are to find a break."""
-    files = {edit.file for edit in BREAKS[name]}
-    if files & {RESERVED, UNIQUE} or "slot" in name:
-        return "unique"
-    return "canvases" if CANVAS in files or name in OF_CANVASES else "charges"
+    return next((KINDS[each] for each in (name, *(edit.file for edit in BREAKS[name])) if each in KINDS), "charges")
 
 
 def main() -> None:

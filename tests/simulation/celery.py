@@ -6,12 +6,13 @@ import logging
 import marshal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from queue import Empty
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from billiard import einfo
@@ -26,16 +27,18 @@ from kombu import transport as transports
 from kombu.serialization import dumps
 from kombu.transport import memory, virtual
 
-from celery_idempotent import IdempotentTask, add_hook, remove_hook
+from celery_idempotent import IdempotentTask, add_hook, functions, remove_hook
 from celery_idempotent.celery import delivery, message, unique
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
 from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.http import wsgi
 from celery_idempotent.stores import memory as memory_store
 from tests.support.unit.scripted import ScriptedStore
 
 from .world import Choices, Process, Step, World
 
+T = TypeVar("T")
 LEASE_TTL = 6.0
 #: Seconds after which the broker delivers again what was not acked.
 VISIBILITY = 12.0
@@ -238,6 +241,7 @@ class Broker:
         found = self.unacked.pop(tag, None)
         if found:
             self.deliveries_again += 1
+            current.untroubled = False
             message = marshal.loads(found[0])
             message["properties"]["delivery_info"]["redelivered"] = True
             self.queue.append((marshal.dumps(message), tag if self.visibility else 0))
@@ -276,6 +280,8 @@ class Host:
         self.replies = 0
         #: how often the store has failed it
         self.failures = 0
+        #: whether what it runs kills it at its next step
+        self.doomed: Any = False
         self.new_process()
         #: for how long the holder remains that a delivery has met, as it was told
         self.holder_remains = INFINITE
@@ -628,6 +634,7 @@ class Simulation:
             steps.append(("time goes by", 0.04 * sum([step[1] for step in steps]), self._go_by, None))
             if self.faults:
                 self._add_faults(steps)
+                steps += self.law.faults()
             if self.again and broker.unacked:
                 steps.append(("a message is delivered again", 0.5, self._deliver_again, None))
         return steps
@@ -800,6 +807,35 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
     raise answer
 
 
+class Threads:
+    """Threads that end what a server's thread has begun, as those of `functions`."""
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        ended: Future[Any] = Future()
+        waiting = getcurrent()
+
+        def work() -> None:
+            try:
+                ended.set_result(call())
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                ended.set_exception(error)
+            waiting.wakes = min(waiting.wakes, current.world.now)
+
+        current.world.start(waiting.host, f"{waiting.name} end", work)
+        return ended
+
+
+class Future(futures.Future[T]):
+    """What comes of a call in another thread."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            current.world.sleep(timeout or 0.0)
+        if not self.done():
+            raise futures.TimeoutError
+        return super().exception(0)
+
+
 class Condition:
     """A condition on which one thread waits."""
 
@@ -830,12 +866,13 @@ def simulated_clock() -> Iterator[None]:
         return current.choices.between("a pause", low, high)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique):
+        for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, wsgi):
             patch.setattr(module, "monotonic", now)
         patch.setattr(memory_store, "time", now)
         patch.setattr(unique, "time", lambda: EPOCH.timestamp() + current.world.now)
         patch.setattr(reservations, "sleep", sleep)
         patch.setattr(reservations, "within", within)
+        patch.setattr(functions, "_ending", Threads())
         for name in ("heartbeat", "breaker", "confirmations"):
             patch.setattr(unique, name, OfHost(name))
         for module in (backoff, delivery):

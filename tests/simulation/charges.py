@@ -112,12 +112,15 @@ class Charges(Law):
     # -- what the scheduler asks ---------------------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
-        steps: list[Step] = [("a call is published", 2.0, self._publish, None)] if self.calls else []
-        if self.simulation.faults and self.fences:
-            steps.append(("the store loses its data", 0.02, self._lose_data, None))
-            for order in self.fences:
-                steps.append((f"an operator forgets {order}", 0.02, self._forget, order))
-                steps.append((f"an operator releases {order}", 0.02, self._release, order))
+        return [("a call is published", 2.0, self._publish, None)] if self.calls else []
+
+    def faults(self) -> list[Step]:
+        if not self.fences:
+            return []
+        steps: list[Step] = [("the store loses its data", 0.02, self._lose_data, None)]
+        for order in self.fences:
+            steps.append((f"an operator forgets {order}", 0.02, self._forget, order))
+            steps.append((f"an operator releases {order}", 0.02, self._release, order))
         return steps
 
     def _lose_data(self, _: None) -> None:
@@ -226,14 +229,15 @@ class Charges(Law):
     def check_turn(self, run: Run, request: Any) -> None:
         """Check that a body may begin now."""
         last = next((other for other in self.runs[::-1] if other.order == run.order), run)
-        waits = self.granted[run.order][-2:-1] == [last.held.fence]  # and nothing has come between
+        # Nothing has come between, and the run lived to release its lease for its retry.
+        waits = self.granted[run.order][-2:-1] == [last.held.fence] and not run.held.lease.taken_over
         early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
         # Known: where an earlier message of its id has failed, a retry is taken for one that will not come.
         if early and self.simulation.producer.backend.get_status(last.task_id) != states.FAILURE:
             self.fail(f"run {run.number} of {run.order} begins before the retry of run {last.number} is due")
         if not self.trusted(run):
             self.fail(f"run {run.number} of {run.order} begins with a lease that is in doubt")
-        if run.order in self.settled:
+        if run.order in self.settled and not self.robbed(run):
             self.fail(f"run {run.number} of {run.order} begins, which was settled")
         if is_copy(request) and run.attempt < self.retried.get(run.task_id, 0):
             self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
@@ -414,7 +418,7 @@ class Charges(Law):
         run = next((run for run in self.runs[::-1] if run.process is process), None)
         if run is not None and own.get("copy") and run.retried:
             self.fail(f"run {run.number} of {run.order} has published its retry, and then a copy of itself")
-        if run is not None and not own.get("copy"):
+        if run is not None and not own.get("copy") and self.simulation.broker.away_until <= self.world.now:
             run.retried = True
         if headers.get("eta") and own.get("copy"):
             wait = (datetime.fromisoformat(headers["eta"]) - EPOCH).total_seconds() - self.world.now
@@ -483,7 +487,7 @@ class Charges(Law):
         if kind == "CrashLoop":
             if self.deaths[order] < MAX_CRASHES:
                 self.fail(f"{task_id} is a crash loop after {self.deaths[order]} deaths")
-        elif kind == "SoftTimeLimitExceeded":
+        elif kind in ("SoftTimeLimitExceeded", "Reject"):  # Celery rejects what cannot be published in time
             if task_id not in self.time_is_over:
                 self.fail(f"{task_id} failed with a time limit of another one")
         elif kind not in ("ValueError", "StoreUnreachable") or not any(run.ending == "raised" for run in runs):

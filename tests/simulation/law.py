@@ -51,6 +51,10 @@ class Law:
         """Return what can happen now."""
         return []
 
+    def faults(self) -> list[Step]:
+        """Return what can happen now to the store's records."""
+        return []
+
     # -- what happens --------------------------------------------------------------------------------------------------
 
     def published(self, message: Any, process: Any) -> None:

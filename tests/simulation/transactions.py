@@ -115,8 +115,14 @@ class Transactions(Charges):
         if choices.chance(f"{name}: raises late", self.raises_late):
             raise ValueError("after the commit")
 
-    def steps(self) -> list[Any]:
-        return [step for step in super().steps() if step[2] == self._publish]
+    def asks(self, verb: str, args: Any, host: Any) -> None:
+        super().asks(verb, args, host)
+        for run in self.runs:
+            if verb == "get" and run.worker is host and run.held.within is not None:
+                self.settling.setdefault(run.held.lease.owner, self.world.now)
+
+    def faults(self) -> list[Any]:
+        return []
 
     def check(self) -> None:
         super().check()
@@ -131,6 +137,9 @@ class Transactions(Charges):
             known = [f"receipt {number}" for number in self.committed.get(order, [])]
             if meta["status"] == states.SUCCESS and meta["result"] not in known:
                 self.fail(f"{task_id} got {meta['result']!r}, and {known} is committed")
+            own = [run for run in self.runs if run.number in self.committed.get(order, []) and run.task_id == task_id]
+            if meta["status"] == states.FAILURE and own and task_id not in self.time_is_over:
+                self.fail(f"{task_id} failed with {meta['result']!r}, and its effect is committed")
 
     def check_failure(self, order: str, task_id: str, error: object) -> None:
         if type(error).__name__ == "SettleNotCommitted" and self.forgets:

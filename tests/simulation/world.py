@@ -179,6 +179,8 @@ class World:
 
     def start(self, host: Any, name: str, run: Callable[[], object]) -> Process:
         """Add a process; its first step is one that the scheduler chooses."""
+        if getattr(getcurrent(), "killed", False):
+            raise GreenletExit
         process = Process(self, host, name, run)
         self.processes.append(process)
         return process

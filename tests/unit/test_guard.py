@@ -1247,6 +1247,19 @@ def test_an_interrupted_acquire_gives_back_what_it_may_have_got(
     assert bench.runs == []
 
 
+def test_a_lease_that_came_late_is_given_back_by_a_delivery_that_is_interrupted_before_it_asks_again(
+    bench: Bench,
+) -> None:
+    def interrupt() -> None:
+        raise SoftTimeLimit
+
+    late = bench.policy.lease_ttl
+    bench.store.after("acquire", lambda: bench.clock.advance(late))
+    bench.clock.at(late + 0.01, interrupt)
+    sure(SoftTimeLimit, bench.deliver)
+    assert (bench.record.state, bench.record.reason) == (State.RELEASED, "failed")
+
+
 def test_an_interrupted_acquire_leaves_the_lease_of_another_alone(bench: Bench) -> None:
     lease = bench.elsewhere()
     bench.store.lose_reply("acquire", SoftTimeLimit())
