@@ -7,40 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .canvases import Canvases
 from .celery import WORKERS, Simulation, make_app, simulated_clock
-from .charges import Charges
-from .indexing import Indexing
+from .kinds import KINDS, Laws
 from .law import Broken, Law
-from .requests import Requests
-from .shrink import shrink, size
-from .transactions import Transactions
+from .shrink import Breaking, shrink, size
 from .world import Choices, Schedule
-
-#: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests)
-KINDS = {law.kind: law for law in TURNS}
-
-
-class Laws:
-    """One law of each kind."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self._laws = {kind: law() for kind, law in KINDS.items()}
-        for law in self._laws.values():
-            law.counts = self.counts
-
-    def of(self, seed: int, kind: str | None = None) -> Law:
-        """Return the law of a seed, or of this kind."""
-        return self._laws[kind or TURNS[seed % len(TURNS)].kind]
 
 
 def main() -> int:
@@ -90,29 +66,6 @@ def _tell(simulation: Simulation) -> int:
     except Broken:
         return 1
     return 0
-
-
-class Breaking:
-    """Runs schedules that break the law as the first of them did.
-
-    Arguments:
-        law: The law.
-        apps: As `Simulation` takes them.
-    """
-
-    def __init__(self, law: Law, apps: list[Any]) -> None:
-        self.law, self.apps = law, apps
-        self._why = ""
-
-    def __call__(self, choices: Choices) -> Schedule | None:
-        """Return what was chosen until the law was broken; None if it was not, or not in this way."""
-        try:
-            Simulation(choices, self.law, self.apps).run()
-        except Broken as broken:
-            why = re.sub(r"[\d.]+|\[.*\]", "", str(broken))
-            self._why = self._why or why
-            return choices.made if why == self._why else None
-        return None
 
 
 def _shrink(seed: int, law: Law, apps: list[Any], file: Path) -> int:

@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 import pytest
 from billiard import einfo
 from billiard.einfo import ExceptionInfo
-from celery import Celery
+from celery import Celery, canvas
+from celery.app import base as app_base
+from celery.app import task as app_task
 from celery.app.utils import Settings
 from celery.backends import base, cache
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
@@ -344,6 +346,7 @@ class HostStore(ScriptedStore):
         if fate == "reply":
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
+        simulation.law.told(verb, answer)
         return answer
 
 
@@ -545,6 +548,7 @@ class Simulation:
         global current
         current = self
         self.choices, self.law = choices, law
+        self._ids = 0
         self.world = World(choices, law.interrupted, story)
         self.store = law.store()
         self.broker = Broker(self.world, choices.one_of("visibility", [None, VISIBILITY, 30.0]))
@@ -572,6 +576,11 @@ class Simulation:
         law.begins(self)
         if choices.made is not None:
             choices.made.kind = law.kind
+
+    def new_id(self) -> str:
+        """Return the id of a message for which its publisher names none."""
+        self._ids += 1
+        return f"message-{self._ids}"
 
     @staticmethod
     def _clear(*known: Any) -> None:
@@ -870,27 +879,14 @@ def simulated_clock() -> Iterator[None]:
             patch.setattr(module, "monotonic", now)
         patch.setattr(memory_store, "time", now)
         patch.setattr(unique, "time", lambda: EPOCH.timestamp() + current.world.now)
+        patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
         patch.setattr(reservations, "sleep", sleep)
-        patch.setattr(reservations, "within", within)
-        patch.setattr(functions, "_ending", Threads())
-        for name in ("heartbeat", "breaker", "confirmations"):
-            patch.setattr(unique, name, OfHost(name))
         for module in (backoff, delivery):
             patch.setattr(module, "time", SimpleNamespace(sleep=sleep))
         for module in (backoff, message):
             patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
-        threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=nullcontext)
-        for module in (heartbeat, reservations, unique):
-            patch.setattr(module, "threading", threads)
-        patch.setattr(reservations, "queue", SimpleNamespace(SimpleQueue=SimpleQueue))
-        patch.setattr(reservations, "atexit", SimpleNamespace(register=lambda _: None))
-        patch.setattr(reservations, "os", SimpleNamespace(register_at_fork=lambda **_: None))
-        patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
-        for name in ("set", "incr", "delete"):
-            patch.setattr(cache.DummyClient, name, _stepping(getattr(cache.DummyClient, name)))
-        # Celery's copy of a traceback, with code compiled for each frame, takes longer than the rest of a delivery.
-        patch.setattr(einfo, "Traceback", lambda tb, *_: None)
-        patch.setattr(einfo.traceback, "format_exception", lambda *_, **__: [""])
+        _patch_threads(patch)
+        _patch_celery(patch)
         logging.disable(logging.CRITICAL)
         add_hook(_hear)
         try:
@@ -898,6 +894,29 @@ def simulated_clock() -> Iterator[None]:
         finally:
             remove_hook(_hear)
             logging.disable(logging.NOTSET)
+
+
+def _patch_threads(patch: pytest.MonkeyPatch) -> None:
+    threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=nullcontext)
+    for module in (heartbeat, reservations, unique):
+        patch.setattr(module, "threading", threads)
+    patch.setattr(functions, "_ending", Threads())
+    patch.setattr(reservations, "within", within)
+    patch.setattr(reservations, "queue", SimpleNamespace(SimpleQueue=SimpleQueue))
+    patch.setattr(reservations, "atexit", SimpleNamespace(register=lambda _: None))
+    patch.setattr(reservations, "os", SimpleNamespace(register_at_fork=lambda **_: None))
+    for name in ("heartbeat", "breaker", "confirmations"):
+        patch.setattr(unique, name, OfHost(name))
+
+
+def _patch_celery(patch: pytest.MonkeyPatch) -> None:
+    for module in (app_base, app_task, canvas, unique):
+        patch.setattr(module, "uuid", lambda: current.new_id())
+    for name in ("set", "incr", "delete"):
+        patch.setattr(cache.DummyClient, name, _stepping(getattr(cache.DummyClient, name)))
+    # Celery's copy of a traceback, with code compiled for each frame, takes longer than the rest of a delivery.
+    patch.setattr(einfo, "Traceback", lambda tb, *_: None)
+    patch.setattr(einfo.traceback, "format_exception", lambda *_, **__: [""])
 
 
 def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:

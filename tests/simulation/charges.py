@@ -77,6 +77,8 @@ class Charges(Law):
         self.retried: dict[str, int] = {}
         #: by owner: when it first tried to settle
         self.settling: dict[str, float] = {}
+        #: owners that were told that they have lost their leases
+        self.told_lost: set[str] = set()
         #: by order: the fences of its leases
         self.granted: dict[str, list[int]] = defaultdict(list)
         #: by order: the last fence when the store lost its data or an operator changed them
@@ -365,6 +367,10 @@ class Charges(Law):
                 self.answers[order].add(record.payload)
         return answer
 
+    def told(self, verb: str, answer: Any) -> None:
+        if verb == "renew":
+            self.told_lost.update(lease.owner for lease in answer)
+
     def check_answer(self, claim: Any, answer: Any) -> None:
         """Check what the store says to a claim."""
         granted = self.granted[claim.task_id[:5]]
@@ -444,6 +450,8 @@ class Charges(Law):
 
     def check_trust(self, run: Run) -> None:
         """Check that a run relies on its lease for no longer than the store has granted it."""
+        if run.held.lease.owner in self.told_lost and run.held.within is None and self.trusted(run):
+            self.fail(f"run {run.number} of {run.order} relies on a lease, and was told that it has lost it")
         row = self.simulation.store._rows.get(run.held.key)
         mine = row is not None and row.owner == run.held.lease.owner and not run.held.lost
         if mine and not self.robbed(run) and run.held.deadline > row.lease_end / 1e6 - 0.5:

@@ -67,6 +67,9 @@ class Law:
         """Call the store, and look at its answer."""
         return call()
 
+    def told(self, verb: str, answer: Any) -> None:
+        """A host gets an answer of the store."""
+
     def killed(self, process: Process) -> None:
         """A child is killed."""
         self.counts["kills"] += 1

@@ -7,12 +7,15 @@ What is left out is chosen as simply as possible, see `world.Choices`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from .world import Schedule
+from .celery import Simulation
+from .law import Broken, Law
+from .world import Choices, Schedule
 
 T = TypeVar("T")
 Run = Callable[[Schedule], "Schedule | None"]
@@ -62,3 +65,26 @@ def _fewer(items: list[T], breaks: Callable[[list[T]], Any]) -> list[T]:
         if part == 1 and not removed:
             return items
         part = part if removed and part == 1 else max(1, part // 2)
+
+
+class Breaking:
+    """Runs schedules that break the law as the first of them did.
+
+    Arguments:
+        law: The law.
+        apps: As `Simulation` takes them.
+    """
+
+    def __init__(self, law: Law, apps: list[Any]) -> None:
+        self.law, self.apps = law, apps
+        self._why = ""
+
+    def __call__(self, choices: Choices) -> Schedule | None:
+        """Return what was chosen until the law was broken; None if it was not, or not in this way."""
+        try:
+            Simulation(choices, self.law, self.apps).run()
+        except Broken as broken:
+            why = re.sub(r"[\d.]+|\[.*\]", "", str(broken))
+            self._why = self._why or why
+            return choices.made if why == self._why else None
+        return None

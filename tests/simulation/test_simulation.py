@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
 
 from celery_idempotent.stores import Lease, Outcome, rules
 
-from .__main__ import Breaking
 from .breaks import BREAKS, ROOT, found_after
 from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .charges import Charges
+from .kinds import KINDS, Laws
 from .law import Broken
-from .shrink import shrink, size
+from .shrink import Breaking, shrink, size
 from .world import Choices, Schedule
 
 SCHEDULES, SOAK_SCHEDULES = 600, 100_000
@@ -28,16 +31,18 @@ def apps() -> list[object]:
 
 def stories(apps: list[object], seeds: range) -> dict[int, list[str]]:
     """Run schedules, and return those that break the law."""
-    broken = {}
-    with Charges() as law, simulated_clock():
+    broken, laws = {}, Laws()
+    with simulated_clock():
         for seed in seeds:
             story: list[str] = []
             try:
-                Simulation(Choices(seed), law, apps, story.append).run()
+                Simulation(Choices(seed), laws.of(seed), apps, story.append).run()
             except Broken:
                 broken[seed] = story
-    assert law.counts["runs"] > len(seeds), "bodies that nobody ran prove nothing"
-    assert law.counts["kills"] > len(seeds) / 4
+    counts = laws.counts
+    assert counts["runs"] > len(seeds), "bodies that nobody ran prove nothing"
+    assert counts["kills"] > len(seeds) / 4
+    assert min(counts[name] for name in ("skipped", "chord", "conflicts", "201 Created")) > len(seeds) / 50
     return broken
 
 
@@ -55,15 +60,20 @@ def test_the_law_holds_in_a_hundred_thousand_schedules(apps: list[object]) -> No
 
 
 @pytest.mark.unmeasured
-def test_a_seed_is_a_schedule(apps: list[object]) -> None:
+def test_a_seed_is_a_schedule_in_whichever_process_it_is_run() -> None:
     told = []
-    for _ in range(2):
-        lines: list[str] = []
-        with Charges() as law, simulated_clock():
-            Simulation(Choices(7), law, apps, lines.append).run()
-        told.append(lines)
-    assert len(told[0]) > 20
+    for hash_seed in ("1", "2"):
+        command = [sys.executable, "-W", "ignore", "-m", "tests.simulation", "--verbose", "--runs", "16"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        told.append(run.stdout.splitlines()[:-1])  # the last line has its speed
+    assert len(told[0]) > 16 * 20
     assert told[0] == told[1]
+
+
+def test_a_seed_is_of_one_kind_and_all_kinds_have_seeds() -> None:
+    laws = Laws()
+    assert {laws.of(seed).kind for seed in range(16)} == set(KINDS)
 
 
 @pytest.mark.unmeasured
@@ -71,7 +81,8 @@ def test_a_schedule_is_replayed_step_for_step_and_shrunk_to_what_breaks_the_law(
     apps: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "settle", any_holder_settles)
-    with Charges() as law, simulated_clock():
+    law = Charges()
+    with simulated_clock():
         breaking = Breaking(law, apps)
         seed = next(seed for seed in range(1000) if breaking(Choices(seed, record=True)))
         told: list[list[str]] = []
@@ -87,7 +98,7 @@ def test_a_schedule_is_replayed_step_for_step_and_shrunk_to_what_breaks_the_law(
         assert breaking(Choices(0, again, record=True)) is not None
         for left_out in range(len(again.steps)):
             steps = again.steps[:left_out] + again.steps[left_out + 1 :]
-            assert breaking(Choices(0, Schedule(steps, again.values))) is None
+            assert breaking(Choices(0, Schedule(again.kind, steps, again.values))) is None
 
 
 def any_holder_settles(row: rules.Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int) -> rules.Row:

@@ -47,8 +47,7 @@ class Database(MemoryStore):
         self.locked: dict[str, Transaction] = {}
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
-        if lease.key in self.locked:
-            raise StoreUnreachable(f"another transaction has locked {lease.key}")
+        self._check_unlocked(lease)
         now = self._now()
         row = rules.settle(self._row(lease.key, now), lease, outcome, ttl, now)
         if row is None:
@@ -62,15 +61,23 @@ class Database(MemoryStore):
         return super().acquire(claim)
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        return super().renew([lease for lease in leases if lease.key not in self.locked])
+        return [lease for lease in leases if lease.key in self.locked and not self._is_owner(lease)] + [
+            *super().renew([lease for lease in leases if lease.key not in self.locked])
+        ]
+
+    def _is_owner(self, lease: Lease) -> bool:
+        return self._rows[lease.key].owner == lease.owner
+
+    def _check_unlocked(self, lease: Lease) -> None:
+        if lease.key in self.locked and self._is_owner(lease):
+            raise StoreUnreachable(f"another transaction has locked {lease.key}")
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
-        if lease.key in self.locked:
-            raise StoreUnreachable(f"another transaction has locked {lease.key}")
+        self._check_unlocked(lease)
         super().settle(lease, outcome, ttl=ttl)
 
     def release(self, lease: Lease, release: Release) -> bool:
-        return lease.key in self.locked or super().release(lease, release)
+        return self._is_owner(lease) if lease.key in self.locked else super().release(lease, release)
 
     def get(self, key: str) -> Record | None:
         row = self._row(key, self._now())
@@ -134,10 +141,13 @@ class Transactions(Charges):
         super().ended()
         for order, task_id in self.published_calls:
             meta = self.simulation.producer.backend.get_task_meta(task_id)
-            known = [f"receipt {number}" for number in self.committed.get(order, [])]
+            # Where the store cannot be asked for long, whether a transaction was committed is not known.
+            unsettled = [run.number for run in self.runs if run.order == order and run.unsettled]
+            known = [f"receipt {number}" for number in self.committed.get(order, []) + unsettled]
             if meta["status"] == states.SUCCESS and meta["result"] not in known:
                 self.fail(f"{task_id} got {meta['result']!r}, and {known} is committed")
-            own = [run for run in self.runs if run.number in self.committed.get(order, []) and run.task_id == task_id]
+            committed = [run for run in self.runs if run.number in self.committed.get(order, []) and not run.unsettled]
+            own = [run for run in committed if run.task_id == task_id]
             if meta["status"] == states.FAILURE and own and task_id not in self.time_is_over:
                 self.fail(f"{task_id} failed with {meta['result']!r}, and its effect is committed")
 
