@@ -305,10 +305,11 @@ def copy_delay(app: Any, copy: int, remaining: float) -> float:
     Arguments:
         app: The Celery app; its broker bounds what an ETA may be.
         copy: How often the message has been deferred.
-        remaining: Seconds until the lease in its way runs out, unless it is renewed.
+        remaining: Seconds until the lease in its way runs out, unless it is renewed; 0 where none does, as while an
+            open transaction settles the operation for longer than its lease.
     """
     delay: float = FIRST_DELAY * 2 ** min(copy, 10) * random.uniform(0.75, 1.25)
-    delay = min(delay, max(remaining, 0.1), LONGEST_DELAY)
+    delay = min(delay, max(remaining, 0.1) if remaining else LONGEST_DELAY, LONGEST_DELAY)
     # An ETA sits unacked in a worker: longer than the visibility timeout, and the broker hands out another copy.
     transport = app.connection_for_write().transport.driver_type
     visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY.get(

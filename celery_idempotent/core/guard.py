@@ -141,6 +141,8 @@ class Delivery(ABC):
     published: bool = False
     #: Whether no other delivery has its task id, so that any may learn that the operation kills its holders.
     alone: bool = False
+    #: Whether it may have a lease that it does not rely on, since the answer came too late.
+    granted_late: bool = False
     #: Derives the ids of the tasks that the body publishes; None where they are random.
     task_ids: TaskIds | None = None
     #: Returns whether this process is about to stop, so that nothing should wait.
@@ -259,7 +261,12 @@ class Guard:
         """
         steps = self.acquire(delivery)
         while isinstance(found := self.step(delivery, steps), float):
-            sleep(found, delivery.stopping)
+            try:
+                sleep(found, delivery.stopping)
+            except BaseException as error:
+                if delivery.granted_late:
+                    self._give_back(delivery, error)
+                raise
         return found
 
     def step(self, delivery: Delivery, steps: Acquiring) -> HeldLease | Decision | float:
@@ -293,6 +300,7 @@ class Guard:
                 if not held.doubtful:
                     return self._check_crashes(delivery, held)
                 # The answer came so late that another may have the lease by now. Its holder gets the same answer again.
+                delivery.granted_late = True
                 if (pause := patience.next()) is None:
                     self.release(delivery, held, Release(Reason.SHUTDOWN))
                     return Busy(STORE_PAUSE[1], error=_too_late(held))
@@ -373,9 +381,12 @@ class Guard:
         except StoreError:
             raise
         except BaseException as error:  # interrupted: the store may have granted a lease that would never be released
-            release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
-            self.release(delivery, HeldLease(self.store, Lease(claim, 0), monotonic()), release)
+            self._give_back(delivery, error)
             raise
+
+    def _give_back(self, delivery: Delivery, error: BaseException) -> None:
+        release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
+        self.release(delivery, HeldLease(self.store, Lease(delivery.claim, 0), monotonic()), release)
 
     def _decide_without_store(self, delivery: Delivery, error: StoreError) -> HeldLease | Busy | None:
         """Return what the policy decides without the store's answer, or None: to wait for it."""
@@ -645,7 +656,9 @@ def _runs_or_ran(record: Record) -> bool:
 
 
 def _busy_with(record: Record) -> Busy:
-    return Busy(record.remaining, record.task_id, awaited=record.state is State.RELEASED)
+    # What was released for nothing that is to come, as after too many crashes, waits for no task.
+    awaited = record.state is State.RELEASED and record.remaining > 0
+    return Busy(record.remaining, record.task_id, awaited=awaited)
 
 
 def _ending(delivery: Delivery, error: BaseException) -> Ending:

@@ -44,7 +44,13 @@ def test_delays_grow_from_copy_to_copy_up_to_a_minute() -> None:
 
 def test_a_copy_is_tried_as_soon_as_the_lease_in_its_way_can_have_run_out() -> None:
     assert copy_delay(app_on("memory://"), 9, remaining=2.5) == 2.5
-    assert copy_delay(app_on("memory://"), 9, remaining=0.0) > 0
+    assert copy_delay(app_on("memory://"), 9, remaining=0.01) == 0.1
+
+
+def test_a_copy_does_not_go_in_circles_while_a_transaction_is_open_for_longer_than_its_lease() -> None:
+    delays = [copy_delay(app_on("memory://"), copy, remaining=0.0) for copy in range(12)]
+    assert delays[:6] == sorted(delays[:6])
+    assert delays[-1] == LONGEST_DELAY
 
 
 @pytest.mark.parametrize(("timeout", "longest"), [(10, 5), (3600, 60)])

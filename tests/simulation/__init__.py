@@ -1,8 +1,10 @@
-"""A deterministic simulation: the real guard, Celery adapter and memory store; a scheduler orders every step.
+"""A deterministic simulation: real guard, Celery adapter, WSGI middleware, memory store; a scheduler orders every step.
 
 `world` has the scheduler and a clock; `celery` the broker, and workers whose children run Celery's own tracer; `law`
-what must hold in every step and at the end. One seed fixes all that happens: `python -m tests.simulation --seed 7
---verbose` prints that schedule as a story, the same each time. `breaks` takes lines that protect away.
+what a kind of schedule is asked. The kinds (`charges`, `indexing`, `canvases`, `transactions`, `requests`) say what
+must hold in every step and at the end. One seed fixes all that happens: `python -m tests.simulation --seed 7 --verbose`
+prints that schedule as a story, the same each time. `shrink` looks for a shorter schedule; `breaks` takes lines that
+protect away.
 
 The way of testing is that of FoundationDB (W. Wilson, "Testing distributed systems with deterministic simulation",
 Strange Loop 2014) and of TigerBeetle's VOPR.

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
 
-RULES, GUARD = "stores/rules.py", "core/guard.py"
+RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
+CANVAS, HTTP = "celery/canvas.py", "http/delivery.py"
+RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
+DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 
 BREAKS: dict[str, tuple[Edit, ...]] = {
     name: tuple(Edit(*edit) for edit in edits)
@@ -107,10 +110,237 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             ("celery/task.py", "    acks_late = True", "    acks_late = False"),
             ("celery/declarations.py", "if not cls.acks_late and not policy.allow_early_ack:", "if False:"),
         ],
+        "a settle is tried once": [
+            (
+                GUARD,
+                "pauses = pauses or _settle_pauses(held, since)\n                if retry_if_interrupted(pauses.wait):",
+                "if False:",
+            )
+        ],
+        "a lost run that cannot settle answers": [
+            (
+                GUARD,
+                "if held.lost:\n                    return _lost(delivery, held, error)\n                # The",
+                "if False:\n                    pass\n                # The",
+            )
+        ],
+        "a settle that is repeated is refused": [
+            (RULES, "    if row.state is outcome.state and row.fence == lease.fence:\n        return row\n", "")
+        ],
+        "a release that is repeated is refused": [
+            (
+                RULES,
+                "    if row.state is State.RELEASED:\n        return True\n    row.state, row.reason",
+                "    row.state, row.reason",
+            ),
+            (RULES, "row.state not in (State.IN_PROGRESS, State.RELEASED):", "row.state is not State.IN_PROGRESS:"),
+        ],
+        "a quick retry is a lost lease": [
+            (GUARD, "if release.reason is Reason.RETRY and not (held.lost or held.doubtful):", "if False:")
+        ],
+        "what a retry leaves is answered as a duplicate": [
+            (GUARD, "if isinstance(ending, Release) and ending.reason is Reason.RETRY:", "if False:")
+        ],
+        "a run that gave up answers": [
+            (
+                GUARD,
+                "        if held.given_up:\n            events.logger.info(",
+                "        if False:\n            events.logger.info(",
+            )
+        ],
+        "what was given up is renewed": [
+            (
+                GUARD,
+                "        self.heartbeat.forget(held)\n        held.given_up = True\n",
+                "        held.given_up = True\n",
+            )
+        ],
+        "a run that loses its lease acks for good": [
+            (GUARD, " and not isinstance(error, LeaseLost):\n            raise error", ":\n            raise error")
+        ],
+        "an interrupted acquire keeps its lease": [
+            (
+                GUARD,
+                "would never be released\n            self._give_back(delivery, error)\n",
+                "would never be released\n",
+            )
+        ],
+        "a lease that was granted late is kept": [(GUARD, "if delivery.granted_late:", "if False:")],
+        "an interrupted ending is not repeated": [
+            (
+                "core/backoff.py",
+                'trying again", interruption)\n        return call()',
+                'trying again", interruption)\n        raise',
+            )
+        ],
+        "a renewal is trusted from its reply": [(HEARTBEAT, "holding.trust(since)", "holding.trust(monotonic())")],
+        "a renewal that failed waits for its turn": [
+            (HEARTBEAT, "min(RETRY_PAUSE, holding.lease.claim.lease_ttl / 10)", "holding.lease.claim.lease_ttl / 2")
+        ],
+        "an error ends the heartbeat": [
+            (HEARTBEAT, "holding.due = monotonic() + min(", "raise  # min("),
+            (HEARTBEAT, "except Exception:  # whatever it was", "except LookupError:  # whatever it was"),
+        ],
+        "a lease is renewed once a ttl": [(LEASE, "RENEWALS_PER_TTL = 3", "RENEWALS_PER_TTL = 1")],
+        "a lease in doubt is not looked up": [
+            (LEASE, "if not self.lost and self.fence and self.doubtful:", "if False:")
+        ],
+        "a look at a lease is trusted from its reply": [
+            (
+                LEASE,
+                "                self.trust(since)\n                return\n",
+                "                self.trust(monotonic())\n                return\n",
+            )
+        ],
+        "a look that finds a lease lost says nothing": [
+            (
+                LEASE,
+                "            if self.within is None:\n                self.lost = True\n",
+                "            if self.within is None:\n",
+            )
+        ],
+        "a lost child is no crash": [
+            (
+                LEASE,
+                "store.release(Lease(claim, 0), Release(reason))",
+                "store.release(Lease(claim, 0), Release(Reason.FAILED))",
+            )
+        ],
+        "a message is put back before its lease": [
+            (REQUEST, "self._within_limit(lambda: self._release(self._reason_of_loss(error)))", "pass"),
+            (
+                REQUEST,
+                "        if lost and not self._goes_on:  # the",
+                "        self._release(self._reason_of_loss(error))\n        if lost and not self._goes_on:  # the",
+            ),
+        ],
+        "a copy waits as long as its number says": [
+            (MESSAGE, "max(remaining, 0.1) if remaining else LONGEST_DELAY", "LONGEST_DELAY")
+        ],
+        "a copy does not wait for an open transaction": [(MESSAGE, " if remaining else LONGEST_DELAY", "")],
+        "a copy waits longer than its broker": [(MESSAGE, "delay = min(delay, 0.45 * float(visibility))", "pass")],
+        "a copy is always the first": [(MESSAGE, "copy = identity.copy + 1", "copy = 1")],
+        "copies have one token": [(MESSAGE, "token=new_token()", 'token="copy"')],
+        "what the broker does not take is acked": [
+            (DELIVERY, "raise put_back(reason) from error", "raise Ignore(reason) from error")
+        ],
+        "a retry that the broker does not take is dropped": [
+            ("celery/task.py", "raise put_back(reason) from rejected", "raise")
+        ],
+        "a message goes back without a pause": [(DELIVERY, "    _requeue_pauses.wait()\n", "")],
+        "an attempt that was retried may run again": [
+            (DELIVERY, "(self.request.retries or 0) + 1)", "self.request.retries or 0)")
+        ],
+        "a retry is not marked": [(RULES, "        _mark_attempt(row, release.next_attempt)\n", "")],
+        "a lease that lapsed is forgotten": [(RULES, "row.lease_end + int(claim.keep_ttl * SECOND)", "row.lease_end")],
+        "a store that failed is not asked again": [("core/breaker.py", "if now < probe_at:", "if True:")],
+        "a retry waits for its own time": [
+            (
+                RULES,
+                "goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT",
+                "goes_on = False",
+            )
+        ],
+        "a reservation that has ended is revived": [
+            (RESERVED, "            revive=False,\n", "            revive=True,\n")
+        ],
+        "a message that starts keeps its slot": [
+            (UNIQUE, "        reservations.release(self.store, self.token, Reason.STARTED)\n", "")
+        ],
+        "what is not confirmed stands for a call": [
+            (RESERVED, "record.remaining > UNCONFIRMED", "record.remaining > 0")
+        ],
+        "a slot is taken for good before it is published": [
+            (RESERVED, "token.claim(UNCONFIRMED, sender=sender, note", "token.claim(3600.0, sender=sender, note")
+        ],
+        "a slot that cannot be given back is forgotten": [
+            (
+                UNIQUE,
+                'raise" or not pauses.wait():\n                    raise',
+                'raise" or not pauses.wait():\n                    return None',
+            ),
+            (
+                UNIQUE,
+                "pauses = Backoff(STORE_PAUSE, patience, stopping)",
+                "pauses = Backoff(STORE_PAUSE, 0.0, stopping)",
+            ),
+        ],
+        "a message that is due later will do": [(UNIQUE, 'return "due later"', 'return ""')],
+        "a body is skipped for its own message": [(UNIQUE, 'return "own message"', 'return ""')],
+        "a deferred message gives its slot back": [
+            (DELIVERY, "if going_on or not isinstance(error", "if not isinstance(error")
+        ],
+        "a call takes nothing over": [
+            (RESERVED, "        instead = record\n    return None", "        instead = None\n    return None")
+        ],
+        "what is newest is dropped in doubt": [
+            (RESERVED, "return met.before_id if met.before > token.fence else None", "return met.task_id")
+        ],
+        "a message is replaced by one that began": [
+            (RESERVED, 'return "" if record.reason == Reason.STARTED else None', 'return ""')
+        ],
+        "nothing is confirmed": [(RESERVED, "self.breaker.call(store, store.renew, sent)", "pass")],
+        "callbacks have random ids": [(CANVAS, "if request.callbacks and fence:", "if False:")],
+        "a part is counted as often as it is returned": [
+            (CANVAS, "if guarded and _part_is_counted(self, request):", "if False:")
+        ],
+        "a part is returned beside another": [
+            (
+                CANVAS,
+                "return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)",
+                "return 0.0",
+            )
+        ],
+        "a lost member whose result is stored is done": [
+            (REQUEST, "if self._context.chord and self.task.reject_on_worker_lost and", "if False and")
+        ],
+        "what was dispatched is not dispatched again": [
+            (DELIVERY, "if request.id in record.dispatched:\n            canvas", "if True:\n            canvas")
+        ],
+        "what follows is marked before it is dispatched": [
+            (CANVAS, "fans_out = bool(request.callbacks or request.chain)", "fans_out = False"),
+            (
+                DELIVERY,
+                "if request.id in record.dispatched:\n            canvas",
+                "if record.age > 0 or record.dispatched:\n            canvas",
+            ),
+        ],
+        "a request kills its servers for ever": [(HTTP, "    alone = True\n", "    alone = False\n")],
+        "a response that failed is recorded": [(HTTP, "        if not wish:\n", "        if False:\n")],
+        "a response is sent before it is recorded": [
+            ("functions.py", "ended.exception(timeout)  # which", "ended.exception(0.0)  # which")
+        ],
+        "what is not committed is a result": [(GUARD, "        if found is Commit.NO:\n", "        if False:\n")],
+        "what raises after its commit has failed": [
+            (GUARD, "if within and self._find_commit(delivery, held, error) is Commit.YES:", "if False:")
+        ],
+        "any settled record is the run's own": [
+            (
+                GUARD,
+                "if record.fence == held.fence and record.state is State.COMPLETED:",
+                "if record.state is State.COMPLETED:",
+            )
+        ],
         "a lost child fails its task": [
             ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")
         ],
     }.items()
+}
+
+#: What finds a break, where that is not what charges orders; some follow from their files.
+KINDS = {
+    RESERVED: "unique",
+    UNIQUE: "unique",
+    CANVAS: "canvases",
+    HTTP: "http",
+    "functions.py": "http",
+    "a deferred message gives its slot back": "unique",
+    "a lost member whose result is stored is done": "canvases",
+    "what was dispatched is not dispatched again": "canvases",
+    "a copy does not wait for an open transaction": "transactions",
+    "what is not committed is a result": "transactions",
+    "what raises after its commit has failed": "transactions",
+    "any settled record is the run's own": "transactions",
 }
 
 
@@ -122,7 +352,16 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
             shutil.copytree(ROOT / part, Path(folder) / part, ignore=caches)
         for edit in BREAKS[name]:
             edit.apply(Path(folder))
-        command = [sys.executable, "-m", "tests.simulation", "--runs", str(schedules), "--stop"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.simulation",
+            "--runs",
+            str(schedules),
+            "--stop",
+            "--only",
+            kind_of(name),
+        ]
         env = {**os.environ, "PYTHONPATH": folder}
         run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     found = re.search(r"^seed (\d+): (.*)", run.stdout, re.MULTILINE)
@@ -130,6 +369,11 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
         assert run.returncode == 0, run.stdout + run.stderr
         return None, ""
     return int(found[1]) + 1, found[2]
+
+
+def kind_of(name: str) -> str:
+    """Return which schedules are to find a break."""
+    return next((KINDS[each] for each in (name, *(edit.file for edit in BREAKS[name])) if each in KINDS), "charges")
 
 
 def main() -> None:

@@ -2,78 +2,159 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
+import marshal
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from concurrent import futures
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
-from functools import cached_property, partial
+from functools import cached_property
+from queue import Empty
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from billiard import einfo
 from billiard.einfo import ExceptionInfo
-from celery import Celery
-from celery.backends import cache
-from celery.exceptions import Ignore, WorkerLostError
+from celery import Celery, canvas
+from celery.app import base as app_base
+from celery.app import task as app_task
+from celery.app.utils import Settings
+from celery.backends import base, cache
+from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 from celery.worker import state
+from greenlet import getcurrent
 from kombu import transport as transports
+from kombu.serialization import dumps
 from kombu.transport import memory, virtual
 
-from celery_idempotent import IdempotentTask
-from celery_idempotent.celery import delivery, message
+from celery_idempotent import IdempotentTask, add_hook, functions, remove_hook
+from celery_idempotent.celery import delivery, message, unique
 from celery_idempotent.celery.request import IdempotentRequest
-from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease
+from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
 from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.http import wsgi
 from celery_idempotent.stores import memory as memory_store
-from celery_idempotent.stores.memory import MemoryStore
 from tests.support.unit.scripted import ScriptedStore
 
-from .world import World
+from .world import Choices, Process, Step, World
 
+T = TypeVar("T")
 LEASE_TTL = 6.0
+#: Seconds after which the broker delivers again what was not acked.
+VISIBILITY = 12.0
 EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
 WORKERS = 3
 PREFETCH = 2
+INFINITE = float("inf")
+
+#: What may happen to a worker, and how likely it is.
+FAULTS_OF_WORKERS = (("killed", 0.1), ("connection lost", 0.1))
+FAULTS_OF_CHILDREN = (
+    ("child killed", 0.3),
+    ("child stopped", 0.4),
+    ("soft time limit", 0.3),
+    ("cut off from the store", 0.1),
+    *FAULTS_OF_WORKERS,
+)
+#: One at a time, and no more.
+TURNS = {"key": "document", "result_ttl": 0}
+CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
 
 #: The one that runs now; the library's modules have one clock.
 current: Simulation
 
 
-class Channel(memory.Channel):
-    """Where publishing ends."""
-
-    def _put(self, queue: str, message: Any, **_: Any) -> None:
-        current.broker.publish(message)
-
-    def _size(self, queue: str) -> int:
-        return 0
-
-
 class Transport(memory.Transport):
-    """Kombu's in memory, that publishes to the simulated broker."""
+    """What the library takes the broker for."""
 
-    Channel = Channel
     driver_type = "redis"
 
 
+class Producer:
+    """The end of Celery's publishing, and all that is left out of it is kombu's own."""
+
+    def __init__(self, app: Any) -> None:
+        self.connection = app.connection_for_write()
+
+    def publish(
+        self,
+        body: Any,
+        *,
+        exchange: str,
+        routing_key: str,
+        serializer: str,
+        headers: dict[str, Any],
+        priority: int = 0,
+        expiration: float | None = None,
+        **options: Any,
+    ) -> None:
+        content_type, encoding, text = dumps(body, serializer)
+        properties = {
+            "correlation_id": options.get("correlation_id"),
+            "reply_to": options.get("reply_to"),
+            "priority": priority,
+            "delivery_tag": "",
+            "delivery_info": {"exchange": exchange, "routing_key": routing_key},
+        }
+        current.broker.publish(
+            {
+                "body": text,
+                "content-type": content_type,
+                "content-encoding": encoding,
+                "headers": headers,
+                "properties": properties,
+            }
+        )
+
+
 class App(Celery):
-    """An app on the simulation's clock."""
+    """An app on the simulation's clock, which asks its configuration once."""
 
     def now(self) -> datetime:
         return EPOCH + timedelta(seconds=current.world.now)
 
+    def connection_for_write(self, *args: Any, **options: Any) -> Any:
+        if args or options:
+            return super().connection_for_write(*args, **options)
+        return self._for_write
 
-def make_app(name: str) -> Celery:
+    @cached_property
+    def _for_write(self) -> Any:
+        return super().connection_for_write()
+
+    def producer_or_acquire(self, producer: Any = None) -> Any:
+        return nullcontext(producer or self._producer)
+
+    @cached_property
+    def _producer(self) -> Producer:
+        return Producer(self)
+
+
+class Known(Settings):
+    """A configuration that does not change any more."""
+
+    def __getitem__(self, name: str) -> Any:
+        known = self.__dict__["known"]
+        if name not in known:
+            try:
+                known[name] = super().__getitem__(name)
+            except KeyError:
+                known[name] = KeyError(name)
+        if isinstance(known[name], KeyError):
+            raise known[name]
+        return known[name]
+
+
+def make_app() -> Celery:
     """Make an app of one process, with the task of the simulation."""
     transports.TRANSPORT_ALIASES["simulated"] = f"{__name__}:Transport"
     app = App("shop", broker="simulated://", backend="cache+memory://", set_as_current=False)
     app.conf.update(
         idempotency={"lease_ttl": LEASE_TTL, "history": False, "wait_timeout": 3},
         idempotency_store="memory://",
-        broker_transport_options={"visibility_timeout": 30},
+        broker_transport_options={"visibility_timeout": VISIBILITY},
         task_publish_retry=False,
         result_expires=None,
         worker_hijack_root_logger=False,
@@ -83,13 +164,32 @@ def make_app(name: str) -> Celery:
     def charge(self: Any, order: str) -> str:
         return current.law.body(self, order)
 
+    @app.task(name="index", base=IdempotentTask, bind=True, idempotency=TURNS, max_retries=3, shared=False)
+    def index(self: Any, document: str, version: int) -> None:
+        current.law.body(self, document, version)
+
+    @app.task(name="pack", base=IdempotentTask, bind=True, max_retries=3, shared=False)
+    def pack(self: Any, order: str, number: int) -> str:
+        return current.law.body(self, order, number)
+
+    @app.task(name="ship", base=IdempotentTask, bind=True, max_retries=3, shared=False)
+    def ship(self: Any, parts: Any, order: str) -> str:
+        return current.law.body(self, order, parts)
+
     app.finalize()
-    app.simulated = name
+    app.guarded = [app.tasks[name] for name in ("charge", "index", "pack", "ship")]
+    for task in app.guarded:
+        task.codec = task._binding._codec()
+    app.conf.known = {}
+    app.conf.__class__ = Known
     return app
 
 
 class Broker:
     """Messages that wait, and those that workers have and did not ack.
+
+    With a visibility timeout it is as Redis is: a message that is delivered again keeps its tag, so that whichever
+    worker acks it does so for all. Without one it is as RabbitMQ is: each delivery has its own.
 
     Arguments:
         world: The world.
@@ -98,22 +198,42 @@ class Broker:
 
     def __init__(self, world: World, visibility: float | None) -> None:
         self.world, self.visibility = world, visibility
-        self.queue: list[str] = []
-        self.unacked: dict[int, tuple[str, float, Worker]] = {}
-        self._tag = 0
+        #: texts, with the tag that they had
+        self.queue: list[tuple[bytes, int]] = []
+        self.unacked: dict[int, tuple[bytes, float, Worker]] = {}
+        self.away_until = 0.0
+        #: how many messages were delivered again
+        self.deliveries_again = 0
+        self._tag = self._serial = 0
+        self._published: Counter[int] = Counter()
 
     def publish(self, message: Any) -> None:
-        self.world.step()
-        self.queue.append(json.dumps(message))
-        headers = message["headers"]
-        self.world.tell(f"    published {headers['id']} {'eta ' + headers['eta'][14:22] if headers.get('eta') else ''}")
-        self.world.step()
+        world = self.world
+        world.step()
+        away, headers = self.away_until > world.now, message["headers"]
+        if not away or world.choices.chance("the broker has what it did not confirm", 0.3):
+            self._serial += 1
+            self._published[id(getcurrent())] += 1
+            message["properties"]["serial"] = self._serial
+            current.law.published(message, getcurrent())
+            self.queue.append((marshal.dumps(message), 0))
+            eta = f"eta {headers['eta'][14:22]}" if headers.get("eta") else ""
+            world.tell(f"    published {headers['id']} {eta}")
+        world.step()
+        if away:
+            world.tell(f"    {headers['id']}: the broker does not answer")
+            raise OSError("the broker does not answer")
+
+    def published_by(self, process: Any) -> int:
+        """Return how many messages a process has published."""
+        return self._published[id(process)]
 
     def deliver(self, worker: Worker) -> None:
-        text = self.queue.pop(self.world.random.randrange(len(self.queue)))
-        self._tag += 1
-        self.unacked[self._tag] = (text, self.world.now, worker)
-        worker.receive(text, self._tag)
+        text, tag = self.queue.pop(self.world.choices.one_of("which message", range(len(self.queue))))
+        if not tag:
+            self._tag = tag = self._tag + 1
+        self.unacked[tag] = (text, self.world.now, worker)
+        worker.receive(text, tag)
 
     def ack(self, tag: int) -> None:
         if self.unacked.pop(tag, None):
@@ -122,54 +242,118 @@ class Broker:
     def requeue(self, tag: int) -> None:
         found = self.unacked.pop(tag, None)
         if found:
-            message = json.loads(found[0])
-            message["properties"]["delivery_info"]["redelivered"] = message["headers"]["redelivered"] = True
-            self.queue.append(json.dumps(message))
+            self.deliveries_again += 1
+            current.untroubled = False
+            message = marshal.loads(found[0])
+            message["properties"]["delivery_info"]["redelivered"] = True
+            self.queue.append((marshal.dumps(message), tag if self.visibility else 0))
             self.world.tell(f"    {tag} is delivered again")
 
     def lose(self, worker: Worker) -> None:
         """The connection of a worker breaks."""
-        if self.visibility is None:
-            for tag in [tag for tag, (_, _, holder) in self.unacked.items() if holder is worker]:
-                self.requeue(tag)
+        for tag in [tag for tag, (_, _, holder) in self.unacked.items() if holder is worker]:
+            self.requeue(tag)
 
     def next_timeout(self) -> float | None:
-        if self.visibility is None:
+        if self.visibility is None or not self.unacked:
             return None
-        return min((since + self.visibility for _, since, _ in self.unacked.values()), default=None)
+        return min(since for _, since, _ in self.unacked.values()) + self.visibility
 
     def expire(self) -> None:
         """Deliver again what has been with its worker for too long."""
-        if self.visibility is not None:
-            for tag in [t for t, (_, since, _) in self.unacked.items() if since + self.visibility <= self.world.now]:
+        if self.visibility is not None and self.unacked:
+            now = self.world.now
+            for tag in [tag for tag, (_, since, _) in self.unacked.items() if since + self.visibility <= now]:
                 self.requeue(tag)
 
 
-class WorkerStore(ScriptedStore):
-    """The store, as one worker's child reaches it: each request and each reply is a step, and may be lost."""
+class Host:
+    """What processes run on, and may be stopped or cut off from the store.
 
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker.simulation.store)
-        self.worker = worker
+    Arguments:
+        name: What a story calls it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stopped_until = 0.0
+        self.cut_off_until = 0.0
+        #: how many replies of the store are on their way to it
+        self.replies = 0
+        #: how often the store has failed it
+        self.failures = 0
+        #: whether what it runs kills it at its next step
+        self.doomed: Any = False
+        self.new_process()
+        #: for how long the holder remains that a delivery has met, as it was told
+        self.holder_remains = INFINITE
+        #: by owner: when a renewal failed that was not tried again yet
+        self.renewals_failed: dict[str, float] = {}
+
+    def new_process(self) -> None:
+        """Have what a process has for itself."""
+        self.heartbeat, self.breaker = heartbeat.Heartbeat(), breaker.Breaker()
+        self.confirmations = reservations.Confirmations(self.breaker)
+
+    def failed(self, verb: str, args: Any, now: float) -> None:
+        """A request of this host got no answer."""
+        if verb == "renew":
+            self.renewals_failed.update({lease.owner: now for lease in args[0]})
+
+
+class HostStore(ScriptedStore):
+    """The store, as a host reaches it: each request and each reply is a step, and may be lost.
+
+    Arguments:
+        simulation: The simulation.
+        host: The host (default: whichever asks).
+    """
+
+    def __init__(self, simulation: Simulation, host: Host | None = None) -> None:
+        super().__init__(simulation.store)
+        self.simulation, self._host = simulation, host
+
+    @property
+    def host(self) -> Host:
+        return self._host or getcurrent().host
+
+    def settle_within(self, lease: Any, outcome: Any, *, ttl: float, using: Any) -> None:
+        self._do("settle_within", lease, outcome, ttl=ttl, using=using)
 
     def _do(self, verb: str, *args: Any, **options: Any) -> Any:
-        simulation, world = self.worker.simulation, self.worker.simulation.world
+        simulation, host, world = self.simulation, self.host, self.simulation.world
+        simulation.law.asks(verb, args, host)
         world.step()
-        fate = simulation.fate_of_call()
-        if fate == "request lost":
-            world.tell(f"    {verb} of {self.worker.name}: lost")
+        fate = simulation.fate_of_call(host)
+        host.failures += bool(fate)
+        if fate == "request":
+            world.tell(f"    {verb} of {host.name}: lost")
+            world.sleep(world.choices.one_of("a lost request takes", [0.0, 0.0, 1.0]))
+            host.failed(verb, args, world.now)
             raise StoreUnreachable("the store does not answer")
         try:
-            answer = simulation.law.watch(verb, args, lambda: getattr(self.inner, verb)(*args, **options))
+            answer = simulation.law.watch(verb, args, host, lambda: getattr(self.inner, verb)(*args, **options))
         except Exception as error:
-            world.tell(f"    {verb} of {self.worker.name}: {error!r:.60}")
+            world.tell(f"    {verb} of {host.name}: {error!r:.60}")
             world.step()
             raise
-        world.tell(f"    {verb} of {self.worker.name}: {type(answer).__name__} {getattr(answer, 'verdict', '')}")
-        world.step()
-        if fate == "reply lost":
+        world.tell(f"    {verb} of {host.name}: {type(answer).__name__} {getattr(answer, 'verdict', '')}")
+        host.replies += 1
+        try:
+            world.step()
+        finally:
+            host.replies -= 1
+        if fate == "reply":
+            host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
+        simulation.law.told(verb, answer)
         return answer
+
+
+def install_store(app: Any, store: HostStore, heart: Any, own: Any) -> None:
+    """Have the tasks of an app use a store, as one process does."""
+    for task in app.guarded:
+        task._binding.__dict__["_guard"] = guard.Guard(store, task._binding.policy, task.codec, heart, own)
 
 
 class Request(IdempotentRequest):
@@ -195,50 +379,47 @@ class Pool:
         worker = self.worker
 
         def run() -> None:
+            child = getcurrent()
+            child.interruptible = True
             try:
                 found = target(*args, app=worker.app)
             except Exception:  # noqa: BLE001 - as a child of billiard's returns it
                 info = ExceptionInfo()
-                worker.ends(lambda: error_callback(info))
+                worker.ends(child, lambda: error_callback(info))
             else:
-                worker.ends(lambda: callback(found))
+                worker.ends(child, lambda: callback(found))
 
         accept_callback(1, current.world.now)
         worker.starts(run, error_callback)
         return None
 
 
-class Worker:
+class Worker(Host):
     """A worker: its main process, which outlives its child, and the child."""
 
     def __init__(self, simulation: Simulation, name: str, app: Any) -> None:
-        self.simulation, self.name, self.app = simulation, name, app
-        self.stopped_until = 0.0
-        self.main = SimpleNamespace(stopped_until=0.0)
+        super().__init__(name)
+        self.simulation, self.app = simulation, app
+        self.main = Host(f"{name} main")
         self.reserved: list[tuple[Any, int]] = []
         self.pool = Pool(self)
-        self.task = app.tasks["charge"]
         self.down_until = 0.0
-        self._forget()
-        self.new_child()
-
-    def _forget(self) -> None:
+        self.request: Any = None
         self.child: Any = None
-        self.beats: Any = None
         self.lost: Any = None
         self.ending: Any = None
+        #: how often the store had failed when the delivery began, or its child was killed
+        self.failures_before = 0
+        #: whether the child dies at its next step
+        self.doomed = ""
+        kinds = [kind for kind, _ in (*FAULTS_OF_CHILDREN, *FAULTS_OF_WORKERS)]
+        self.names = {kind: f"{name}: {kind}" for kind in ("starts a task", "gets a message", *kinds)}
+        self.new_child()
 
     def new_child(self) -> None:
         """Fork a child: a process of its own, with a heartbeat and a breaker of its own."""
-        binding = self.task._binding
-        self.heartbeat = heartbeat.Heartbeat()
-        binding.__dict__["_guard"] = guard.Guard(
-            WorkerStore(self), binding.policy, self.codec, self.heartbeat, breaker.Breaker()
-        )
-
-    @cached_property
-    def codec(self) -> Any:
-        return self.task._binding._codec()
+        self.new_process()
+        install_store(self.app, HostStore(self.simulation, self), self.heartbeat, self.breaker)
 
     @property
     def idle(self) -> bool:
@@ -246,33 +427,39 @@ class Worker:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    def receive(self, text: str, tag: int) -> None:
-        broker, payload = self.simulation.broker, json.loads(text)
-        received = virtual.Message(payload, channel=self.simulation.channel)
+    def receive(self, text: bytes, tag: int) -> None:
+        broker, payload = self.simulation.broker, marshal.loads(text)
+        received = virtual.Message(payload, channel=CHANNEL)
+
+        def rejected(*args: Any) -> None:
+            if args[-1]:
+                self.simulation.law.given_back(request, self)
+                broker.requeue(tag)
+            else:
+                broker.ack(tag)
+
         request = Request(
             received,
             on_ack=lambda *_, **__: broker.ack(tag),
-            on_reject=lambda *_: broker.requeue(tag) if _[-1] else broker.ack(tag),
+            on_reject=rejected,
             hostname=self.name,
             app=self.app,
-            task=self.task,
+            task=self.app.tasks[received.headers["task"]],
             body=received.body,
             headers=received.headers,
             decoded=False,
         )
+        request.serial = payload["properties"]["serial"]
+        request.due = (request.eta - EPOCH).total_seconds() if request.eta is not None else 0.0
         self.reserved.append((request, tag))
         self.simulation.world.tell(f"{self.name} receives {request.id} as {tag}")
 
-    def due(self) -> list[int]:
-        now = self.app.now()
-        return [at for at, (request, _) in enumerate(self.reserved) if request.eta is None or request.eta <= now]
+    def due(self, now: float) -> int | None:
+        """Return where the first message is that can start."""
+        return next((at for at, (request, _) in enumerate(self.reserved) if request.due <= now), None)
 
-    def next_eta(self) -> float | None:
-        etas = [(r.eta - EPOCH).total_seconds() for r, _ in self.reserved if r.eta is not None]
-        return min(etas, default=None)
-
-    def execute(self, at: int) -> None:
-        request, tag = self.reserved.pop(at)
+    def execute(self) -> None:
+        request, tag = self.reserved.pop(self.due(self.simulation.world.now) or 0)
         self.simulation.world.tell(f"{self.name} starts {request.id} of {tag}")
         self.request = request
         request.execute_using_pool(self.pool)
@@ -280,21 +467,13 @@ class Worker:
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def starts(self, run: Callable[[], None], lost: Any) -> None:
-        world = self.simulation.world
-        self.lost = lost
-        self.child = world.start(self, f"{self.name} child", run)
-        if self.beats is None:
-            self.beats = world.start(self, f"{self.name} heartbeat", self._beat)
+        self.lost, self.failures_before = lost, self.failures
+        self.child = self.simulation.world.start(self, f"{self.name} child", run)
 
-    def _beat(self) -> None:
-        world = self.simulation.world
-        while self.heartbeat.holdings() or self.child is not None:
-            pause = self.heartbeat.beat(world.now)
-            world.sleep(min(pause, LEASE_TTL / 3))
-        self.beats = None
-
-    def ends(self, call: Callable[[], object]) -> None:
+    def ends(self, child: Process, call: Callable[[], object]) -> None:
         """The child returned; the main process learns of it by a pipe."""
+        child.interruptible, child.interruption = False, None
+        self.simulation.law.finished(self.request, self)
         self.simulation.world.step()
         self.child = None
         self.ending = self.simulation.world.start(self.main, f"{self.name} main", lambda: self._ended(call))
@@ -312,8 +491,9 @@ class Worker:
         world.tell(f"{self.name}: child killed")
         lost, child = self.lost, self.child
         self.simulation.law.killed(child)
-        self._kill("child", "beats")
-        self.stopped_until = 0.0
+        self._kill_processes(self)
+        self.child, self.doomed, self.stopped_until = None, "", 0.0
+        self.failures_before = self.failures
         self.new_child()
 
         def notice() -> None:
@@ -330,19 +510,20 @@ class Worker:
         world.tell(f"{self.name}: killed")
         if self.child is not None:
             self.simulation.law.killed(self.child)
-        self._kill("child", "beats", "ending")
+        self._kill_processes(self, self.main)
+        self.child, self.ending, self.doomed = None, None, ""
         self.reserved.clear()
         self.stopped_until = 0.0
         self.down_until = world.now + down_for
         self.new_child()
-        self.simulation.broker.lose(self)
+        if self.simulation.broker.visibility is None:
+            self.simulation.broker.lose(self)
 
-    def _kill(self, *names: str) -> None:
-        for name in names:
-            process = getattr(self, name)
-            setattr(self, name, None)
-            if process is not None and not process.dead:
-                self.simulation.world.kill(process)
+    def _kill_processes(self, *hosts: Host) -> None:
+        world = self.simulation.world
+        for process in [process for process in world.processes if process.host in hosts]:
+            if not process.dead:
+                world.kill(process)
 
     def disconnect(self) -> None:
         """The connection to the broker breaks, and is there again; bodies go on."""
@@ -355,137 +536,334 @@ class Simulation:
     """One schedule.
 
     Arguments:
-        seed: Fixes it.
+        choices: Fix it.
         law: What must hold.
         apps: One of a producer, and one for each worker.
         story: Gets its lines.
     """
 
-    def __init__(self, seed: int, law: Any, apps: Sequence[Any], story: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self, choices: Choices, law: Any, apps: Sequence[Any], story: Callable[[str], object] | None = None
+    ) -> None:
         global current
         current = self
-        self.world = World(seed, story)
-        self.law = law
-        chance = self.world.random
-        self.store = MemoryStore()
-        self.broker = Broker(self.world, chance.choice([None, 12.0, 30.0]))
-        self.faults = chance.choice([0, 1, 1, 2, 2, 3, 4])
-        self.lossy = chance.choice([0.0, 0.0, 0.03, 0.1])
+        self.choices, self.law = choices, law
+        self._ids = 0
+        self.world = World(choices, law.interrupted, story)
+        self.store = law.store()
+        self.broker = Broker(self.world, choices.one_of("visibility", [None, VISIBILITY, 30.0]))
+        self.faults = choices.one_of("faults", [0, 1, 1, 2, 2, 3, 4])
+        self.lossy = choices.one_of("lossy", [0.0, 0.0, 0.03, 0.1])
+        #: how many messages that a worker has the broker delivers to another one
+        self.again = choices.one_of("delivered again", [0, 0, 0, 3, 20])
+        if choices.schedule is not None:
+            self.faults = self.again = len(choices.schedule.steps)
+        self.lossy = self.lossy if self.faults else 0.0
+        self.again = self.again if self.broker.visibility else 0
         #: whether no holder has been stopped, killed or cut off from the store
-        self.calm = not (self.faults and self.lossy)
-        self.channel = SimpleNamespace(
-            decode_body=lambda body, encoding=None: memory.Channel.decode_body(_CODED, body, encoding)
-        )
+        self.calm = not self.lossy
+        self.troubled: Any = None
+        #: whether nothing has happened yet
+        self.untroubled = True
         self.producer = apps[0]
+        install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
         self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
-        self.published: list[tuple[str, str]] = []
         cache._DUMMY_CLIENT_CACHE.clear()
         for names in (state.active_requests, state.reserved_requests, state.revoked):
             names.clear()
+        delivery._requeue_pauses.pause = delivery.REQUEUE_PAUSE[0]
+        self._clear(unique._skipped_for, unique._looked_in, unique._late)
         law.begins(self)
+        if choices.made is not None:
+            choices.made.kind = law.kind
 
-    def fate_of_call(self) -> str:
-        if self.faults and self.world.chance(self.lossy):
-            return self.world.random.choice(["request lost", "reply lost"])
+    def new_id(self) -> str:
+        """Return the id of a message for which its publisher names none."""
+        self._ids += 1
+        return f"message-{self._ids}"
+
+    @staticmethod
+    def _clear(*known: Any) -> None:
+        for each in known:
+            each.clear()
+
+    def fate_of_call(self, host: Host) -> str:
+        if host.cut_off_until > self.world.now:
+            return "request"
+        if self.choices.chance(f"{host.name} loses a call", self.lossy if self.faults else 0.0):
+            return self.choices.one_of(f"what {host.name} loses", ["request", "reply"])
         return ""
-
-    def publish(self, order: str, task_id: str) -> None:
-        self.producer.tasks["charge"].apply_async((order,), task_id=task_id)
-        self.published.append((order, task_id))
 
     # -- the scheduler -------------------------------------------------------------------------------------------------
 
     def run(self, most_steps: int = 5000) -> None:
         """Take steps until nothing is left to do."""
-        chance = self.world.random
-        calls = self.law.calls(chance)
+        world, choices, law, broker = self.world, self.choices, self.law, self.broker
         while True:
-            self.world.steps += 1
-            self.broker.expire()
-            self.law.check()
-            if self.world.steps > most_steps:
-                self.law.fail(f"not at its end after {most_steps} steps")
-            if self.world.steps > most_steps // 2:
-                self.faults = 0
-            choices, weights = self._choices(calls)
-            if choices and not (self.world.chance(0.04) and self._advance(short=True)):
-                chance.choices(choices, weights)[0]()
-            elif not choices and not self._advance():
-                if not calls:
-                    break
-                self.publish(*calls.pop(0))
-        self.law.ended()
+            world.steps += 1
+            broker.expire()
+            law.check()
+            if world.steps > most_steps:
+                law.fail(f"not at its end after {most_steps} steps")
+            if world.steps > most_steps // 2:
+                self.faults = self.again = 0
+            doomed = next((worker for worker in self.workers if worker.doomed), None)
+            if doomed is not None:
+                doomed.kill_child() if doomed.doomed == "child" else doomed.kill(0.0)
+                continue
+            steps = self._steps()
+            if steps:
+                _, _, call, argument = choices.step(steps)
+                call(argument)
+            elif not self._advance():
+                break
+        law.ended()
+        for process in [process for process in world.processes if not process.dead]:
+            world.kill(process)
 
-    def _choices(self, calls: list[tuple[str, str]]) -> tuple[list[Callable[[], object]], list[float]]:
-        choices: list[tuple[Callable[[], object], float]] = []
-        choices += [(partial(self.world.run, process), 10) for process in self.world.ready()]
+    def _steps(self) -> list[Step]:
+        """Return what can happen now."""
+        world, broker = self.world, self.broker
+        now, run = world.now, world.run
+        steps: list[Step] = [
+            (each.name, 10.0, run, each)
+            for each in world.processes
+            if each.wakes <= now and each.host.stopped_until <= now
+        ]
         for worker in self.workers:
-            up = worker.down_until <= self.world.now
-            if up and self.broker.queue and len(worker.reserved) < PREFETCH:
-                choices.append((lambda worker=worker: self.broker.deliver(worker), 4))
-            if worker.idle and (due := worker.due()):
-                choices.append((lambda worker=worker, at=due[0]: worker.execute(at), 6))
-        if calls:
-            choices.append((lambda: self.publish(*calls.pop(0)), 2))
-        if self.faults and choices:
-            choices += self._faults()
-        return [choice for choice, _ in choices], [weight for _, weight in choices]
+            if worker.down_until > now:
+                continue
+            reserved, names = worker.reserved, worker.names
+            if reserved and worker.child is None and worker.ending is None and worker.due(now) is not None:
+                steps.append((names["starts a task"], 6.0, Worker.execute, worker))
+            if broker.queue and len(reserved) < PREFETCH:
+                steps.append((names["gets a message"], 4.0, broker.deliver, worker))
+        steps += self.law.steps()
+        if steps:
+            steps.append(("time goes by", 0.04 * sum([step[1] for step in steps]), self._go_by, None))
+            if self.faults:
+                self._add_faults(steps)
+                steps += self.law.faults()
+            if self.again and broker.unacked:
+                steps.append(("a message is delivered again", 0.5, self._deliver_again, None))
+        return steps
 
-    def _faults(self) -> Iterator[tuple[Callable[[], object], float]]:
-        def once(fault: Callable[[], object]) -> Callable[[], None]:
-            def happen() -> None:
-                self.faults -= 1
-                self.calm = False
-                fault()
-
-            return happen
-
+    def _add_faults(self, steps: list[Step]) -> None:
+        for host in self.law.hosts():
+            for kind, weight in host.faults():
+                weight = weight * 3 if host is self.troubled else weight
+                steps.append((f"{host.name}: {kind}", weight, self._fault, (host, kind)))
         for worker in self.workers:
-            if worker.child is not None:
-                yield once(worker.kill_child), 0.3
-                long = self.world.random.uniform(0.5, 3) * LEASE_TTL
-                yield once(lambda worker=worker, long=long: self._stop(worker, long)), 0.4
-            if worker.child is not None or worker.reserved:
-                yield once(lambda worker=worker: worker.kill(self.world.random.uniform(0, 20))), 0.1
-                yield once(worker.disconnect), 0.1
+            child, names = worker.child, worker.names
+            kinds = FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if worker.reserved else ()
+            for kind, weight in kinds:
+                if kind != "soft time limit" or child.interruptible:
+                    # Trouble seldom comes alone, and does most harm where a reply is on its way.
+                    weight = weight * 3 if worker is self.troubled else weight
+                    steps.append((names[kind], weight * 4 if worker.replies else weight, self._fault, (worker, kind)))
+        if self.law.broker_goes_away and self.broker.away_until <= self.world.now:
+            steps.append(("the broker is away", 0.05, self._broker_away, None))
 
-    def _stop(self, worker: Worker, seconds: float) -> None:
+    def _fault(self, which: tuple[Worker, str]) -> None:
+        worker, kind = which
+        self.faults -= 1
+        self.calm = self.untroubled = False
+        self.troubled = worker
+        if kind == "child killed":
+            worker.kill_child()
+        elif kind == "child stopped":
+            self._stop(worker)
+        elif kind == "soft time limit":
+            self._interrupt(worker)
+        elif kind == "cut off from the store":
+            self._cut_off(worker)
+        elif kind == "killed":
+            worker.kill(self.choices.between("down for", 0.0, 20.0) if worker in self.workers else 0.0)
+        else:
+            worker.disconnect()
+
+    def _stop(self, worker: Any) -> None:
+        seconds = self.choices.between("stopped for", 0.5, 3.0) * LEASE_TTL
+        if worker not in self.workers:
+            seconds = self.choices.one_of("a publisher is stopped for", [15.0, 90.0])
+        worker.renewals_failed.clear()
         worker.stopped_until = self.world.now + seconds
         self.world.tell(f"{worker.name}: child stopped for {seconds:.1f} s")
 
-    def _advance(self, *, short: bool = False) -> bool:
+    def _cut_off(self, worker: Worker) -> None:
+        seconds = self.choices.between("cut off for", 0.5, 4.0) * LEASE_TTL
+        worker.cut_off_until = self.world.now + seconds
+        self.world.tell(f"{worker.name}: cut off from the store for {seconds:.1f} s")
+
+    def _interrupt(self, worker: Worker) -> None:
+        worker.child.interruptible = False  # it rings once
+        self.world.interrupt(worker.child, SoftTimeLimitExceeded("its time is over"))
+
+    def _broker_away(self, _: None) -> None:
+        self.faults -= 1
+        self.untroubled = False
+        self.broker.away_until = self.world.now + self.choices.between("the broker is away for", 1.0, 20.0)
+        self.world.tell(f"the broker is away for {self.broker.away_until - self.world.now:.1f} s")
+
+    def _deliver_again(self, _: None) -> None:
+        self.again -= 1
+        self.untroubled = False
+        self.broker.requeue(self.choices.one_of("which is delivered again", list(self.broker.unacked)))
+
+    def _go_by(self, _: None) -> None:
+        self._advance(self.choices.between("seconds go by", 0.01, 1.0))
+
+    def _advance(self, most: float = INFINITE) -> bool:
         """Move the clock to the next thing that waits for it; return whether there is one."""
-        now = self.world.now
-        times = [process.wakes for process in self.world.processes if process.wakes is not None]
-        times += [worker.stopped_until for worker in self.workers]
-        times += [worker.down_until for worker in self.workers if self.broker.queue or worker.reserved]
-        times += [eta for worker in self.workers if (eta := worker.next_eta()) is not None]
-        times += [timeout] if (timeout := self.broker.next_timeout()) is not None else []
-        later = [time for time in times if time > now]
-        if not later:
+        now, soonest = self.world.now, INFINITE
+        for process in self.world.processes:
+            soonest = min(soonest, max(process.wakes, process.host.stopped_until))
+        for worker in self.workers:
+            if worker.down_until > now and (self.broker.queue or worker.reserved):
+                soonest = min(soonest, worker.down_until)
+            for request, _ in worker.reserved:
+                if request.due > now:
+                    soonest = min(soonest, request.due)
+        soonest = min(soonest, self.broker.next_timeout() or INFINITE)
+        if soonest == INFINITE:
             return False
-        ahead = min(later) - now
-        self.world.now += min(ahead, self.world.random.expovariate(2.0)) if short else ahead
+        self.world.now = max(now, min(soonest, now + most))
         return True
 
 
-class NoThread:
-    """The thread of a heartbeat, which is a process of the simulation."""
+class Thread:
+    """A thread, which is a process of the simulation on the host of whatever started it."""
 
-    def __init__(self, **_: Any) -> None: ...
+    def __init__(self, target: Callable[[], object], name: str = "", **_: Any) -> None:
+        self._target, self._name, self._process = target, name.rpartition("-")[2], None
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        host = getcurrent().host
+        self._process = current.world.start(host, f"{host.name} {self._name}", self._run)
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except Exception as error:  # noqa: BLE001 - a thread ends alone
+            current.world.tell(f"{self._process.name} ends with {error!r}")
 
     def is_alive(self) -> bool:
-        return True
+        return self._process is not None and not self._process.dead and not self._process.killed
 
 
-_CODED = SimpleNamespace(codecs=virtual.Channel.codecs)
+class OfHost:
+    """What each process has for itself, as the one has it that asks.
+
+    Arguments:
+        name: The attribute of its host.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(getcurrent().host, self._name), name)
+
+    def __contains__(self, item: object) -> bool:
+        return item in getattr(getcurrent().host, self._name)
+
+
+class SimpleQueue:
+    """A queue from which one thread gets."""
+
+    def __init__(self) -> None:
+        self._items: list[Any] = []
+        self._waiting: Any = None
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        if self._waiting is not None:
+            self._waiting.wakes = current.world.now
+
+    def get(self, timeout: float = INFINITE) -> Any:
+        if not self._items:
+            self._waiting = getcurrent()
+            current.world.sleep(timeout)
+            self._waiting = None
+        if not self._items:
+            raise Empty
+        return self._items.pop(0)
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Call in another thread, which goes on if that takes longer; as `reservations.within` does."""
+    world, asking, answers = current.world, getcurrent(), []
+    if not isinstance(asking, Process) or asking.inside:
+        return call()
+
+    def work() -> None:
+        getcurrent().inside = True
+        try:
+            answers.append((True, call()))
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            answers.append((False, error))
+        if asking.wakes == end:
+            asking.wakes = world.now
+
+    end = world.now + seconds
+    world.start(asking.host, f"{asking.name} store", work)
+    world.sleep(seconds)
+    if not answers:
+        raise StoreUnreachable("the store did not answer in time")
+    (returned, answer) = answers[0]
+    if returned:
+        return answer
+    raise answer
+
+
+class Threads:
+    """Threads that end what a server's thread has begun, as those of `functions`."""
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        ended: Future[Any] = Future()
+        waiting = getcurrent()
+
+        def work() -> None:
+            try:
+                ended.set_result(call())
+            except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                ended.set_exception(error)
+            waiting.wakes = min(waiting.wakes, current.world.now)
+
+        current.world.start(waiting.host, f"{waiting.name} end", work)
+        return ended
+
+
+class Future(futures.Future[T]):
+    """What comes of a call in another thread."""
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            current.world.sleep(timeout or 0.0)
+        if not self.done():
+            raise futures.TimeoutError
+        return super().exception(0)
+
+
+class Condition:
+    """A condition on which one thread waits."""
+
+    def __init__(self, lock: Any) -> None:
+        self._waiting: Any = None
+
+    def wait(self, timeout: float) -> None:
+        self._waiting = getcurrent()
+        current.world.sleep(timeout)
+        self._waiting = None
+
+    def notify(self) -> None:
+        if self._waiting is not None:
+            self._waiting.wakes = current.world.now
 
 
 @contextmanager
 def simulated_clock() -> Iterator[None]:
-    """Have the library's modules on the clock of the current simulation, without threads and without its log."""
+    """Have the library's modules on the clock of the current simulation, on its threads, and without its log."""
 
     def now() -> float:
         return current.world.now
@@ -493,20 +871,65 @@ def simulated_clock() -> Iterator[None]:
     def sleep(seconds: float) -> None:
         current.world.sleep(seconds)
 
+    def uniform(low: float, high: float) -> float:
+        return current.choices.between("a pause", low, high)
+
     with pytest.MonkeyPatch.context() as patch:
-        for module in (guard, heartbeat, lease, backoff, breaker):
+        for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, wsgi):
             patch.setattr(module, "monotonic", now)
         patch.setattr(memory_store, "time", now)
+        patch.setattr(unique, "time", lambda: EPOCH.timestamp() + current.world.now)
+        patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
+        patch.setattr(reservations, "sleep", sleep)
         for module in (backoff, delivery):
             patch.setattr(module, "time", SimpleNamespace(sleep=sleep))
-        patch.setattr(heartbeat, "threading", SimpleNamespace(**{**vars(threading), "Thread": NoThread}))
-        # Celery's copy of a traceback, with code compiled for each frame, takes longer than the rest of a delivery.
-        patch.setattr(einfo, "Traceback", lambda tb, *_: None)
-        patch.setattr(einfo.traceback, "format_exception", lambda *_, **__: [""])
+        for module in (backoff, message):
+            patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
+        _patch_threads(patch)
+        _patch_celery(patch)
         logging.disable(logging.CRITICAL)
+        add_hook(_hear)
         try:
             yield
         finally:
+            remove_hook(_hear)
             logging.disable(logging.NOTSET)
-            with suppress(Ignore):
-                message.random.seed()
+
+
+def _patch_threads(patch: pytest.MonkeyPatch) -> None:
+    threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=nullcontext)
+    for module in (heartbeat, reservations, unique):
+        patch.setattr(module, "threading", threads)
+    patch.setattr(functions, "_ending", Threads())
+    patch.setattr(reservations, "within", within)
+    patch.setattr(reservations, "queue", SimpleNamespace(SimpleQueue=SimpleQueue))
+    patch.setattr(reservations, "atexit", SimpleNamespace(register=lambda _: None))
+    patch.setattr(reservations, "os", SimpleNamespace(register_at_fork=lambda **_: None))
+    for name in ("heartbeat", "breaker", "confirmations"):
+        patch.setattr(unique, name, OfHost(name))
+
+
+def _patch_celery(patch: pytest.MonkeyPatch) -> None:
+    for module in (app_base, app_task, canvas, unique):
+        patch.setattr(module, "uuid", lambda: current.new_id())
+    for name in ("set", "incr", "delete"):
+        patch.setattr(cache.DummyClient, name, _stepping(getattr(cache.DummyClient, name)))
+    # Celery's copy of a traceback, with code compiled for each frame, takes longer than the rest of a delivery.
+    patch.setattr(einfo, "Traceback", lambda tb, *_: None)
+    patch.setattr(einfo.traceback, "format_exception", lambda *_, **__: [""])
+
+
+def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:
+    def stepping(*args: Any, **options: Any) -> Any:
+        process = getcurrent()
+        if not current.law.steps_in_backend or not isinstance(process, Process):
+            return method(*args, **options)
+        current.world.step()
+        process.counted = method.__name__ == "incr"
+        return method(*args, **options)
+
+    return stepping
+
+
+def _hear(event: Any) -> None:
+    current.law.hook(event)

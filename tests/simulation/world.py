@@ -2,11 +2,97 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
+
+T = TypeVar("T")
+#: What can happen: its name, how likely it is, and what it calls with what.
+Step = tuple[str, float, Callable[[Any], object], Any]
+
+
+@dataclass
+class Schedule:
+    """What was chosen in a run: its steps in order, and every other value that is not the simplest one.
+
+    While a step is not possible, what is simplest happens instead.
+    """
+
+    kind: str
+    steps: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Choices:
+    """Every choice of a run: drawn from a seed, or as a schedule has it.
+
+    What a schedule does not say is chosen as simply as possible: the first option, no fault, no pause.
+
+    Arguments:
+        seed: Fixes every choice.
+        schedule: What to choose instead (default: the seed decides).
+        record: Whether to keep what was chosen, in ``made``.
+    """
+
+    def __init__(self, seed: int, schedule: Schedule | None = None, *, record: bool = False) -> None:
+        self._random = Random(seed).random
+        self.schedule = schedule
+        self.made = Schedule("") if record else None
+        self._counts: Counter[str] = Counter()
+        self._next = 0
+
+    def one_of(self, label: str, options: Sequence[T]) -> T:
+        """Return one of the options, of which the first is the simplest."""
+        value = self._chosen(label, options[0], lambda: options[int(self._random() * len(options))])
+        return value if self.schedule is None or value in options else options[0]
+
+    def chance(self, label: str, probability: float) -> bool:
+        """Return true so often; false is simplest."""
+        if not probability:
+            return False
+        return self._chosen(label, False, lambda: self._random() < probability)
+
+    def between(self, label: str, low: float, high: float) -> float:
+        """Return a number of at most six decimals; the lowest is simplest."""
+        return self._chosen(label, low, lambda: round(low + (high - low) * self._random(), 6))
+
+    def _chosen(self, label: str, simplest: T, draw: Callable[[], T]) -> T:
+        if self.schedule is None and self.made is None:
+            return draw()
+        self._counts[label] += 1
+        name = f"{label} #{self._counts[label]}"
+        value: T = draw() if self.schedule is None else self.schedule.values.get(name, simplest)
+        if self.made is not None and value != simplest:
+            self.made.values[name] = value
+        return value
+
+    def step(self, steps: Sequence[Step]) -> Step:
+        """Return what happens next, of all that can happen now; the first is the simplest."""
+        if self.schedule is not None:
+            chosen = self._recorded(steps)
+        else:
+            left, chosen = self._random() * sum([step[1] for step in steps]), steps[-1]
+            for step in steps:
+                left -= step[1]
+                if left < 0:
+                    chosen = step
+                    break
+        if self.made is not None:
+            self.made.steps.append(chosen[0])
+        return chosen
+
+    def _recorded(self, steps: Sequence[Step]) -> Step:
+        recorded = self.schedule.steps
+        if self._next < len(recorded):
+            for step in steps:
+                if step[0] == recorded[self._next]:
+                    self._next += 1
+                    return step
+        return steps[0]
 
 
 class Process(greenlet):
@@ -22,31 +108,38 @@ class Process(greenlet):
     def __init__(self, world: World, host: Any, name: str, run: Callable[[], object]) -> None:
         super().__init__(self._begin)
         self.world, self.host, self.name, self._run = world, host, name, run
-        self.wakes: float | None = None
+        self.wakes = 0.0
         self.killed = False
+        #: what a signal raises in it, at its next step
+        self.interruption: BaseException | None = None
+        #: whether a signal may
+        self.interruptible = False
+        #: whether the last that it wrote into the result backend is the count of a chord's parts
+        self.counted = False
+        #: whether another one waits for it
+        self.inside = False
 
     def _begin(self) -> None:
         if not self.killed:
             self._run()
-
-    @property
-    def ready(self) -> bool:
-        """Whether it can take a step now."""
-        waits = self.wakes is not None and self.wakes > self.world.now
-        return not waits and self.host.stopped_until <= self.world.now
 
 
 class World:
     """The clock, the processes, and what happens to them.
 
     Arguments:
-        seed: Fixes every choice.
+        choices: Every choice that is made.
+        interrupted: Called with a process in which a signal is about to raise an error.
         story: Gets a line for each step (default: none are written).
     """
 
-    def __init__(self, seed: int, story: Callable[[str], object] | None = None) -> None:
-        self.random = random.Random(seed)
-        random.seed(seed)  # the library's pauses are shortened by chance
+    def __init__(
+        self,
+        choices: Choices,
+        interrupted: Callable[[Process], object],
+        story: Callable[[str], object] | None = None,
+    ) -> None:
+        self.choices, self._interrupted = choices, interrupted
         self.now = 1000.0
         self.processes: list[Process] = []
         self.steps = 0
@@ -59,12 +152,8 @@ class World:
 
     # -- what processes call -------------------------------------------------------------------------------------------
 
-    def monotonic(self) -> float:
-        """The clock of every process."""
-        return self.now
-
     def step(self, text: str = "") -> None:
-        """Let others go first, perhaps; here this process may be killed."""
+        """Let others go first, perhaps; here this process may be killed or interrupted."""
         self.sleep(0.0, text)
 
     def sleep(self, seconds: float, text: str = "") -> None:
@@ -74,10 +163,15 @@ class World:
             return  # the scheduler itself
         if process.killed:
             raise GreenletExit
-        process.wakes = self.now + seconds if seconds else None
+        process.wakes = self.now + seconds
         process.parent.switch()
         if process.killed:
             raise GreenletExit
+        if process.interruption is not None:
+            interruption, process.interruption = process.interruption, None
+            self.tell(f"{process.name}: {type(interruption).__name__}")
+            self._interrupted(process)
+            raise interruption
         if text:
             self.tell(f"{process.name}: {text}")
 
@@ -85,6 +179,8 @@ class World:
 
     def start(self, host: Any, name: str, run: Callable[[], object]) -> Process:
         """Add a process; its first step is one that the scheduler chooses."""
+        if getattr(getcurrent(), "killed", False):
+            raise GreenletExit
         process = Process(self, host, name, run)
         self.processes.append(process)
         return process
@@ -92,22 +188,18 @@ class World:
     def kill(self, process: Process) -> None:
         """End a process where it is, as SIGKILL does: what it would do in passing has no effect any more."""
         process.killed = True
-        self.processes.remove(process)
+        if process in self.processes:
+            self.processes.remove(process)
         if process:
             process.throw(GreenletExit)
 
+    def interrupt(self, process: Process, error: BaseException) -> None:
+        """Have a process raise an error at the step where it is."""
+        process.interruption, process.wakes = error, self.now
+
     def run(self, process: Process) -> None:
         """Let a process take its next step."""
-        process.wakes = None
         process.parent = getcurrent()
         process.switch()
         if process.dead and process in self.processes:
             self.processes.remove(process)
-
-    def ready(self) -> list[Process]:
-        """Return the processes that can take a step now."""
-        return [process for process in self.processes if process.ready]
-
-    def chance(self, probability: float) -> bool:
-        """Return true so often."""
-        return self.random.random() < probability

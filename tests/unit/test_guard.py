@@ -1247,6 +1247,19 @@ def test_an_interrupted_acquire_gives_back_what_it_may_have_got(
     assert bench.runs == []
 
 
+def test_a_lease_that_came_late_is_given_back_by_a_delivery_that_is_interrupted_before_it_asks_again(
+    bench: Bench,
+) -> None:
+    def interrupt() -> None:
+        raise SoftTimeLimit
+
+    late = bench.policy.lease_ttl
+    bench.store.after("acquire", lambda: bench.clock.advance(late))
+    bench.clock.at(late + 0.01, interrupt)
+    sure(SoftTimeLimit, bench.deliver)
+    assert (bench.record.state, bench.record.reason) == (State.RELEASED, "failed")
+
+
 def test_an_interrupted_acquire_leaves_the_lease_of_another_alone(bench: Bench) -> None:
     lease = bench.elsewhere()
     bench.store.lose_reply("acquire", SoftTimeLimit())
@@ -1370,6 +1383,16 @@ def test_what_waits_for_its_retry_is_awaited_and_what_runs_is_not(bench: Bench) 
     assert isinstance(running, Busy)
     assert isinstance(retried, Busy)
     assert (running.awaited, retried.awaited) == (False, True)
+
+
+def test_a_lost_run_whose_operation_was_given_up_awaits_no_task(bench: Bench) -> None:
+    def lose(held: HeldLease) -> None:
+        bench.clock.advance(bench.policy.lease_ttl)
+        bench.store.inner.release(bench.elsewhere(), Release(Reason.CRASH_LOOP))
+
+    decision = bench.deliver(lose)
+    assert isinstance(decision, Busy)
+    assert not decision.awaited, "to release it for the sake of a task that failed would forget its crashes"
 
 
 @pytest.mark.parametrize("began", [True, False])

@@ -1,0 +1,513 @@
+"""A task that charges the orders of a shop, and what its callers rely on."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from celery import states
+from celery.exceptions import Reject
+from greenlet import getcurrent
+
+from celery_idempotent.core.guard import SETTLE_PATIENCE
+from celery_idempotent.errors import LeaseLost as LeaseLostError
+from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
+from celery_idempotent.stores import Claim, Lease, Reason, Release, State, Verdict
+from celery_idempotent.stores.records import RETRIES_LIMIT
+
+from .celery import EPOCH, INFINITE, LEASE_TTL, VISIBILITY
+from .law import Law
+from .world import Process, Step
+
+ORDERS = ("ORD-1", "ORD-2")
+#: So many deaths in a row are one too many.
+MAX_CRASHES = 5
+#: Seconds after which a holder whose renewals arrive is no crash loop.
+STEADY = LEASE_TTL * 9 / 3
+
+#: A message that was given back so often at one moment goes in circles.
+HOT = 12
+
+
+@dataclass(eq=False)
+class Run:
+    """A body that began."""
+
+    order: str
+    task_id: str
+    held: Any
+    process: Any
+    worker: Any
+    number: int
+    attempt: int = 0
+    effect: bool = False
+    #: how it ended: returned, raised, killed
+    ending: str = ""
+    #: whether it was cut off, or the library noticed that its lease was lost or that it could not be settled
+    excused: bool = False
+    #: whether it could not be settled, so that its caller has an answer that others cannot get
+    unsettled: bool = False
+    #: when it was killed
+    ended: float = 0.0
+    #: whether it has published a retry
+    retried: bool = False
+    #: when its retry is due
+    retry_due: float = 0.0
+
+
+class Charges(Law):
+    """Effects once, one answer for all, nobody in another's way."""
+
+    kind = "charges"
+    #: Whether schedules leave out, or excuse, what is known to break the law.
+    excuses_known = True
+
+    def begins(self, simulation: Any) -> None:
+        super().begins(simulation)
+        self.runs: list[Run] = []
+        self.fences: dict[str, int] = defaultdict(int)
+        self.settled: dict[str, bytes] = {}
+        #: by order: all that was settled, also what was forgotten
+        self.answers: dict[str, set[bytes]] = defaultdict(set)
+        #: by task id and attempt and number: the copies that wait for their turn
+        self.waiting: dict[tuple[str, int, int], set[int]] = defaultdict(set)
+        #: by task id and time: how often its message was given back then
+        self.gave_back: Counter[tuple[str, float]] = Counter()
+        #: by task id: the attempt that was published when the last one was released
+        self.retried: dict[str, int] = {}
+        #: by owner: when it first tried to settle
+        self.settling: dict[str, float] = {}
+        #: owners that were told that they have lost their leases
+        self.told_lost: set[str] = set()
+        #: by order: the fences of its leases
+        self.granted: dict[str, list[int]] = defaultdict(list)
+        #: by order: the last fence when the store lost its data or an operator changed them
+        self.robbed_up_to: dict[str, int] = defaultdict(int)
+        #: owners whose retries have taken their leases
+        self.overtaken: set[str] = set()
+        self.time_is_over: set[str] = set()
+        #: by order: how many children died that had it, or lost their leases
+        self.deaths: Counter[str] = Counter()
+        choices = self.choices
+        self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
+        self.requeues, self.quietly = choices.one_of("requeues", [0, 0, 0.2]), choices.one_of("quietly", [False, True])
+        #: whether the task checks its lease before it charges
+        self.checks = choices.one_of("checks", [False, True])
+        #: for how long the task may take
+        self.long = choices.one_of("takes", [[0], *[[0, 0, 1, 9]] * 10, [0, 1, 9, 60]])
+        #: the order that kills whatever charges it
+        self.deadly = choices.one_of("deadly", [""] * 11 + ["ORD-1"])
+        self.calls = self._calls()
+        self.published_calls: list[tuple[str, str]] = []
+
+    def _calls(self) -> list[tuple[str, str]]:
+        """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
+        made, one_of = [], self.choices.one_of
+        for order in ORDERS[: one_of("orders", [1, 1, 2])]:
+            # Known: messages of several ids take turns in killing what runs them, and none is one too many.
+            several = [1] if order == self.deadly and self.excuses_known else [1, 2, 2, 3]
+            for number in range(one_of(f"calls of {order}", several)):
+                task_id = f"{order}-{number}"
+                made += [(order, task_id)] * one_of(f"publishes of {task_id}", [1, 1, 1, 2])
+        return [made.pop(one_of("which call", range(len(made)))) for _ in list(made)]
+
+    # -- what the scheduler asks ---------------------------------------------------------------------------------------
+
+    def steps(self) -> list[Step]:
+        return [("a call is published", 2.0, self._publish, None)] if self.calls else []
+
+    def faults(self) -> list[Step]:
+        if not self.fences:
+            return []
+        steps: list[Step] = [("the store loses its data", 0.02, self._lose_data, None)]
+        for order in self.fences:
+            steps.append((f"an operator forgets {order}", 0.02, self._forget, order))
+            steps.append((f"an operator releases {order}", 0.02, self._release, order))
+        return steps
+
+    def _lose_data(self, _: None) -> None:
+        self.world.tell("the store loses its data")
+        self.simulation.store._rows.clear()
+        self.simulation.faults -= 1
+        self._rob(*ORDERS)
+        self.settled.clear()
+        self.waiting.clear()
+        self.retried.clear()
+
+    def _forget(self, order: str) -> None:
+        self.world.tell(f"an operator forgets {order}")
+        self.simulation.store.delete(f"idem:charge::{order}")
+        self.simulation.faults -= 1
+        self._rob(order)
+        self.settled.pop(order, None)
+        self._forget_messages(order)
+
+    def _release(self, order: str) -> None:
+        record = self.simulation.store.get(f"idem:charge::{order}")
+        if record is None or record.state is not State.IN_PROGRESS or not record.remaining:
+            return
+        self.world.tell(f"an operator releases {order}")
+        claim = Claim(record.key, record.owner, record.remaining, 60.0, task_id=record.task_id)
+        self.simulation.store.release(Lease(claim, record.fence), Release(Reason.SHUTDOWN))
+        self.simulation.faults -= 1
+        self._rob(order)
+
+    def _rob(self, *orders: str) -> None:
+        """Runs that are not settled may lose their leases while they rely on them."""
+        self.counts["acts on the store"] += 1
+        self.simulation.calm = False
+        for order in orders:
+            self.robbed_up_to[order] = self.fences[order]
+        for run in self.runs:
+            run.excused = run.excused or self.robbed(run)
+        self.deaths.update(dict.fromkeys(orders, MAX_CRASHES))  # what was counted is not known any more
+
+    def robbed(self, run: Run) -> bool:
+        """Return whether the store has lost a run's lease, or an operator has given that away."""
+        return run.held.fence <= self.robbed_up_to[run.order]
+
+    def _forget_messages(self, order: str) -> None:
+        for task_id in {task_id for task_id, *_ in self.waiting} | set(self.retried):
+            if task_id.startswith(order):
+                self.forget_copies(task_id)
+                self.retried.pop(task_id, None)
+
+    def _publish(self, _: None) -> None:
+        order, task_id = self.calls.pop(0)
+        try:
+            self.simulation.producer.tasks["charge"].apply_async((order,), task_id=task_id)
+        except OSError:
+            self.calls.append((order, task_id))
+            self.simulation.broker.away_until = 0.0  # or it would go on until then
+        else:
+            self.published_calls.append((order, task_id))
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def body(self, task: Any, order: str) -> str:
+        """The task: it charges a customer, and takes its time before and after."""
+        world, choices, held, request = self.world, self.choices, task.lease, task.request
+        process = getcurrent()
+        run = Run(order, request.id, held, process, process.host, len(self.runs) + 1, request.retries)
+        self.check_turn(run, request)
+        run.excused = self.robbed(run)
+        self.runs.append(run)
+        self.counts["runs"] += 1
+        name = f"run of {order}"
+        try:
+            world.sleep(choices.one_of(f"{name}: before", self.long), f"run {run.number} of {order} begins")
+            if self.checks:
+                self.check_lease(run)
+            self.charge(run)
+            if order == self.deadly:
+                run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker"])
+            world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
+            if choices.chance(f"{name}: raises", self.raises):
+                raise ValueError("no")
+            if choices.chance(f"{name}: requeues", self.requeues):
+                raise Reject("later", requeue=True)
+            if task.request.retries < 3 and choices.chance(f"{name}: retries", self.retries):
+                self.retry(task, run, choices.one_of(f"{name}: retries after", [0, 2, 8]))
+            self.conclude(run)
+        except Exception:
+            run.ending = run.ending or "raised"
+            raise
+        run.ending = run.ending or "returned"
+        return f"receipt {run.number}"
+
+    def conclude(self, run: Run) -> None:
+        """Do what a run does last."""
+
+    def retry(self, task: Any, run: Run, countdown: float) -> None:
+        # Its retry goes on as soon as it is published, and it does nothing more; but it may return.
+        run.ending, run.retry_due = "raised", self.world.now + countdown
+        try:
+            task.retry(countdown=countdown, throw=not self.quietly)
+        except Reject:
+            run.retry_due = 0.0  # the broker did not take it
+            raise
+        self.world.sleep(self.choices.one_of("after a retry", self.long), f"run {run.number} goes on")
+
+    def check_turn(self, run: Run, request: Any) -> None:
+        """Check that a body may begin now."""
+        last = next((other for other in self.runs[::-1] if other.order == run.order), run)
+        # Nothing has come between, and the run lived to release its lease for its retry.
+        waits = self.granted[run.order][-2:-1] == [last.held.fence] and not run.held.lease.taken_over
+        early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
+        # Known: where an earlier message of its id has failed, a retry is taken for one that will not come.
+        known = self.excuses_known and self.simulation.producer.backend.get_status(last.task_id) == states.FAILURE
+        if early and not known:
+            self.fail(f"run {run.number} of {run.order} begins before the retry of run {last.number} is due")
+        if not self.trusted(run):
+            self.fail(f"run {run.number} of {run.order} begins with a lease that is in doubt")
+        if run.order in self.settled and not self.robbed(run):
+            self.fail(f"run {run.number} of {run.order} begins, which was settled")
+        if is_copy(request) and run.attempt < self.retried.get(run.task_id, 0):
+            self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
+        died = 0
+        for other in self.runs:
+            if other.order == run.order and not self.robbed(other):  # one that ends, or is steady, is no crash loop
+                steady = other.ending != "killed" or other.ended - other.held.fence / 1e6 > STEADY
+                died = 0 if steady else died + 1
+        interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
+        if died >= MAX_CRASHES and is_copy(request) and not interrupted:
+            self.fail(f"{run.order} has killed its holder {died} times in a row, and is run again")
+
+    def check_lease(self, run: Run) -> None:
+        before = self.simulation.store.get(run.held.key)
+        try:
+            run.held.check()
+        except LeaseLostError:
+            self.check_loss(run, LeaseLost(run.held.key, "charge"))
+            raise
+        if before is not None and before.fence > run.held.fence and not self.trusted(run):
+            self.fail(f"run {run.number} of {run.order} has lost its lease, and was told that it had it")
+
+    def charge(self, run: Run) -> None:
+        run.effect = True
+        self.counts["effects"] += 1
+        for other in self.runs:
+            alive = other is not run and other.order == run.order and not other.ending
+            robbed = self.robbed(other) or self.robbed(run)
+            if alive and not robbed and self.trusted(other) and self.trusted(run):
+                self.fail(f"runs {other.number} and {run.number} of {run.order} at once, and both rely on their leases")
+
+    def trusted(self, run: Run) -> bool:
+        return bool(run.held.fence) and not run.held.lost and self.world.now < run.held.deadline
+
+    def killed(self, process: Process) -> None:
+        super().killed(process)
+        self.deaths[process.host.request.id[:5]] += 1
+        for run in self.runs:
+            if run.process is process and not run.ending:
+                run.ending, run.ended = "killed", self.world.now
+            elif run.process is process:
+                run.excused = True  # it had returned, and was not settled yet
+
+    def interrupted(self, process: Process) -> None:
+        super().interrupted(process)
+        self.time_is_over.add(process.host.request.id)
+        for run in self.runs:
+            if run.process is process and run.ending:
+                run.excused = True
+
+    def given_back(self, request: Any, worker: Any) -> None:
+        """A worker gives a message back."""
+        if worker.failures == worker.failures_before:
+            self.gone.add(request._owner)
+        when = (request.id, self.world.now)
+        self.gave_back[when] += 1
+        if self.gave_back[when] > HOT:
+            self.fail(f"{request.id} was given back {HOT} times at once")
+
+    def emitted(self, event: Event) -> None:
+        if isinstance(event, LeaseLost) and self.simulation.calm:
+            self.fail(f"the lease on {event.key} was lost, and nothing had happened to its holder")
+        if isinstance(event, (LeaseLost, SettleFailed, ReleaseFailed)):
+            for run in self.runs:
+                if run.held.key == event.key and run.held.fence == event.fence:
+                    run.excused = True
+                    self.check_loss(run, event)
+
+    def check_loss(self, run: Run, event: Event) -> None:
+        """Check what a run reports of its lease."""
+        record = self.simulation.store.get(run.held.key)
+        running = record is not None and record.state is State.IN_PROGRESS
+        if isinstance(event, LeaseLost) and self.fences[run.order] <= run.held.fence and not self.robbed(run):
+            self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and nobody else had it")
+        if isinstance(event, LeaseLost) and record is not None:
+            if running and record.owner == run.held.lease.owner:
+                self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
+            told = run.task_id not in self.time_is_over  # that its retry was published
+            if told and run.held.lease.owner in self.overtaken and self.trusted(run):
+                self.fail(f"run {run.number} of {run.order} has published its retry, and gave its lease up for lost")
+            if record.fence == run.held.fence and not (running or run.held.lost or self.robbed(run)):
+                self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had ended it")
+        if isinstance(event, SettleFailed):
+            run.unsettled = True
+            took = self.world.now - self.settling.get(run.held.lease.owner, self.world.now)
+            if run.held.lost:
+                self.fail(f"run {run.number} of {run.order} answers for itself, and knows that it lost its lease")
+            if took < SETTLE_PATIENCE - 0.1 and run.task_id not in self.time_is_over:
+                self.fail(f"run {run.number} of {run.order} tried to settle for no more than {took:.1f} s")
+
+    def asks(self, verb: str, args: Any, host: Any) -> None:
+        """Take note of a request to the store."""
+        if verb == "renew":
+            given_up = {run.held.lease.owner for run in self.runs if run.held.given_up}
+            for lease in args[0]:
+                if lease.owner in given_up:
+                    self.fail(f"{host.name} renews what was given up")
+                failed = host.renewals_failed.pop(lease.owner, self.world.now)
+                if self.world.now - failed > LEASE_TTL / 3:
+                    self.fail(f"{host.name} has not tried to renew for {self.world.now - failed:.1f} s")
+        if verb == "settle":
+            self.settling.setdefault(args[0].owner, self.world.now)
+
+    def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
+        """Call the store, and look at what became of its records."""
+        answer = call()
+        if verb == "get":
+            host.holder_remains = answer.remaining if answer is not None else INFINITE
+        if verb == "acquire":
+            host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
+            self.check_answer(args[0], answer)
+        elif verb == "release" and answer:
+            self.released(args[0], args[1].reason)
+        for order in ORDERS:
+            record = self.simulation.store.get(f"idem:charge::{order}")
+            if record is None:
+                continue
+            if record.fence < self.fences[order]:
+                self.fail(f"the fence of {order} went back from {self.fences[order]} to {record.fence}")
+            self.fences[order] = record.fence
+            if order in self.settled and (record.state is not State.COMPLETED or record.payload != self.settled[order]):
+                self.fail(f"{verb} changed the result of {order}, which was settled")
+            if record.state is State.COMPLETED:
+                self.settled[order] = record.payload
+                self.answers[order].add(record.payload)
+        return answer
+
+    def told(self, verb: str, answer: Any) -> None:
+        if verb == "renew":
+            self.told_lost.update(lease.owner for lease in answer)
+
+    def check_answer(self, claim: Any, answer: Any) -> None:
+        """Check what the store says to a claim."""
+        granted = self.granted[claim.task_id[:5]]
+        to_run = claim.nesting < RETRIES_LIMIT - 1  # and not in the name of a continuation that will not come
+        if isinstance(answer, Lease) and to_run and answer.fence not in granted[-1:]:
+            granted.append(answer.fence)
+        if isinstance(answer, Lease) and claim.sender and not answer.taken_over:
+            self.overtaken.add(claim.sender)
+        if isinstance(answer, Lease) and answer.taken_over:
+            self.deaths[claim.task_id[:5]] += 1
+        if isinstance(answer, Lease) or answer.verdict in (Verdict.COMPLETED, Verdict.CRASH_LOOP):
+            self.forget_copies(claim.task_id)
+            if not claim.is_copy:
+                self.retried.pop(claim.task_id, None)
+        elif answer.verdict is Verdict.CONFLICT:
+            self.check_conflict(claim, answer.record)
+
+    def check_conflict(self, claim: Any, record: Any) -> None:
+        """Check whom a delivery waits for."""
+        self.counts["conflicts"] += 1
+        if record.owner == claim.owner:
+            self.fail(f"{claim.task_id} waits for its own lease")
+        if claim.sender and record.owner == claim.sender:
+            self.fail(f"a retry of {claim.task_id} waits for the run that published it")
+        if record.state is State.IN_PROGRESS and record.owner in self.gone:
+            self.fail(
+                f"{claim.task_id} waits for a delivery that has ended, or whose worker knows its child to be gone"
+            )
+        if not claim.copy:
+            self.forget_copies(claim.task_id)
+            return
+        alike = self.waiting[claim.task_id, claim.attempt, claim.copy]
+        alike.add(getcurrent().host.request.serial)
+        if len(alike) > 1:
+            self.fail(f"{len(alike)} copies {claim.copy} of {claim.task_id} wait for one turn")
+
+    def forget_copies(self, task_id: str) -> None:
+        for known in [known for known in self.waiting if known[0] == task_id]:
+            del self.waiting[known]
+
+    def released(self, lease: Lease, reason: Reason) -> None:
+        run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
+        if run is not None and reason is Reason.RETRY:
+            self.retried[run.task_id] = run.attempt + 1
+        elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
+            self.retried.pop(run.task_id, None)
+
+    def published(self, message: Any, process: Any) -> None:
+        """A process publishes a message."""
+        headers = message["headers"]
+        own = headers.get("idempotency") or {}
+        run = next((run for run in self.runs[::-1] if run.process is process), None)
+        if run is not None and own.get("copy") and run.retried:
+            self.fail(f"run {run.number} of {run.order} has published its retry, and then a copy of itself")
+        if run is not None and not own.get("copy") and self.simulation.broker.away_until <= self.world.now:
+            run.retried = True
+        if headers.get("eta") and own.get("copy"):
+            wait = (datetime.fromisoformat(headers["eta"]) - EPOCH).total_seconds() - self.world.now
+            longest = min(max(LEASE_TTL, 8.0), 0.45 * VISIBILITY)
+            if wait > min(longest, max(0.1, process.host.holder_remains or INFINITE)) + 0.1:
+                self.fail(f"a copy of {headers['id']} waits for {wait:.1f} s")
+
+    # -- what must hold ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        super().check()
+        for run in self.runs:
+            if not run.ending:
+                self.check_trust(run)
+        broker = self.simulation.broker
+        there = len(broker.queue) + len(broker.unacked)
+        if there > 8:
+            known = {text for text, *_ in [*broker.queue, *broker.unacked.values()]}
+            retries = sum(run.ending == "raised" for run in self.runs)
+            # Each that is delivered again may be deferred again, before the others are known to be superseded.
+            if len(known) > 2 * len(self.published_calls) + retries + broker.deliveries_again + 4:
+                self.fail(f"{len(known)} messages for {len(self.published_calls)} calls")
+
+    def check_trust(self, run: Run) -> None:
+        """Check that a run relies on its lease for no longer than the store has granted it."""
+        if run.held.lease.owner in self.told_lost and run.held.within is None and self.trusted(run):
+            self.fail(f"run {run.number} of {run.order} relies on a lease, and was told that it has lost it")
+        row = self.simulation.store._rows.get(run.held.key)
+        mine = row is not None and row.owner == run.held.lease.owner and not run.held.lost
+        if mine and not self.robbed(run) and run.held.deadline > row.lease_end / 1e6 - 0.5:
+            self.fail(f"run {run.number} of {run.order} trusts its lease for longer than it has it")
+
+    def ended(self) -> None:
+        super().ended()
+        self.check_answers()
+        for order in ORDERS:
+            runs = [run for run in self.runs if run.order == order]
+            done = [run for run in runs if run.ending == "returned" and not run.excused]
+            if len(done) > 1:
+                self.fail(f"runs {[run.number for run in done]} of {order} were carried out, and none was cut off")
+            self.counts["effects too many"] += max(0, sum(run.effect for run in runs) - 1)
+
+    def check_answers(self) -> None:
+        """Check that every call was answered, with what was settled."""
+        simulation = self.simulation
+        for order, task_id in self.published_calls:
+            meta = simulation.producer.backend.get_task_meta(task_id)
+            if meta["status"] not in states.READY_STATES:
+                self.fail(f"{task_id} was never answered: {meta['status']}")
+            self.counts[meta["status"]] += 1
+            if meta["status"] == states.SUCCESS:
+                self.check_result(order, task_id, meta["result"])
+            else:
+                self.check_failure(order, task_id, meta["result"])
+
+    def check_result(self, order: str, task_id: str, result: str) -> None:
+        """Check that a caller got what was settled, or what could not be."""
+        own = [run for run in self.runs if run.order == order and run.task_id == task_id and run.unsettled]
+        if result in {f"receipt {run.number}" for run in own}:
+            return
+        if not any(f'"{result}"'.encode() in settled for settled in self.answers[order]):
+            self.fail(f"{task_id} got {result!r}, and {self.answers[order]} was settled")
+
+    def check_failure(self, order: str, task_id: str, error: object) -> None:
+        """Check that a task that failed has a body that raised, that killed, or that took too long."""
+        runs, kind = [run for run in self.runs if run.order == order], type(error).__name__
+        self.counts[kind] += 1
+        if kind == "CrashLoop":
+            if self.deaths[order] < MAX_CRASHES:
+                self.fail(f"{task_id} is a crash loop after {self.deaths[order]} deaths")
+        elif kind in ("SoftTimeLimitExceeded", "Reject"):  # Celery rejects what cannot be published in time
+            if task_id not in self.time_is_over:
+                self.fail(f"{task_id} failed with a time limit of another one")
+        elif kind not in ("ValueError", "StoreUnreachable") or not any(run.ending == "raised" for run in runs):
+            self.fail(f"{task_id} failed with {error!r}, and no run of it did")
+
+
+def is_copy(request: Any) -> bool:
+    """Return whether the broker delivers a message again, or the library has published it again."""
+    identity = request._idempotency.identity
+    return bool(identity.copy or (request.delivery_info or {}).get("redelivered"))

@@ -1,0 +1,235 @@
+"""A task that is not published while a message waits: it indexes documents, which change before each call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from greenlet import getcurrent
+
+from celery_idempotent.errors import AlreadyPublished
+
+from .celery import EPOCH, Host
+from .law import Law
+from .world import Process, Step
+
+DOCUMENTS = ("DOC-1", "DOC-2")
+PUBLISHERS = 2
+#: What calls may say.
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"key": "document"},
+    {"key": "document", "until": "done"},
+    {"key": "document", "on_duplicate": "raise"},
+    {"key": "document", "on_duplicate": "replace"},
+    {"key": "document", "debounce": 4, "max_wait": 10},
+    {"key": "document", "throttle": 6},
+)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call that a publisher makes, after it has changed the document."""
+
+    document: str
+    version: int
+    options: dict[str, Any]
+    countdown: float = 0.0
+    #: how many bodies of the document had begun, and ended, when it was made
+    begun: int = 0
+    ended: int = 0
+    #: when it was made and when it returned, counted over all calls
+    since: int = 0
+    until: int = 0
+    #: published, skipped; refused, where its publisher knows
+    outcome: str = ""
+
+
+class Publisher(Host):
+    """A process that makes calls, one after another."""
+
+    def __init__(self, name: str, law: Indexing) -> None:
+        super().__init__(name)
+        self.law = law
+        self.process: Any = None
+
+    def faults(self) -> Iterator[tuple[str, float]]:
+        """Return what may happen to it."""
+        if self.process is not None and not self.process.dead:
+            yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2))
+
+    def kill(self, _: float) -> None:
+        world = self.law.world
+        world.tell(f"{self.name}: killed")
+        for process in [process for process in world.processes if process.host is self]:
+            world.kill(process)
+        self.process, self.stopped_until = None, 0.0
+        self.new_process()
+
+
+class Indexing(Law):
+    """A call is only skipped if a message that has yet to do its work exists."""
+
+    kind = "unique"
+
+    def begins(self, simulation: Any) -> None:
+        super().begins(simulation)
+        choices = self.choices
+        self.publishers = [Publisher(f"publisher-{number}", self) for number in range(1, PUBLISHERS + 1)]
+        self.options = options = choices.one_of("options", OPTIONS)
+        self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
+        self.long = choices.one_of("takes", [[0], [0, 0, 1, 9], [0, 0, 1, 9]])
+        #: whether the task calls itself, so many times
+        self.again = choices.one_of("calls itself", [0, 0, 0, 2])
+        documents = DOCUMENTS[: choices.one_of("documents", [1, 1, 2])]
+        self.calls = [
+            Call(choices.one_of("document", documents), 0, options, choices.one_of("countdown", [0.0, 0.0, 0.0, 5.0]))
+            for _ in range(choices.one_of("calls", [2, 3, 4, 6]))
+        ]
+        if "debounce" in options:
+            for call in self.calls:
+                call.countdown = 0.0
+        self.made: list[Call] = []
+        self.moments = 0
+        #: by message: when it is due
+        self.due: dict[str, float] = {}
+        #: by process: the message whose body it runs
+        self.bodies: dict[Any, str] = {}
+        #: messages in whose deliveries a time limit rang
+        self.cut_off: set[str] = set()
+        self.versions: Counter[str] = Counter()
+        #: by document: the versions with which bodies began and ended, in order
+        self.begun: dict[str, list[int]] = {document: [] for document in DOCUMENTS}
+        self.done: dict[str, list[int]] = {document: [] for document in DOCUMENTS}
+
+    def hosts(self) -> list[Any]:
+        return self.publishers
+
+    def published(self, message: Any, process: Any) -> None:
+        headers = message["headers"]
+        if headers["retries"] or headers["idempotency"].get("copy"):
+            return
+        eta = datetime.fromisoformat(headers["eta"]) if headers.get("eta") else EPOCH
+        self.due[headers["id"]] = (eta - EPOCH).total_seconds()
+
+    def steps(self) -> list[Step]:
+        if not self.calls:
+            return []
+        free = [each for each in self.publishers if each.process is None or each.process.dead]
+        return [(f"{each.name} makes a call", 2.0, self._start, each) for each in free]
+
+    def _start(self, publisher: Publisher) -> None:
+        call = self.calls.pop(0)
+        publisher.process = self.world.start(publisher, publisher.name, lambda: self.make(call))
+
+    def make(self, call: Call) -> None:
+        """Change a document, and call the task."""
+        self.world.sleep(self.choices.one_of("before a call", [0.0, 0.0, 0.0, 20.0, 90.0]))
+        self.versions[call.document] += 1
+        call.version = self.versions[call.document]
+        call.begun, call.ended = len(self.begun[call.document]), len(self.done[call.document])
+        self.made.append(call)
+        self.moments += 1
+        call.since = self.moments
+        self.counts["calls"] += 1
+        options = {"countdown": call.countdown} if call.countdown else {}
+        name = f"call of version {call.version} of {call.document}"
+        self.world.tell(name)
+        before = self.simulation.broker.published_by(getcurrent())
+        app = getattr(getcurrent().host, "app", self.simulation.producer)
+        due = self.world.now + call.countdown
+        try:
+            found = app.tasks["index"].apply_async((call.document, call.version), unique=call.options, **options).id
+        except AlreadyPublished as error:
+            found, call.outcome = error.task_id, "skipped"
+        except OSError:
+            found, call.outcome = "", "refused"
+        else:
+            sent = self.simulation.broker.published_by(getcurrent()) > before
+            call.outcome = "published" if sent else "skipped"
+        if call.outcome == "skipped":
+            self.check_skipped(call, found, due)
+        self.moments += 1
+        call.until = self.moments
+        self.counts[call.outcome] += 1
+        self.world.tell(f"{name}: {call.outcome}")
+
+    def check_skipped(self, call: Call, task_id: str, due: float) -> None:
+        """Check that the message for which a call was skipped is at least as good."""
+        if task_id not in self.due:
+            self.fail(f"version {call.version} of {call.document} was skipped for a message that nobody has published")
+        if "throttle" not in call.options and self.due[task_id] > due + 0.1:
+            self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
+        if self.bodies.get(getcurrent()) == task_id:
+            self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
+
+    def body(self, task: Any, document: str, version: int) -> None:
+        """The task: it reads the document as soon as it begins."""
+        world, choices = self.world, self.choices
+        self.begun[document].append(version)
+        self.bodies[getcurrent()] = task.request.id
+        self.counts["runs"] += 1
+        world.sleep(choices.one_of(f"index {document}", self.long), f"{document} is indexed for version {version}")
+        if choices.chance(f"{document}: raises", self.raises):
+            raise ValueError("no")
+        if task.request.retries < 3 and choices.chance(f"{document}: retries", self.retries):
+            raise task.retry(countdown=choices.one_of(f"{document}: retries after", [0, 2, 8]))
+        if self.again:
+            self.again -= 1
+            self.make(Call(document, 0, self.options))
+        world.sleep(choices.one_of(f"index {document} too", self.long), f"{document} was indexed")
+
+    def interrupted(self, process: Process) -> None:
+        super().interrupted(process)
+        self.cut_off.add(process.host.request.id)
+
+    def finished(self, request: Any, worker: Any) -> None:
+        super().finished(request, worker)
+        document, version = request._args
+        if request.id in self.cut_off:  # it has failed, perhaps before its body began, as all see who have its result
+            self.begun[document].append(version)
+        if request.id in self.cut_off or request.id in self.bodies.values():
+            self.done[document].append(version)
+
+    def check(self) -> None:
+        super().check()
+        broker = self.simulation.broker
+        if self.is_plain and len(broker.queue) + len(broker.unacked) > 2:
+            starting = [worker.request for worker in self.simulation.workers if worker.child is not None]
+            there = len(broker.queue) + len(broker.unacked) - len(starting)
+            if there > 2 * len({call.document for call in self.made}):
+                self.fail(f"{there} messages wait, and nothing has happened to any")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing has happened to any process or message, and all calls are alike."""
+        simulation = self.simulation
+        alike = not self.raises and not self.retries and not self.again
+        undisturbed = simulation.untroubled and not simulation.lossy
+        return (
+            self.options in OPTIONS[:3]
+            and alike
+            and undisturbed
+            and not any(call.countdown for call in self.made + self.calls)
+        )
+
+    def ended(self) -> None:
+        super().ended()
+        for call in self.made:
+            if call.outcome not in ("published", "skipped"):
+                continue
+            after = self.begun[call.document][call.begun :]
+            if call.options.get("until") == "done":
+                after = after + self.done[call.document][call.ended :]
+            if not after:
+                self.fail(f"version {call.version} of {call.document} was {call.outcome}, and no body began after it")
+            newest = "debounce" in call.options or call.options.get("on_duplicate") == "replace"
+            older = {
+                other.version
+                for other in self.made
+                if other.document == call.document and other.until and other.until < call.since
+            }
+            if newest and older.issuperset(after):
+                self.fail(f"version {call.version} of {call.document} was {call.outcome}, and only older ones ran")

@@ -1,0 +1,238 @@
+"""Clients that send a request again until it is answered, to servers behind the middleware for WSGI."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from greenlet import getcurrent
+
+from celery_idempotent import current_lease
+from celery_idempotent.core import guard
+from celery_idempotent.events import CrashLooped, LeaseLost, ReleaseFailed, SettleFailed
+from celery_idempotent.http.wsgi import IdempotencyMiddleware
+from celery_idempotent.stores import Lease, State
+
+from .celery import LEASE_TTL, Host, HostStore, OfHost
+from .law import Law
+from .world import Process
+
+SERVERS = 2
+#: How often a client sends its request, and for how many seconds it waits for the answer.
+TRIES, PATIENCE = 40, 12.0
+MAX_CRASHES = 5
+
+
+@dataclass(eq=False)
+class Run:
+    """A request that the application carries out."""
+
+    key: str
+    held: Any
+    process: Any
+    number: int
+    ending: str = ""
+    excused: bool = False
+
+
+class Server(Host):
+    """A server of several threads."""
+
+    def __init__(self, name: str, law: Requests) -> None:
+        super().__init__(name)
+        self.law = law
+        self.threads: list[Process] = []
+
+    def faults(self) -> Iterator[tuple[str, float]]:
+        """Return what may happen to it."""
+        self.threads = [thread for thread in self.threads if not thread.dead]
+        if self.threads:
+            yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2))
+
+    def kill(self, _: float) -> None:
+        world = self.law.world
+        world.tell(f"{self.name}: killed")
+        for process in [process for process in world.processes if process.host is self]:
+            self.law.killed(process)
+            world.kill(process)
+        self.threads, self.stopped_until = [], 0.0
+        self.new_process()
+
+
+class Requests(Law):
+    """One effect and one answer for each key, however often a request is sent."""
+
+    kind = "http"
+
+    def begins(self, simulation: Any) -> None:
+        super().begins(simulation)
+        choices = self.choices
+        self.servers = [Server(f"server-{number}", self) for number in range(1, SERVERS + 1)]
+        self.fails = choices.one_of("fails", [0, 0, 0.3])
+        self.long = choices.one_of("takes", [[0], [0, 0, 1, 9]])
+        self.deadly = choices.one_of("deadly", [""] * 7 + ["KEY-1"])
+        self.runs: list[Run] = []
+        self.settled: dict[str, bytes] = {}
+        self.answers: dict[str, set[tuple[str, bytes]]] = defaultdict(set)
+        self.deaths: Counter[str] = Counter()
+        middleware = IdempotencyMiddleware(
+            self.application, store=HostStore(simulation), scope=None, lease_ttl=LEASE_TTL, max_crashes=MAX_CRASHES
+        )
+        binding = middleware.binding
+        binding.__dict__["_guard"] = guard.Guard(
+            HostStore(simulation), binding.policy, binding._codec(), OfHost("heartbeat"), OfHost("breaker")
+        )
+        self.middleware = middleware
+        self.unanswered = 0
+        #: by key: how often it was found to kill its servers
+        self.loops: Counter[str] = Counter()
+        for key in ("KEY-1", "KEY-2")[: choices.one_of("keys", [1, 1, 2])]:
+            for number in range(choices.one_of(f"clients of {key}", [1, 2, 2])):
+                self.unanswered += 1
+                client = Host(f"client-{number} of {key}")
+                self.world.start(client, client.name, lambda key=key: self.request(key))
+
+    def hosts(self) -> list[Any]:
+        return self.servers
+
+    # -- a client ------------------------------------------------------------------------------------------------------
+
+    def request(self, key: str) -> None:
+        """Send a request until it is answered for good."""
+        world, choices = self.world, self.choices
+        for _ in range(TRIES):
+            server = choices.one_of("which server", self.servers)
+            answers: list[tuple[str, bytes]] = []
+            name = f"{server.name} {getcurrent().name}"
+            thread = world.start(server, name, lambda answers=answers: answers.append(self.serve(key)))
+            server.threads.append(thread)
+            end = world.now + PATIENCE
+            while not answers and not thread.dead and world.now < end:
+                world.sleep(1.0)
+            status = answers[0][0] if answers else "no answer"
+            world.tell(f"{getcurrent().name}: {status} {answers[0][1][:60] if answers else ''}")
+            self.counts[status] += 1
+            if status.startswith("201"):
+                self.answers[key].add(answers[0])
+                break
+            if status.startswith("500") and b"crash" in answers[0][1].lower():
+                if self.deaths[key] < MAX_CRASHES:
+                    self.fail(f"{key} is a crash loop after {self.deaths[key]} deaths")
+                break
+            world.sleep(choices.one_of("before it tries again", [0.5, 2.0, 5.0]))
+        else:
+            self.fail(f"{getcurrent().name} was not answered in {TRIES} tries")
+        self.unanswered -= 1
+
+    def serve(self, key: str) -> tuple[str, bytes]:
+        """Have the middleware answer a request, and return status and body."""
+        started: list[str] = []
+        environ = {
+            "REQUEST_METHOD": "POST",
+            "PATH_INFO": "/charges",
+            "CONTENT_LENGTH": "0",
+            "HTTP_IDEMPOTENCY_KEY": key,
+            "wsgi.input": io.BytesIO(),
+        }
+        host, since = getcurrent().host, self.world.now
+        failures = host.failures
+        try:
+            returned = self.middleware(environ, lambda status, headers, exc_info=None: started.append(status))
+            body = b"".join(returned)
+            close: Callable[[], None] = getattr(returned, "close", lambda: None)
+            close()
+        except ValueError as error:
+            return "500 Internal Server Error", str(error).encode()
+        unknown = not any(name.endswith(key) for name in self.settled)
+        if started[-1].startswith("201") and unknown and host.failures == failures and self.world.now == since:
+            self.fail(f"{key} is answered before its response is recorded")
+        self.world.step()  # the answer is on its way
+        return started[-1], body
+
+    # -- the application -----------------------------------------------------------------------------------------------
+
+    def application(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        """Charge a customer."""
+        world, choices, held, key = self.world, self.choices, current_lease(), environ["HTTP_IDEMPOTENCY_KEY"]
+        run = Run(key, held, getcurrent(), len(self.runs) + 1)
+        if held.key in self.settled:
+            self.fail(f"run {run.number} of {key} begins, which was settled")
+        self.runs.append(run)
+        self.counts["runs"] += 1
+        try:
+            world.sleep(choices.one_of(f"{key}: before", self.long), f"run {run.number} of {key} begins")
+            if any(self.overlaps(run, other) for other in self.runs):
+                self.fail(f"two runs of {key} at once, and both rely on their leases")
+            if key == self.deadly:
+                getcurrent().host.doomed = True
+            world.sleep(choices.one_of(f"{key}: after", self.long), f"run {run.number} has charged {key}")
+            if choices.chance(f"{key}: fails", self.fails):
+                run.ending = "failed"
+                if choices.chance(f"{key}: raises", 0.5):
+                    raise ValueError("no")
+                start_response("503 Service Unavailable", [])
+                return [b"later"]
+        except Exception:
+            run.ending = "failed"
+            raise
+        run.ending = "returned"
+        start_response("201 Created", [("Content-Type", "text/plain")])
+        return [f"receipt {run.number}".encode()]
+
+    def overlaps(self, run: Run, other: Run) -> bool:
+        both = other is not run and other.key == run.key and not other.ending
+        return both and self.trusted(run) and self.trusted(other)
+
+    def trusted(self, run: Run) -> bool:
+        return bool(run.held.fence) and not run.held.lost and self.world.now < run.held.deadline
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def killed(self, process: Process) -> None:
+        super().killed(process)
+        for run in self.runs:
+            if run.process is process:
+                run.ending, run.excused = run.ending or "killed", True
+
+    def emitted(self, event: Any) -> None:
+        if isinstance(event, CrashLooped):
+            self.loops[event.key.rpartition(":")[2]] += 1
+        if isinstance(event, (LeaseLost, SettleFailed, ReleaseFailed)):
+            for run in self.runs:
+                run.excused = run.excused or (run.held.key == event.key and run.held.fence == event.fence)
+
+    def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if isinstance(answer, Lease) and answer.taken_over:
+            self.deaths[answer.claim.key.rpartition(":")[2]] += 1
+        for key in {run.held.key for run in self.runs}:
+            record = self.simulation.store.get(key)
+            settled = record is not None and record.state is State.COMPLETED
+            if settled and self.settled.setdefault(key, record.payload) != record.payload:
+                self.fail(f"{verb} changed the response of {key}")
+        return answer
+
+    def check(self) -> None:
+        super().check()
+        for server in self.servers:
+            if server.doomed:
+                server.doomed = False
+                server.kill(0.0)
+
+    def ended(self) -> None:
+        super().ended()
+        if self.unanswered:
+            self.fail(f"{self.unanswered} clients were never answered")
+        for key in ("KEY-1", "KEY-2"):
+            runs = [run for run in self.runs if run.key == key]
+            done = [run.number for run in runs if run.ending == "returned" and not run.excused]
+            if len(done) > 1:
+                self.fail(f"runs {done} of {key} were carried out, and none was cut off")
+            if self.deaths[key] > MAX_CRASHES * (self.loops[key] + 1):
+                self.fail(f"{key} has killed its server {self.deaths[key]} times")
+            unsettled = [run for run in runs if run.excused]
+            if len(self.answers[key]) > 1 and not unsettled:
+                self.fail(f"clients of {key} got {self.answers[key]}")
