@@ -12,10 +12,17 @@ from .protocol import Configuration
 from .search import Found, Search
 from .stories import story, written
 
+#: Without time, and with one message that is delivered twice: copies meet each other.
+COPIES = {
+    "copies": Configuration(
+        "AB", faults=1, raises=0, retries=0, ghosts=False, kills=False, lost_replies=False, unmarked=True, ticks=False
+    )
+}
 #: What each run of the tests looks at.
 SMALL = {
     "one message": Configuration("A", faults=0),
     "two calls": Configuration("AB", faults=2, checks=True, broker=True, depth=7),
+    **COPIES,
 }
 MIDDLE = {
     "one message, to its end": Configuration("A", faults=1),
@@ -26,6 +33,7 @@ DATA_LOSS = {"data loss": Configuration("AB", faults=2, data_loss=True, operator
 CALLBACKS = {"callbacks": Configuration("AA", faults=2, raises=0, retries=0, callbacks=True, states=1_000_000)}
 #: In which of them what is broken is looked for, one after another.
 BROKEN = {
+    **COPIES,
     "a call that is published twice": Configuration("AA", faults=2, states=60_000),
     "two calls": Configuration("AB", faults=2, checks=True, broker=True, states=200_000),
     "data loss": Configuration("AB", faults=1, retries=0, raises=0, data_loss=True, states=60_000),

@@ -81,10 +81,14 @@ def _acquired(before: Row, owner: int, message: Message, told: Any) -> str:  # n
     return ""
 
 
-def of_step(told: tuple[Any, ...], hold: Hold | None, emitted: tuple[str, ...], what: tuple[Any, ...]) -> str:
+def of_step(
+    told: tuple[Any, ...], before: Hold | None, hold: Hold | None, emitted: tuple[str, ...], what: tuple[Any, ...]
+) -> str:
     """Return what is wrong with what a delivery makes of an input, or ""."""
-    if "SettleFailed" in emitted and hold is not None and hold.trust and not hold.lost:
+    if "SettleFailed" in emitted and before is not None and before.trust and not before.lost:
         return "a result is given up before its lease has run out"
+    if {"Acquired", "TakenOver"} & {*emitted} and hold is not None and not hold.trust:
+        return "a body begins under a lease that is in doubt"
     if told[0] == "refused" and told[2].dispatched and what[0] == "dispatch":
         return "callbacks are dispatched again that are known to have been dispatched"
     return ""
@@ -146,11 +150,18 @@ def dispatch(core: Core, worker: Worker, whose: str) -> str:
     return "" if whose == "theirs" else "callbacks are dispatched under ids that follow from nothing"
 
 
-def messages(core: Core, points: Points) -> int:
-    """Return how many messages there are, without those whose workers have published another in their place."""
+def messages(core: Core, points: Points) -> list[str]:
+    """Return the tasks of the messages there are, without those whose workers have published another in their place."""
     leaving = {
         worker.message[:6]
         for worker in core.workers
         if points.known[worker.point].what in (("end", "ignored"), ("end", "retried"))
     }
-    return sum(entry.queued or entry.message[:6] not in leaving for entry in core.entries)
+    return [entry.message.task for entry in core.entries if entry.queued or entry.message[:6] not in leaving]
+
+
+def converged(core: Core, points: Points) -> bool:
+    """Return whether no two messages of one task wait for a body that runs."""
+    waiting = messages(core, points)
+    bodies = sum(points.known[worker.point].in_body for worker in core.workers)
+    return bodies != 1 or len(waiting) == len(set(waiting))

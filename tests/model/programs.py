@@ -2,7 +2,7 @@
 
 A program is a greenlet in which the library's own code runs: `CeleryDelivery` with `Guard.run` below it, or what a
 worker's main process does for a child that died. It stops wherever it asks the store, sleeps, runs the body or
-publishes. Where it has stopped is a *point*: the stack of its frames, each with its next instruction. The model knows
+publishes. Where it has stopped is a *point*: the stack of its frames, each with its line. The model knows
 points by number, and what a point does with an input is found out by running the real code up to it again, once.
 
 What is written here in the library's place, because it is I/O, is `Delivery.body` (of `IdempotentTask.retry`: check,
@@ -46,7 +46,7 @@ _FENCE, _OTHER_FENCE = 7, 5
 #: What is waited for by those to whom their lease is nothing any more.
 NO_HOLD = (("copy",), ("get",), ("mark_dispatched",))
 #: Requests whose answers are judged by the time since they were made.
-AGED = ("acquire", "renew", "settle")
+AGED = ("acquire", "renew")
 
 clock = SimpleNamespace(now=_START)
 
@@ -89,10 +89,11 @@ class Program:
     Arguments:
         kind: ``("delivery", retries, whether it has callbacks)`` or ``("reaper",)``.
         claim: What it asks for.
+        own: What its body returns.
     """
 
-    def __init__(self, kind: tuple[Any, ...], claim: Claim) -> None:
-        self.kind, self.claim = kind, claim
+    def __init__(self, kind: tuple[Any, ...], claim: Claim, own: str = "own") -> None:
+        self.kind, self.claim, self.own = kind, claim, own
         self.held: Any = None
         self.heartbeat: Any = None
         self.emitted: list[str] = []
@@ -123,7 +124,7 @@ class Program:
             self.held is None
             or not self.held.fence
             or self.what[0] in ("end", "dispatch")
-            or described(self.what)[1:] in NO_HOLD
+            or described(self.what, self.own)[1:] in NO_HOLD
         ):
             return None
         hold = read_hold(self.held)
@@ -138,7 +139,7 @@ class Program:
         """Where it is."""
         watched = self.held is not None and self.held in self.heartbeat.holdings()
         body = self.in_body and self.what[0] != "publish"
-        return Point(described(self.what), body, watched, "SettleFailed" in self.emitted)
+        return Point(described(self.what, self.own), body, watched, "SettleFailed" in self.emitted)
 
     # -- what runs within it -------------------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ def suspend(*what: Any) -> Any:
 def _positions() -> tuple[Any, ...]:
     frame, found = sys._getframe(2), []
     while frame is not None and frame.f_code is not Program._run.__code__:
-        found.append((frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lasti))
+        found.append((frame.f_code.co_filename, frame.f_code.co_firstlineno, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
 
@@ -258,7 +259,7 @@ class Delivery(delivery.CeleryDelivery):
                     self._publish_retry()
                     raise Retry(when=RETRY_TICKS * TICK)
                 else:
-                    return "own"
+                    return program.own
         finally:
             program.in_body = False
 
@@ -331,6 +332,7 @@ def real_code() -> Iterator[None]:
         for module in (backoff, delivery):
             patch.setattr(module, "time", SimpleNamespace(sleep=lambda seconds: suspend("sleep")))
         patch.setattr(backoff, "random", SimpleNamespace(uniform=lambda low, high: high))
+        patch.setattr(backoff, "LOOK_EVERY", float("inf"))  # a long pause is one
         patch.setattr(breaker, "PROBE_EVERY", 0.0)
         patch.setattr(heartbeat, "threading", SimpleNamespace(**{**vars(threading), "Thread": NoThread}))
         patch.setattr(message, "publish_copy", _publish_copy)
@@ -347,13 +349,15 @@ def real_code() -> Iterator[None]:
 # -- inputs and outputs, without names ---------------------------------------------------------------------------------
 
 
-def described(what: tuple[Any, ...]) -> tuple[Any, ...]:
+def described(what: tuple[Any, ...], own: str) -> tuple[Any, ...]:
     """Return what a program waits for, as the model has it."""
+    if what[:2] == ("end", "value"):
+        return ("end", "value", "own" if what[2] == own else "theirs" if isinstance(what[2], str) else repr(what[2]))
     if what[0] != "call":
         return what
     match what[1], what[2:]:
         case "settle", (Lease(), Outcome(state, payload), *_):
-            return ("call", "settle", state.value, payload)
+            return ("call", "settle", state.value, b"own" if payload.decode() == own else payload)
         case "release", (Lease(), Release(reason, retry_in, next_attempt)):
             return ("call", "release", reason.value, ticks(retry_in), next_attempt)
         case verb, _:

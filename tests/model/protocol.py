@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from celery_idempotent.stores import rules
-from celery_idempotent.stores.records import Claim, Lease, Outcome, Reason, Record, Release, State
+from celery_idempotent.stores.records import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State
 
 from . import law
 from .programs import AGED, KEEP_TTL, LEASE_TICKS, LEASE_TTL, MAX_CRASHES, TICK, Hold, Points, Seen, ticks
@@ -38,11 +38,11 @@ class Configuration:
         messages: The task ids of what is published, all with one key; an id that is there twice was published twice.
         faults: How many faults may happen in all.
         raises, retries: How many bodies may raise, or retry.
-        deliveries: How often a message may be delivered; the last time only if it comes back from a worker.
         ghosts: Whether a request that was given up may arrive later.
         kills, lost_replies, redeliveries, unmarked, broker: Whether these faults happen.
         checks: Whether bodies call ``self.lease.check()``.
         callbacks: Whether the tasks have callbacks.
+        ticks: Whether time passes.
         operator, data_loss: Whether an operator releases, or the record is forgotten.
         depth: Events from the start, or None: to the end.
         states: About how many states to stop at.
@@ -60,6 +60,7 @@ class Configuration:
     broker: bool = False
     checks: bool = False
     callbacks: bool = False
+    ticks: bool = True
     operator: bool = False
     data_loss: bool = False
     depth: int | None = None
@@ -167,9 +168,11 @@ class Change(NamedTuple):
     crash_loop: bool = False
     runs_on: bool = False
     excused: bool = False
+    #: whether time passes, or a body goes on
+    moves: bool = False
 
 
-NONE, FAULT = Change(), Change(faults=1)
+NONE, FAULT, MOVE = Change(), Change(faults=1), Change(moves=True)
 RENEW = ("call", "renew")
 
 
@@ -299,7 +302,8 @@ class Protocol:
             served = self.serve(core.row, ghost.call, ghost.owner, ghost.message, ghost.fence)
             changed = core._replace(ghosts=_drop(core.ghosts, at))
             yield self._with_record(f"ghost {at}: arrives", changed, served, ghost.owner)
-        yield from self._time(core)
+        if self.configuration.ticks:
+            yield from self._time(core)
 
     def _faults(self, core: Core) -> Iterator[Event]:
         given = self.configuration
@@ -351,7 +355,7 @@ class Protocol:
             workers.append(worker)
         changed = core._replace(row=row, workers=tuple(workers))
         if changed != core:
-            yield self._event("a tick", changed, Change(suspects=suspects) if suspects else NONE, named=True)
+            yield self._event("a tick", changed, Change(suspects=suspects, moves=True), named=True)
 
     def _meddling(self, core: Core) -> Iterator[Event]:
         given, row = self.configuration, core.row
@@ -376,9 +380,9 @@ class Protocol:
             case ("sleep",):
                 yield self._goes_on(core, at, "wakes", ("wakes",), named=True)
             case ("body",):
-                yield self._goes_on(core, at, "returns", ("returns",), named=True)
-                yield self._goes_on(core, at, "raises", ("raises",), Change(raises=1), named=True)
-                yield self._goes_on(core, at, "retries", ("retries",), Change(retries=1), named=True)
+                yield self._goes_on(core, at, "returns", ("returns",), MOVE, named=True)
+                yield self._goes_on(core, at, "raises", ("raises",), Change(raises=1, moves=True), named=True)
+                yield self._goes_on(core, at, "retries", ("retries",), Change(retries=1, moves=True), named=True)
                 if given.checks:
                     checked = self._goes_on(core, at, "checks its lease", ("checks",))
                     if checked.core != core:
@@ -409,12 +413,12 @@ class Protocol:
         point, hold, emitted = self.points.step(worker.point, told, worker.age, worker.hold, late=late)
         lost = "LeaseLost" in emitted or (hold is not None and hold.lost and not (worker.hold and worker.hold.lost))
         label = f"worker {at}: {label}"
-        if broken := law.of_step(told, worker.hold, emitted, self.points.known[point].what):
+        if broken := law.of_step(told, worker.hold, hold, emitted, self.points.known[point].what):
             return Event(label, None, change, broken)
         if lost and not worker.overtaken:
             return Event(label, None, change, "a lease is given up for lost, and nobody else had it")
         fence, overtaken = worker.fence, worker.overtaken
-        if hold is None and self.points.known[point].what[0] not in ("dispatch", "call"):
+        if hold is None and self.points.known[point].what[0] != "dispatch":
             fence, overtaken = 0, False
         changed = Worker(
             worker.name,
@@ -641,13 +645,12 @@ def _serve(row: Row | None, call: tuple[Any, ...], owner: int, message: Message,
     match call[1:]:
         case ("acquire",):
             answer, after = rules.acquire("key", real, claim, NOW)
+            told = told_of(answer, claim)
             if isinstance(answer, Lease):
                 new, granted = answer.fence, row is None or row.state != State.IN_PROGRESS or row.owner != owner
-                told: tuple[Any, ...] = ("lease", answer.taken_over)
                 mine = row is not None and row.task == message.task and row.owner != message.sender
                 change = Change(runs_on=mine and claim.is_copy)
             else:
-                told = ("refused", answer.verdict.value, _seen(answer.record, claim))
                 value = int(answer.record.payload or NOBODY)
                 change = Change(crash_loop=answer.verdict.value == "crash_loop")
         case ("renew",):
@@ -695,6 +698,13 @@ def claim_of(message: Message, owner: int) -> Claim:
     )
 
 
+def told_of(answer: Lease | Refusal, claim: Claim) -> tuple[Any, ...]:
+    """Return an answer to a claim as the model has it."""
+    if isinstance(answer, Lease):
+        return ("lease", answer.taken_over)
+    return ("refused", answer.verdict.value, _seen(answer.record, claim))
+
+
 def _seen(record: Record, claim: Claim) -> Seen:
     return Seen(
         record.state.value,
@@ -726,16 +736,16 @@ def real_row(row: Row) -> rules.Row:
     )
 
 
-def model_row(row: rules.Row) -> Row:
-    """Return a store's record as the model has it."""
+def model_row(row: rules.Row, now: int = NOW) -> Row:
+    """Return a store's record as the model has it, at its time."""
     running, released = row.state is State.IN_PROGRESS, row.state is State.RELEASED
     return Row(
         row.state.value,
         row.fence,
         int(row.owner or NOBODY),
         row.task_id,
-        ticks((row.lease_end - NOW) / rules.SECOND) if running else 0,
-        ticks((row.not_before - NOW) / rules.SECOND) if released else 0,
+        ticks((row.lease_end - now) / rules.SECOND) if running else 0,
+        ticks((row.not_before - now) / rules.SECOND) if released else 0,
         min(row.crashes, MAX_CRASHES),
         row.reason,
         int(row.payload or NOBODY),
@@ -748,19 +758,29 @@ def model_row(row: rules.Row) -> Row:
 # -- what makes no difference ------------------------------------------------------------------------------------------
 
 
-def _order(worker: Worker) -> tuple[Any, ...]:
+def order(worker: Worker, row: Row | None) -> tuple[Any, ...]:
+    """Return by what workers are sorted; of their names, only whether it is the record's owner."""
+    owns = row is not None and row.owner == worker.name
     message = worker.message
-    return (
-        message[:5], message.redelivered, worker.reaper, worker.point, worker.age, worker.hold or (), worker.overtaken,
-        repr(worker.beat), repr(worker.answer), worker.name,
-    )  # fmt: skip
+    program = (message.redelivered, worker.reaper, worker.point, worker.age, worker.hold or ())
+    flight = (repr(worker.beat), repr(worker.answer), worker.fence, owns)
+    return message[:4], program, flight, worker.overtaken, message.token, worker.name
+
+
+def _entry_order(entry: Entry) -> tuple[Any, ...]:
+    message = entry.message
+    return message[:4], message.sender, message.redelivered, entry.queued, entry.unacked, message.token
 
 
 def sorted_workers(core: Core) -> Core:
     """Return the canonical core, of one that is, but for a worker that changed beside its name and its message."""
     workers = core.workers
-    if len(workers) == 2 and workers[0].message == workers[1].message and _order(workers[1]) < _order(workers[0]):
-        return _renamed(core)
+    if (
+        len(workers) == 2
+        and workers[0].message[:4] == workers[1].message[:4]
+        and order(workers[1], core.row) < order(workers[0], core.row)
+    ):
+        return canonical(core)
     return core
 
 
@@ -773,7 +793,9 @@ def canonical(core: Core) -> Core:
 
 def _renamed(core: Core) -> Core:
     row, ghosts = core.row, core.ghosts
-    workers = core.workers if len(core.workers) < 2 else tuple(sorted(core.workers, key=_order))
+    workers = (
+        core.workers if len(core.workers) < 2 else tuple(sorted(core.workers, key=lambda worker: order(worker, row)))
+    )
     names: dict[int, int] = {worker.name: place for place, worker in enumerate(workers)}
     for ghost in ghosts:
         names.setdefault(ghost.owner, GHOST)
@@ -878,7 +900,10 @@ def _renumbered(core: Core) -> Core:
     marks = tuple((task, n, number[task, n, copy], token_of(task, n, copy, token)) for task, n, copy, token in waiting)
     workers = tuple(worker._replace(message=_numbered(worker.message, number, token_of)) for worker in core.workers)
     entries = tuple(
-        sorted(entry._replace(message=_numbered(entry.message, number, token_of)) for entry in sorted(core.entries))
+        sorted(
+            entry._replace(message=_numbered(entry.message, number, token_of))
+            for entry in sorted(core.entries, key=_entry_order)
+        )
     )
     ghosts = tuple(ghost._replace(message=_numbered(ghost.message, number, token_of)) for ghost in core.ghosts)
     return Core(None if row is None else row._replace(waiting=marks), workers, entries, ghosts)

@@ -50,7 +50,6 @@ class Search:
         configuration: The configuration.
         tell: Gets a line for each depth (default: nobody).
         start: A protocol, and where to start in it (default: where nothing has happened).
-        first_end: Whether to stop once an end was reached.
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class Search:
         tell: Callable[[str], object] = lambda line: None,
         *,
         start: tuple[Protocol, Core, Tally] | None = None,
-        first_end: bool = False,
     ) -> None:
-        self.configuration, self.tell, self.first_end = configuration, tell, first_end
+        self.configuration, self.tell = configuration, tell
         self.found = Found()
         if start is None:
             protocol = Protocol(configuration)
@@ -77,6 +75,7 @@ class Search:
         self._tally_list: list[Tally] = []
         self._changes: dict[Change, int] = {}
         self._change_list: list[Change] = []
+        self._stills: list[bool] = []
         #: by core: what follows, as pairs of a core and a change; a core below 0 is a law that is broken
         self._following: list[tuple[int, ...] | None] = []
         #: by core: the same, by a fault
@@ -88,6 +87,8 @@ class Search:
         self._parents = array("I")
         #: by state that was looked at: where its followers begin in the edges
         self._offsets, self._edges = array("Q"), array("I")
+        #: by edge: whether no fault happens, no time passes and no body goes on
+        self._still = bytearray()
         self._first = self._core(core) << _BITS | self._tally(tally)
 
     # -- numbers -------------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Search:
             self._core_list.append(core)
             tasks = frozenset(tasks_in(core))
             self._tasks.append(share(tasks, tasks))
-            self._counts.append(law.messages(core, self.protocol.points))
+            self._counts.append(len(law.messages(core, self.protocol.points)))
             self._following.append(None)
             self._faulty.append(None)
         return number
@@ -125,6 +126,7 @@ class Search:
         if number is None:
             number = self._changes[change] = len(self._change_list)
             self._change_list.append(change)
+            self._stills.append(not change.faults and not change.moves)
         return number
 
     def _follow(self, core: int, *, faults: bool) -> tuple[int, ...]:
@@ -176,9 +178,7 @@ class Search:
         numbers[self._first] = 0
         parents.append(0)
         frontier = [self._first]
-        if self.first_end and is_end(self._core_list[self._first >> _BITS]):
-            return
-        offsets, edges = self._offsets, self._edges
+        offsets, edges, still, stills = self._offsets, self._edges, self._still, self._stills
         while frontier:
             if (depth is not None and found.depth >= depth) or (limit is not None and len(numbers) >= limit):
                 found.complete = False
@@ -212,13 +212,12 @@ class Search:
                         beyond.append(new)
                         if counts[next_core] > found.most_messages:
                             found.most_messages = counts[next_core]
-                        if self.first_end and is_end(self._core_list[next_core]):
-                            return
                         why = self._wrong(next_core, next_tally)
                         if why:
                             self._break(why, state, at)
                             return
                     edges.append(number)
+                    still.append(stills[change])
             frontier = beyond
             found.depth += bool(beyond)
             self.tell(f"{found.depth:4} {len(beyond):10} {len(numbers):10} states {len(self._core_list):9} cores")
@@ -244,40 +243,48 @@ class Search:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _backwards(self, expanded: int) -> None:
-        """Check that from every state an end can be reached, where all were answered and nothing is left to do."""
-        states = list(self._numbers)
-        total = len(states)
-        good = bytearray(total)
-        for number, state in enumerate(states):
-            core = self._core_list[state >> _BITS]
-            if number >= expanded:
-                good[number] = 1  # not looked at
-            elif is_end(core):
-                good[number] = 1
-                self.found.ends += 1
+        """Check what must be reachable from every state.
+
+        An end, where nothing is left to do (and all were answered, or a message would be lost). And while one body
+        runs, without its help, a state in which all copies of one message have become one.
+        """
+        cores = [state >> _BITS for state in self._numbers]
+        ends = [is_end(core) for core in self._core_list]
+        self.found.ends = sum(ends[core] for core in cores[:expanded])
+        stuck = self._cut_off(cores, expanded, ends, bytes([1]) * len(self._edges))
+        if stuck is not None:
+            self.found.broken, self.found.path = "no end can be reached any more", self._path(stuck)
+            return
+        converged = [law.converged(core, self.protocol.points) for core in self._core_list]
+        stuck = self._cut_off(cores, expanded, converged, self._still)
+        if stuck is not None:
+            self.found.broken, self.found.path = "copies of one message do not become one", self._path(stuck)
+
+    def _cut_off(self, cores: list[int], expanded: int, goals: list[bool], allowed: bytes | bytearray) -> int | None:
+        """Return the first state from which no goal can be reached by the edges that are allowed, or None."""
+        good = bytearray(number >= expanded or goals[core] for number, core in enumerate(cores))
         offsets, edges = self._offsets, self._edges
-        changed = True
-        while changed:
-            changed = False
-            for number in range(expanded - 1, -1, -1):
-                if not good[number]:
-                    for at in range(offsets[number], offsets[number + 1]):
-                        if good[edges[at]]:
-                            good[number] = 1
-                            changed = True
-                            break
-        stuck = good.find(0)
-        if stuck >= 0:
-            self.found.broken = "no end can be reached any more"
-            self.found.path = self._path(stuck, states)
+        left = [number for number in range(expanded - 1, -1, -1) if not good[number]]
+        while left:
+            still_left = []
+            for number in left:
+                for at in range(offsets[number], offsets[number + 1]):
+                    if good[edges[at]] and allowed[at]:
+                        good[number] = 1
+                        break
+                else:
+                    still_left.append(number)
+            if len(still_left) == len(left):
+                return left[-1]
+            left = still_left
+        return None
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
     def _break(self, why: str, state: int, at: int) -> None:
         self.found.broken = why
-        states = list(self._numbers)
-        self.found.path = self._path(self._numbers[state], states)
-        self.found.states, self.found.transitions = len(states), len(self._edges)
+        self.found.path = self._path(self._numbers[state])
+        self.found.states, self.found.transitions = len(self._numbers), len(self._edges)
         steps = self._steps(state >> _BITS, state & _MASK)
         wanted = steps[at], steps[at + 1]
         self.found.path.append(self._label(state >> _BITS, wanted))
@@ -294,7 +301,8 @@ class Search:
                 return event.label
         raise AssertionError("the event that was found is gone")
 
-    def _path(self, number: int, states: list[int]) -> list[str]:
+    def _path(self, number: int) -> list[str]:
+        states = list(self._numbers)
         chain = [number]
         while chain[-1]:
             chain.append(self._parents[chain[-1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from .programs import real_code
@@ -27,11 +28,15 @@ def written(configuration: Configuration, path: Sequence[str]) -> str:
     return SEPARATOR.join([repr(given), *path])
 
 
-def replay(text: str) -> tuple[Core, Tally]:
+def replay(text: str, beyond: int = 20_000) -> tuple[Core, Tally]:
     """Go along a path, as `python -m tests.model` prints one, and return where it leads.
 
+    Arguments:
+        text: What was printed.
+        beyond: How many states to look at from there on.
+
     Raises:
-        Broken: something does not hold on the way, or no end can be reached from where it leads.
+        Broken: something does not hold on the way, or in what can follow.
         LookupError: the path does not exist.
     """
     options, *path = text.split(SEPARATOR)
@@ -45,7 +50,7 @@ def replay(text: str) -> tuple[Core, Tally]:
                 raise Broken("\n".join([*story(configuration, path[:number]), after]))
             assert event.core is not None
             core, tally = event.core, after
-        found = Search(configuration, start=(protocol, core, tally), first_end=True).run()
+        found = Search(replace(configuration, states=beyond), start=(protocol, core, tally)).run()
         if found.broken:
             raise Broken("\n".join([*story(configuration, path), found.broken]))
     return core, tally

@@ -1,0 +1,87 @@
+"""The model's reductions take nothing away: what it says is what happens on the real memory store."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from celery_idempotent.stores import memory, rules
+
+from .programs import Points, clock, real_code
+from .protocol import Configuration, Protocol, Tally
+from .real import Real, comparable
+from .search import Search
+
+CONFIGURATIONS = [
+    Configuration("AAB", faults=4, raises=2, retries=2, checks=True, broker=True, unmarked=True),
+    Configuration("AB", faults=3, operator=True, data_loss=True),
+]
+
+
+WALKS = 20
+#: What the model has as an event of its own, and for real is decided by how long a request took.
+LATE = ", for too long"
+
+
+def walk(configuration: Configuration, protocol: Protocol, seed: int, steps: int) -> int:
+    """Let what a seed says happen in the model and for real; return how much did."""
+    chance = Random(seed)
+    core, tally = protocol.start()
+    real = Real(configuration, protocol.points)
+    done: list[str] = []
+    for _ in range(steps):
+        now = clock.now
+        choices = {}
+        for event in [*protocol.events(core, faults=False), *protocol.events(core, faults=True)]:
+            after = tally.after(event.change)
+            if event.core is not None and isinstance(after, Tally):
+                choices[event.label] = (event, after)
+        clock.now = now  # the model has looked up what it did not know
+        labels = [label for label in choices if not label.endswith(LATE)]
+        if not labels:
+            break
+        label = chance.choices(labels, [1 if choices[label][0].change.faults else 3 for label in labels])[0]
+        done.append(label)
+        real.happen(label, core)
+        assert real.points_known(), "\n".join(["a point that the model does not know", *done])
+        is_real = comparable(real.core())
+        may_be = [choices[each] for each in (label, label + LATE) if each in choices]
+        alike = [(event.core, after) for event, after in may_be if event.core and comparable(event.core) == is_real]
+        models = [str(comparable(event.core)) for event, _ in may_be if event.core]
+        assert alike, "\n".join([*done, "real:", str(is_real), "model:", *models])
+        core, tally = alike[0]
+    for worker in real.workers:
+        real._leave(worker)
+    return len(done)
+
+
+@pytest.fixture
+def on_the_models_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "time", lambda: clock.now)
+    monkeypatch.setattr(rules, "STEADY_RENEWALS", 10**6)  # the model has no lease that was renewed so often
+
+
+@pytest.mark.usefixtures("on_the_models_clock")
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_what_the_model_says_is_what_happens_for_real(configuration: Configuration) -> None:
+    with real_code():
+        protocol = Protocol(configuration)
+        done = sum(walk(configuration, protocol, seed, 50) for seed in range(WALKS))
+    assert done > WALKS * 25
+
+
+def test_paths_that_lead_to_one_point_go_on_alike() -> None:
+    with real_code():
+        search = Search(Configuration("AB", faults=2, checks=True, broker=True, states=4_000))
+        assert not search.run().broken
+        points, compared = search.protocol.points, 0
+        for number, kind, path in points.merged:
+            for (point, *told), (after, hold, emitted) in list(points._steps.items()):
+                if point == number:
+                    program = points.replay(kind, (*path, tuple(told)))  # type: ignore[arg-type]
+                    assert points._numbers[Points.key(program)] == after, (kind, path, told)
+                    assert (program.hold, tuple(program.emitted[program.before :])) == (hold, emitted)
+                    program.kill()
+                    compared += 1
+    assert compared > 100
