@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_idempotent import IdempotentTask
+from celery_idempotent.celery import message
 from celery_idempotent.stores import memory, rules
 
 from .programs import Points, clock, real_code
@@ -85,3 +90,43 @@ def test_paths_that_lead_to_one_point_go_on_alike() -> None:
                     program.kill()
                     compared += 1
     assert compared > 100
+
+
+@pytest.fixture
+def task() -> Iterator[Any]:
+    """A task whose broker is in this process, while a retry of it is being delivered."""
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(idempotency_store="memory://", idempotency={"history": False}, task_publish_retry=False)
+
+    @app.task(name="charge", base=IdempotentTask, bind=True, shared=False)
+    def charge(self: Any) -> None: ...
+
+    meta = {"idempotency": {"copy": 3, "token": "t", "from": "publisher"}, "idempotency_delivery": {"owner": "me"}}
+    context = {"id": "A", "args": (), "kwargs": {}, "retries": 1, "called_directly": False, "is_eager": False}
+    charge.push_request(**context, delivery_info={"routing_key": "celery"}, headers=meta)
+    yield charge
+    charge.pop_request()
+
+
+def published(task: Any) -> tuple[str, int, int, str | None, str]:
+    """Return of the one message that was published: id, retries, number of the copy, sender and token."""
+    with task.app.connection_for_write() as connection:
+        channel = connection.default_channel
+        found = channel.basic_get("celery", no_ack=True)
+        assert found is not None
+        assert channel.basic_get("celery") is None
+    headers, own = found.headers, found.headers["idempotency"]
+    return headers["id"], headers["retries"], own.get("copy", 0), own.get("from"), own.get("token", "")
+
+
+def test_a_copy_has_the_next_number_another_token_and_the_same_sender(task: Any) -> None:
+    message.publish_copy(task, task.request, message.DeliveryState.of(task.request).identity, 0.0)
+    *said, token = published(task)
+    assert said == ["A", 1, 4, "publisher"]
+    assert token not in ("", "t")
+
+
+def test_a_retry_has_the_next_attempt_no_number_and_its_run_as_sender(task: Any) -> None:
+    message.DeliveryState.of(task.request)
+    task.retry(throw=False, countdown=0, max_retries=3)
+    assert published(task) == ("A", 2, 0, "me", "")
