@@ -35,7 +35,7 @@ CALLBACKS = {"callbacks": Configuration("AA", faults=2, raises=0, retries=0, cal
 BROKEN = {
     **COPIES,
     "a call that is published twice": Configuration("AA", faults=2, states=60_000),
-    "two calls": Configuration("AB", faults=2, checks=True, broker=True, states=200_000),
+    "two calls": Configuration("AB", faults=2, checks=True, broker=True, states=250_000),
     "data loss": Configuration("AB", faults=1, retries=0, raises=0, data_loss=True, states=60_000),
     "callbacks": Configuration("A", faults=2, raises=0, retries=0, callbacks=True, states=60_000),
     "crashes": Configuration("AB", faults=3, retries=0, redeliveries=False, lost_replies=False, states=150_000),

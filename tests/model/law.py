@@ -82,15 +82,35 @@ def _acquired(before: Row, owner: int, message: Message, told: Any) -> str:  # n
 
 
 def of_step(
-    told: tuple[Any, ...], before: Hold | None, hold: Hold | None, emitted: tuple[str, ...], what: tuple[Any, ...]
+    before: tuple[tuple[Any, ...], Hold | None],
+    told: tuple[Any, ...],
+    after: tuple[tuple[Any, ...], Hold | None],
+    emitted: tuple[str, ...],
 ) -> str:
-    """Return what is wrong with what a delivery makes of an input, or ""."""
-    if "SettleFailed" in emitted and before is not None and before.trust and not before.lost:
+    """Return what is wrong with what a program makes of an input, or "".
+
+    Arguments:
+        before: What it waited for, and what its holder believed.
+        told: The input.
+        after: The same afterwards.
+        emitted: The names of its events.
+    """
+    (waited, believed), (what, believes) = before, after
+    if "SettleFailed" in emitted and believed is not None and believed.trust and not believed.lost:
         return "a result is given up before its lease has run out"
-    if {"Acquired", "TakenOver"} & {*emitted} and hold is not None and not hold.trust:
+    if {"Acquired", "TakenOver"} & {*emitted} and believes is not None and not believes.trust:
         return "a body begins under a lease that is in doubt"
-    if told[0] == "refused" and told[2].dispatched and what[0] == "dispatch":
-        return "callbacks are dispatched again that are known to have been dispatched"
+    match waited, told, what:
+        case ("call", "acquire"), ("refused", _, seen), ("dispatch", _) if seen.dispatched:
+            return "callbacks are dispatched again that are known to have been dispatched"
+        case ("call", "release", *_), (False,), ("end", "failed", *_):
+            return "a run that has lost its lease fails its task"
+        case ("call", "get"), ("found", seen), ("end", "requeue") if seen is not None and seen.holds:
+            return "a dead child's lease is not given back"
+        case ("body",), ("raises",), (verb, *rest) if (verb, *rest[:1]) != ("call", "release"):
+            return "a body has raised, and its lease is not given back"
+        case ("publish", "retry"), ("published",), (verb, *rest) if (verb, *rest[:1]) != ("call", "release"):
+            return "a retry is published, and the lease is not given back"
     return ""
 
 
@@ -139,10 +159,13 @@ def failure(error: str) -> str:
     return "" if error in ("Boom", "CrashLoop") else f"a caller gets {error}, and no body raised it"
 
 
-def dispatch(core: Core, worker: Worker, whose: str) -> str:
-    """Return what is wrong with the ids of callbacks, or ""."""
+def dispatch(core: Core, worker: Worker, whose: str, unsettled: bool) -> str:
+    """Return what is wrong with the ids of callbacks, or "".
+
+    Where a result could not be recorded for as long as that was tried, its callbacks have the ids of its own run.
+    """
     row = core.row
-    if row is None or row.state != DONE:
+    if row is None or row.state != DONE or unsettled:
         return ""
     if whose == "own":
         same = row.fence == worker.fence

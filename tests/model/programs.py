@@ -373,6 +373,11 @@ class Seen(NamedTuple):
     done: bool = False
     dispatched: bool = False
 
+    @property
+    def holds(self) -> bool:
+        """Whether it is the record of a lease that the asker holds."""
+        return self.my_owner and self.state == State.IN_PROGRESS
+
 
 def answer_for(what: tuple[Any, ...], told: tuple[Any, ...], claim: Claim) -> Any:
     """Return the real answer to what a program waits for: of the store, of the broker, or none."""

@@ -413,7 +413,9 @@ class Protocol:
         point, hold, emitted = self.points.step(worker.point, told, worker.age, worker.hold, late=late)
         lost = "LeaseLost" in emitted or (hold is not None and hold.lost and not (worker.hold and worker.hold.lost))
         label = f"worker {at}: {label}"
-        if broken := law.of_step(told, worker.hold, hold, emitted, self.points.known[point].what):
+        known = self.points.known
+        before, after = (known[worker.point].what, worker.hold), (known[point].what, hold)
+        if broken := law.of_step(before, told, after, emitted):
             return Event(label, None, change, broken)
         if lost and not worker.overtaken:
             return Event(label, None, change, "a lease is given up for lost, and nobody else had it")
@@ -513,7 +515,8 @@ class Protocol:
 
     def _dispatch(self, core: Core, at: int, whose: str) -> Event:
         event = self._goes_on(core, at, "dispatches callbacks", ("dispatched",))
-        broken = law.dispatch(core, core.workers[at], whose)
+        worker = core.workers[at]
+        broken = law.dispatch(core, worker, whose, self.points.known[worker.point].unsettled)
         return event._replace(broken=broken, excused=True) if broken else event
 
     def _end(self, core: Core, at: int, how: list[Any]) -> Iterator[Event]:

@@ -84,7 +84,7 @@ class Search:
         #: by tally: what follows from each change
         self._after: list[dict[int, int | str | None]] = []
         self._numbers: dict[int, int] = {}
-        self._parents = array("I")
+        self._parents: array[int] = array("I")
         #: by state that was looked at: where its followers begin in the edges
         self._offsets, self._edges = array("Q"), array("I")
         #: by edge: whether no fault happens, no time passes and no body goes on
@@ -248,7 +248,7 @@ class Search:
         An end, where nothing is left to do (and all were answered, or a message would be lost). And while one body
         runs, without its help, a state in which all copies of one message have become one.
         """
-        cores = [state >> _BITS for state in self._numbers]
+        cores = array("I", (state >> _BITS for state in self._numbers))
         ends = [is_end(core) for core in self._core_list]
         self.found.ends = sum(ends[core] for core in cores[:expanded])
         stuck = self._cut_off(cores, expanded, ends, bytes([1]) * len(self._edges))
@@ -260,13 +260,13 @@ class Search:
         if stuck is not None:
             self.found.broken, self.found.path = "copies of one message do not become one", self._path(stuck)
 
-    def _cut_off(self, cores: list[int], expanded: int, goals: list[bool], allowed: bytes | bytearray) -> int | None:
+    def _cut_off(self, cores: array[int], expanded: int, goals: list[bool], allowed: bytes | bytearray) -> int | None:
         """Return the first state from which no goal can be reached by the edges that are allowed, or None."""
         good = bytearray(number >= expanded or goals[core] for number, core in enumerate(cores))
         offsets, edges = self._offsets, self._edges
-        left = [number for number in range(expanded - 1, -1, -1) if not good[number]]
+        left = array("I", (number for number in range(expanded - 1, -1, -1) if not good[number]))
         while left:
-            still_left = []
+            still_left = array("I")
             for number in left:
                 for at in range(offsets[number], offsets[number + 1]):
                     if good[edges[at]] and allowed[at]:
