@@ -30,6 +30,9 @@ ELSEWHERE = {
     "a lost child fails its task": "Celery's options",
 }
 
+#: What the model does not find, and why.
+UNSEEN: dict[str, str] = {}
+
 MORE: dict[str, list[tuple[str, str, str]]] = {
     "what is published on purpose is superseded": [(RULES, "    if not claim.is_copy:\n", "    if False:\n")],
     "an attempt that was retried runs again": [

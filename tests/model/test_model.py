@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .__main__ import LARGE, SMALL, look
-from .breaks import BREAKS, ROOT, found_after
+from .breaks import BREAKS, ELSEWHERE, ROOT, SIMULATED, UNSEEN, found_after
 from .protocol import Configuration
 from .stories import Broken, replay, written
 
@@ -33,6 +33,19 @@ def test_what_a_break_replaces_is_in_the_source_once(name: str) -> None:
     for edit in BREAKS[name]:
         text = (ROOT / "celery_idempotent" / edit.file).read_text(encoding="utf-8")
         assert text.count(edit.old) == 1, f"{edit.file}: {edit.old!r}"
+
+
+def test_breaks_that_are_left_out_are_breaks() -> None:
+    assert ELSEWHERE.keys() <= SIMULATED.keys()
+    assert UNSEEN.keys() <= BREAKS.keys()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", BREAKS)
+def test_every_line_that_is_missing_is_found(name: str) -> None:
+    states, why = found_after(name)
+    assert (states is None) == (name in UNSEEN), why
 
 
 @pytest.mark.unmeasured

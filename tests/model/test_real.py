@@ -61,6 +61,13 @@ def walk(configuration: Configuration, protocol: Protocol, seed: int, steps: int
     return len(done)
 
 
+def walks(configuration: Configuration, seeds: range) -> int:
+    """Go as these seeds say, and return how much happened."""
+    with real_code():
+        protocol = Protocol(configuration)
+        return sum(walk(configuration, protocol, seed, 50) for seed in seeds)
+
+
 @pytest.fixture
 def on_the_models_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "time", lambda: clock.now)
@@ -70,15 +77,20 @@ def on_the_models_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("on_the_models_clock")
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_what_the_model_says_is_what_happens_for_real(configuration: Configuration) -> None:
-    with real_code():
-        protocol = Protocol(configuration)
-        done = sum(walk(configuration, protocol, seed, 50) for seed in range(WALKS))
-    assert done > WALKS * 25
+    assert walks(configuration, range(WALKS)) > WALKS * 25
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("on_the_models_clock")
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_what_the_model_says_is_what_happens_for_real_for_long(configuration: Configuration) -> None:
+    assert walks(configuration, range(WALKS, 100 * WALKS)) > 99 * WALKS * 25
 
 
 def test_paths_that_lead_to_one_point_go_on_alike() -> None:
     with real_code():
-        search = Search(Configuration("AB", faults=2, checks=True, broker=True, states=4_000))
+        search = Search(Configuration("AB", faults=2, checks=True, broker=True, states=8_000))
         assert not search.run().broken
         points, compared = search.protocol.points, 0
         for number, kind, path in points.merged:
