@@ -28,7 +28,7 @@ MIDDLE = {
     "one message, to its end": Configuration("A", faults=1),
     "two calls, to their end": Configuration("AB", faults=0),
 }
-LARGE = {"three messages": Configuration("AAB", faults=4, unmarked=True, broker=True, depth=14, states=12_000_000)}
+LARGE = {"three messages": Configuration("AAB", faults=4, checks=True, broker=True, depth=12)}
 DATA_LOSS = {"data loss": Configuration("AB", faults=2, data_loss=True, operator=True, states=1_000_000)}
 CALLBACKS = {"callbacks": Configuration("AA", faults=2, raises=0, retries=0, callbacks=True, states=1_000_000)}
 #: In which of them what is broken is looked for, one after another.

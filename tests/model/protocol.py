@@ -301,7 +301,8 @@ class Protocol:
         for at, ghost in enumerate(core.ghosts):
             served = self.serve(core.row, ghost.call, ghost.owner, ghost.message, ghost.fence)
             changed = core._replace(ghosts=_drop(core.ghosts, at))
-            yield self._with_record(f"ghost {at}: arrives", changed, served, ghost.owner)
+            event = self._with_record(f"ghost {at}: arrives", changed, served, ghost.owner, sort=False)
+            yield event if event.core is None else self._event(event.label, event.core, event.change)
         if self.configuration.ticks:
             yield from self._time(core)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from greenlet import greenlet
 
+from celery_idempotent.core import heartbeat
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import rules
 from celery_idempotent.stores.memory import MemoryStore
@@ -243,7 +244,8 @@ class Real:
         match what:
             case "its renewal is sent":
                 (server,) = worker.program.heartbeat._servers.values()
-                worker.beat = greenlet(partial(server.beat, clock.now))
+                # What is due within a pause of the heartbeat's is due now.
+                worker.beat = greenlet(partial(server.beat, clock.now + heartbeat.RETRY_PAUSE))
                 worker.beat.program = SimpleNamespace(dead=False, stack=())
                 worker.beat_what = worker.beat.switch()  # type: ignore[attr-defined]
                 worker.beat_since, worker.beat_answer = clock.now, None

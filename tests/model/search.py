@@ -67,7 +67,8 @@ class Search:
         self.protocol, core, tally = start
         self.everyone = frozenset(configuration.messages)
         self._cores: dict[Core, int] = {}
-        self._core_list: list[Core] = []
+        #: the cores that were found, by number
+        self.cores: list[Core] = []
         self._parts: dict[object, object] = {}
         self._tasks: list[frozenset[str]] = []
         self._counts: list[int] = []
@@ -103,8 +104,8 @@ class Search:
                 share(core.entries, tuple(share(entry, entry) for entry in core.entries)),
                 share(core.ghosts, core.ghosts),
             )
-            number = self._cores[core] = len(self._core_list)
-            self._core_list.append(core)
+            number = self._cores[core] = len(self.cores)
+            self.cores.append(core)
             tasks = frozenset(tasks_in(core))
             self._tasks.append(share(tasks, tasks))
             self._counts.append(len(law.messages(core, self.protocol.points)))
@@ -131,7 +132,7 @@ class Search:
 
     def _follow(self, core: int, *, faults: bool) -> tuple[int, ...]:
         pairs: dict[tuple[int, int], None] = {}
-        for event in self.protocol.events(self._core_list[core], faults=faults):
+        for event in self.protocol.events(self.cores[core], faults=faults):
             change = event.change
             if event.broken:
                 self._laws.append((event.broken, event.excused))
@@ -168,7 +169,7 @@ class Search:
             if collecting:
                 gc.enable()
         self.found.seconds = time.process_time() - began
-        self.found.cores = len(self._core_list)
+        self.found.cores = len(self.cores)
         return self.found
 
     def _breadth_first(self) -> None:  # noqa: C901 - a call for each transition takes as long as all the rest
@@ -220,7 +221,7 @@ class Search:
                     still.append(stills[change])
             frontier = beyond
             found.depth += bool(beyond)
-            self.tell(f"{found.depth:4} {len(beyond):10} {len(numbers):10} states {len(self._core_list):9} cores")
+            self.tell(f"{found.depth:4} {len(beyond):10} {len(numbers):10} states {len(self.cores):9} cores")
         found.states, found.transitions = len(numbers), len(edges)
         offsets.append(len(edges))
         self._backwards(len(offsets) - 1)
@@ -249,13 +250,13 @@ class Search:
         runs, without its help, a state in which all copies of one message have become one.
         """
         cores = array("I", (state >> _BITS for state in self._numbers))
-        ends = [is_end(core) for core in self._core_list]
+        ends = [is_end(core) for core in self.cores]
         self.found.ends = sum(ends[core] for core in cores[:expanded])
         stuck = self._cut_off(cores, expanded, ends, bytes([1]) * len(self._edges))
         if stuck is not None:
             self.found.broken, self.found.path = "no end can be reached any more", self._path(stuck)
             return
-        converged = [law.converged(core, self.protocol.points) for core in self._core_list]
+        converged = [law.converged(core, self.protocol.points) for core in self.cores]
         stuck = self._cut_off(cores, expanded, converged, self._still)
         if stuck is not None:
             self.found.broken, self.found.path = "copies of one message do not become one", self._path(stuck)
@@ -291,13 +292,13 @@ class Search:
 
     def _label(self, core: int, wanted: tuple[int, int]) -> str:
         found = self.protocol.events
-        for event in [*found(self._core_list[core], faults=False), *found(self._core_list[core], faults=True)]:
+        for event in [*found(self.cores[core], faults=False), *found(self.cores[core], faults=True)]:
             change = event.change._replace(excused=wanted[0] >= 0 and bool(event.broken))
             if self._change(change) != wanted[1]:
                 continue
             if wanted[0] < 0 and event.broken == self._laws[-wanted[0] - 1][0]:
                 return event.label
-            if wanted[0] >= 0 and event.core == self._core_list[wanted[0]]:
+            if wanted[0] >= 0 and event.core == self.cores[wanted[0]]:
                 return event.label
         raise AssertionError("the event that was found is gone")
 

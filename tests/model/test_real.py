@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,7 +15,7 @@ from celery_idempotent.celery import message
 from celery_idempotent.stores import memory, rules
 
 from .programs import Points, clock, real_code
-from .protocol import Configuration, Protocol, Tally
+from .protocol import Configuration, Protocol, Tally, canonical
 from .real import Real, comparable
 from .search import Search
 
@@ -142,3 +143,11 @@ def test_a_retry_has_the_next_attempt_no_number_and_its_run_as_sender(task: Any)
     message.DeliveryState.of(task.request)
     task.retry(throw=False, countdown=0, max_retries=3)
     assert published(task) == ("A", 2, 0, "me", "")
+
+
+def test_a_core_stands_for_itself() -> None:
+    with real_code():
+        search = Search(replace(CONFIGURATIONS[0], states=4_000))
+        assert not search.run().broken
+    assert len(search.cores) > 3000
+    assert all(canonical(core) == core for core in search.cores)
