@@ -173,6 +173,7 @@ PARTS: dict[str, Callable[[Path, str], bool]] = {
         is_in(path, (*PYTHONS, CONTRACT)) or (is_in(path, WORKERS_ON_PYTHONS) and "mark.smoke" in text)
     ),
     "oldest": lambda path, text: is_in(path, (*LIBRARIES, CONTRACT)) or "mark.smoke" in text,
+    "compat or oldest": lambda path, text: PARTS["compat"](path, text) or PARTS["oldest"](path, text),
     "unmeasured": lambda path, text: is_in(path, UNMEASURED) or "mark.unmeasured" in text,
     "not unmeasured": lambda path, text: not is_in(path, UNMEASURED),
 }

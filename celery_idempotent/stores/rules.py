@@ -139,7 +139,10 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing
     died = lapsed and row.reason != Reason.SHUTDOWN  # a shutdown that was announced is no crash
     row.crashes += died
-    if row.crashes >= claim.max_crashes and mine and (died or claim.is_copy or row.reason == Reason.CRASHED):
+    crashed = died or row.reason == Reason.CRASHED
+    looping = mine and row.crashes >= claim.max_crashes and (crashed or claim.is_copy)
+    # Messages of several task ids may take turns.
+    if looping or (crashed and row.crashes >= 2 * claim.max_crashes):
         row.state, row.owner, row.reason, row.not_before = State.RELEASED, "", Reason.CRASH_LOOP.value, 0
         return Refusal(Verdict.CRASH_LOOP, seen()), row
     return _grant(row, claim, now, taken_over=lapsed)

@@ -555,6 +555,22 @@ class CrashFacts(Ages):
             assert verdict(store, max_crashes=1, **delivery) is Verdict.CRASH_LOOP
         assert known(store).crashes == 1
 
+    @pytest.mark.parametrize("reported", [True, False])
+    def test_tasks_that_take_turns_in_killing_their_workers_are_a_crash_loop(
+        self, store: Store, reported: bool
+    ) -> None:
+        for turn in range(4):
+            lease = take(store, task_id="ab"[turn % 2], max_crashes=2, redelivered=turn > 1)
+            assert lease.crashes == turn
+            if reported:
+                free(store, lease, Reason.CRASHED)
+            else:
+                self.crash(store, lease)
+        why, record = refused(store, task_id="a", max_crashes=2, redelivered=True)
+        assert (why, record.crashes, record.reason) == (Verdict.CRASH_LOOP, 4, Reason.CRASH_LOOP)
+        assert verdict(store, task_id="b", max_crashes=2, redelivered=True) is Verdict.CRASH_LOOP
+        assert take(store, task_id="c", max_crashes=2, redelivered=True).crashes == 4
+
     def test_another_task_may_try_what_looped(self, store: Store) -> None:
         self.crash(store, take(store))
         assert verdict(store, max_crashes=1) is Verdict.CRASH_LOOP

@@ -750,7 +750,7 @@ def model_row(row: rules.Row, now: int = NOW) -> Row:
         row.task_id,
         ticks((row.lease_end - now) / rules.SECOND) if running else 0,
         ticks((row.not_before - now) / rules.SECOND) if released else 0,
-        min(row.crashes, MAX_CRASHES),
+        min(row.crashes, 2 * MAX_CRASHES),
         row.reason,
         int(row.payload or NOBODY),
         tuple(sorted((task, mark[0], mark[1], int(mark[2] or 0)) for task, mark in row.waiting.items())),

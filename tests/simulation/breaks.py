@@ -49,7 +49,12 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "no retry overtakes": [(RULES, "bool(claim.sender) and claim.sender == row.owner", "False")],
         "a duplicate does not wait for a retry": [(RULES, "row.not_before > now and not goes_on", "False")],
         "crashes are not counted": [(RULES, "row.crashes += died", "pass")],
-        "the first crash is one too many": [(RULES, "if row.crashes >= claim.max_crashes and", "if row.crashes and")],
+        "the first crash is one too many": [
+            (RULES, "row.crashes >= claim.max_crashes and", "bool(row.crashes) and"),
+        ],
+        "tasks that take turns are no crash loop": [
+            (RULES, "crashed and row.crashes >= 2 * claim.max_crashes", "False")
+        ],
         "trust counts from the reply": [
             (GUARD, "self._hold(delivery, found, since)", "self._hold(delivery, found, monotonic())")
         ],

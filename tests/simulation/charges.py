@@ -107,9 +107,7 @@ class Charges(Law):
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
         made, one_of = [], self.choices.one_of
         for order in ORDERS[: one_of("orders", [1, 1, 2])]:
-            # Known: messages of several ids take turns in killing what runs them, and none is one too many.
-            several = [1] if order == self.deadly and self.excuses_known else [1, 2, 2, 3]
-            for number in range(one_of(f"calls of {order}", several)):
+            for number in range(one_of(f"calls of {order}", [1, 2, 2, 3])):
                 task_id = f"{order}-{number}"
                 made += [(order, task_id)] * one_of(f"publishes of {task_id}", [1, 1, 1, 2])
         return [made.pop(one_of("which call", range(len(made)))) for _ in list(made)]
@@ -253,7 +251,9 @@ class Charges(Law):
                 steady = other.ending != "killed" or other.ended - other.held.fence / 1e6 > STEADY
                 died = 0 if steady else died + 1
         interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
-        if died >= MAX_CRASHES and is_copy(request) and not interrupted:
+        ids = len({task_id for order, task_id in self.published_calls if order == run.order})
+        most = MAX_CRASHES if ids == 1 else 2 * MAX_CRASHES + ids  # several take turns, and each has one try after that
+        if died >= most and is_copy(request) and not interrupted:
             self.fail(f"{run.order} has killed its holder {died} times in a row, and is run again")
 
     def check_lease(self, run: Run) -> None:

@@ -10,8 +10,7 @@ from dataclasses import asdict
 
 import pytest
 
-from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Refusal, Release, rules
-from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores import Lease, Outcome, rules
 
 from .breaks import BREAKS, ROOT, found_after
 from .celery import WORKERS, Simulation, make_app, simulated_clock
@@ -127,18 +126,6 @@ def test_a_duplicate_waits_for_a_retry_whose_id_has_failed_before(apps: list[obj
     law.excuses_known = False
     with simulated_clock():
         Simulation(Choices(0, Schedule("charges", [], values)), law, apps).run()
-
-
-@pytest.mark.xfail(reason="a message is refused only where the last holder that died was of its own task id")
-def test_messages_of_two_ids_that_take_turns_in_killing_what_runs_them_are_a_crash_loop() -> None:
-    store, refused = MemoryStore(), 0
-    for turn in range(40):
-        again = turn > 1
-        claim = Claim("key", f"owner-{turn}", 60.0, 60.0, task_id=f"id-{turn % 2}", max_crashes=5, redelivered=again)
-        answer = store.acquire(claim)
-        refused += isinstance(answer, Refusal)
-        store.release(Lease(claim, 0), Release(Reason.CRASHED))
-    assert refused > 0, "forty holders have died, and five may"
 
 
 @pytest.mark.parametrize("name", BREAKS)

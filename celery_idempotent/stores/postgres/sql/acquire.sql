@@ -38,6 +38,7 @@ declare
   died bigint;
   old bigint;
   lapsed boolean;
+  crashed boolean;
 begin loop
   if queued then
     select * into r from {table} t where t.key = c_key for update skip locked;
@@ -135,7 +136,9 @@ begin loop
   took_over := coalesce(running and not handed, false);
   lapsed := took_over and r.reason <> 'shutdown';
   died := coalesce(r.crashes, 0) + lapsed::integer;
-  if mine and died >= c_most and (lapsed or c_again or r.reason = 'crashed') then
+  crashed := lapsed or r.reason = 'crashed';
+  -- Messages of several task ids may take turns.
+  if (mine and died >= c_most and (crashed or c_again)) or (crashed and died >= 2 * c_most) then
     update {table} t set
       state = 'released',
       owner = '',

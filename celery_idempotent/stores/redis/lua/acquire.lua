@@ -144,8 +144,11 @@ local died = lapsed and reason ~= 'shutdown'
 if died then
   crashes = redis.call('HINCRBY', key, 'crashes', 1)
 end
-local looping = tonumber(crashes or 0) >= max_crashes
-if mine and looping and (died or is_copy or reason == 'crashed') then
+local crashed = died or reason == 'crashed'
+local count = tonumber(crashes or 0)
+local looping = mine and count >= max_crashes and (crashed or is_copy)
+-- Messages of several task ids may take turns.
+if looping or (crashed and count >= 2 * max_crashes) then
   redis.call('HDEL', key, 'owner', 'not_before')
   redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
   values = read()
