@@ -10,6 +10,7 @@ from tests.support.servers import RedisServer
 from . import (
     commands,
     duplicates,
+    growth,
     hooks,
     http,
     http_rivals,
@@ -143,6 +144,20 @@ def _rivals(quick: bool) -> list[Figure]:
         return rivals.measure(server, blocks=3 if quick else 8, messages=200 if quick else 600)
 
 
+def _growth(quick: bool) -> list[Figure]:
+    blocks, messages, seconds = (2, 200, 0.5) if quick else (8, 600, 5.0)
+    numbers = (1, 2) if quick else (1, 2, 4, 8)
+    with RedisServer() as server:
+        figures = [
+            growth.measure_children(server, children=number, blocks=blocks, messages=messages) for number in numbers
+        ]
+    kinds = ("redis", "postgres", "sqlite")
+    with places(kinds) as urls:
+        for kind in kinds:
+            figures += [growth.measure_stores(kind, urls[kind], processes=n, seconds=seconds) for n in numbers]
+    return figures
+
+
 PARTS: dict[str, Part] = {
     "commands": _commands,
     "latency": _latency,
@@ -153,6 +168,7 @@ PARTS: dict[str, Part] = {
     "heartbeat": _heartbeat,
     "history": _history,
     "scale": _scale,
+    "growth": _growth,
     "stores": _stores,
     "recovery": _recovery,
     "purging": _purging,

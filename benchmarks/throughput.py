@@ -19,7 +19,9 @@ __all__ = ["drain_in_turns", "measure"]
 MODULE = "benchmarks.app"
 
 
-def measure(server: RedisServer, *, pool: str, ignore_result: bool, blocks: int, messages: int) -> list[Figure]:
+def measure(
+    server: RedisServer, *, pool: str, ignore_result: bool, blocks: int, messages: int, concurrency: int = 2
+) -> list[Figure]:
     """Have one worker drain blocks of plain and of guarded messages in turns.
 
     Arguments:
@@ -28,10 +30,11 @@ def measure(server: RedisServer, *, pool: str, ignore_result: bool, blocks: int,
         ignore_result: Leave the result backend out, which makes plain Celery faster and the comparison harder.
         blocks: Blocks per arm.
         messages: Messages per block.
+        concurrency: Children, or threads, of the worker.
     """
     app = load_app(MODULE, environment(server))
     tasks = {name: app.tasks[f"{MODULE}.{name}"] for name in ("plain", "guarded", "keyed")}
-    with Worker(server, MODULE, pool=pool, concurrency=2) as worker:
+    with Worker(server, MODULE, pool=pool, concurrency=concurrency) as worker:
         rates, cpu = drain_in_turns(
             worker, publishers(tasks, ignore_result=ignore_result), blocks=blocks, messages=messages
         )

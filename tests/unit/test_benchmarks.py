@@ -18,6 +18,7 @@ pytest.importorskip("benchmarks", reason="the benchmarks are in the source tree 
 from benchmarks import (
     commands,
     duplicates,
+    growth,
     hooks,
     http,
     http_rivals,
@@ -221,6 +222,13 @@ def test_a_ratio_of_equals_is_one_and_the_spread_holds_it() -> None:
 def test_a_sample_knows_its_median_and_its_slow_end() -> None:
     sample = Sample([[1.0, 2.0], [3.0]])
     assert (sample.median, sample.medians, sample.p99) == (2.0, [1.5, 3.0], 2.0)
+
+
+def test_processes_that_share_a_store_count_what_each_of_them_ran(server: RedisServer) -> None:
+    alone, shared = (growth.measure_stores("redis", server.url(), processes=n, seconds=0.3) for n in (1, 2))
+    assert alone.value > 0
+    with server.client() as client:
+        assert client.dbsize() >= int(0.3 * max(alone.value, shared.value))
 
 
 def test_a_missed_figure_is_called_missed() -> None:
