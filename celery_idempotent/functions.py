@@ -480,7 +480,11 @@ async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
         found = future.result()
         if not isinstance(found, float):
             return found
-        await asyncio.sleep(found)
+        try:
+            await asyncio.sleep(found)
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            _ending.submit(functools.partial(guard.abandon, delivery, error))
+            raise
 
 
 def _step(guard: Guard, delivery: Delivery, steps: Acquiring) -> HeldLease | Decision | float:
@@ -496,6 +500,8 @@ def _give_back(guard: Guard, delivery: Delivery, future: Future[HeldLease | Deci
     found = future.result()
     if isinstance(found, HeldLease) and found.fence:
         _ending.submit(lambda: guard.finish(delivery, found, error=asyncio.CancelledError()))
+    elif isinstance(found, float):
+        _ending.submit(lambda: guard.abandon(delivery, asyncio.CancelledError()))
 
 
 async def _done(future: Future[Any], timeout: float | None = None) -> None:

@@ -264,8 +264,7 @@ class Guard:
             try:
                 sleep(found, delivery.stopping)
             except BaseException as error:
-                if delivery.granted_late:
-                    self._give_back(delivery, error)
+                self.abandon(delivery, error)
                 raise
         return found
 
@@ -383,6 +382,16 @@ class Guard:
         except BaseException as error:  # interrupted: the store may have granted a lease that would never be released
             self._give_back(delivery, error)
             raise
+
+    def abandon(self, delivery: Delivery, error: BaseException) -> None:
+        """Give back what a delivery was granted too late, if it was, since it is ended before it asked again.
+
+        Arguments:
+            delivery: It asks no more.
+            error: What has ended it.
+        """
+        if delivery.granted_late:
+            self._give_back(delivery, error)
 
     def _give_back(self, delivery: Delivery, error: BaseException) -> None:
         release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)

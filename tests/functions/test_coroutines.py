@@ -24,6 +24,7 @@ from celery_idempotent import (
     current_lease,
     idempotent,
 )
+from celery_idempotent.core import guard
 from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.events import Event, StoreFailed
 from celery_idempotent.functions import THREADS
@@ -402,6 +403,36 @@ def test_a_lease_that_came_just_before_the_cancellation_is_given_back(scripted: 
     run(main())
     assert runs == []
     wait_until(lambda: heartbeat.holdings() == [])
+
+
+@pytest.mark.parametrize("cancelled", ["before the answer", "after it"])
+def test_a_lease_that_was_granted_too_late_is_given_back_by_who_is_cancelled_before_it_asks_again(
+    scripted: ScriptedStore, monkeypatch: pytest.MonkeyPatch, cancelled: str
+) -> None:
+    door, lease_ttl = Door(), 2.0
+
+    def answer_late() -> None:
+        door.pass_through()
+        time.sleep(lease_ttl)
+
+    async def main() -> None:
+        task = asyncio.create_task(charge("ORD-1"))
+        await until(door.entered.is_set)
+        if cancelled == "before the answer":
+            task.cancel()
+        door.open()
+        await asyncio.sleep(lease_ttl + 0.5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: known(scripted, KEY).state is State.RELEASED)
+        assert scripted.count("acquire") == 1
+
+    monkeypatch.setattr(guard, "STORE_PAUSE", (60.0, 60.0))
+    scripted.after("acquire", answer_late)
+    charge, runs = counted(scripted, lease_ttl=lease_ttl)
+    run(main())
+    assert runs == []
 
 
 def test_a_lease_is_renewed_while_the_loop_is_too_busy_to_hear_of_it(redis_url: str) -> None:
