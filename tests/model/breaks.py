@@ -28,6 +28,7 @@ ELSEWHERE = {
     "the task id is the owner": "the worker's main process",
     "an owner in the message counts": "the worker's main process",
     "a lost child keeps its lease": "the worker's main process",
+    "an error ends the heartbeat": "the heartbeat's thread",
     "a message is put back before its lease": "the worker's main process",
     "a retry that the broker does not take is dropped": "publishing a retry",
     "a store that failed is not asked again": "the breaker",
