@@ -21,6 +21,7 @@ from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.postgres.records import stored
 from tests.support.postgres import PostgresServer
 from tests.support.stores.benches import DONE, KEY, age, claim, known, take
+from tests.support.stores.django_databases import django_database
 from tests.support.stores.postgres import run, with_schema
 from tests.support.waiting import wait_until
 
@@ -438,21 +439,13 @@ def test_a_sqlalchemy_connection_and_session_are_taken(store: PostgresStore, dat
 
 
 def test_the_alias_of_a_django_database_is_taken_within_atomic(store: PostgresStore, database: str) -> None:
-    django_settings = pytest.importorskip("django.conf").settings
-    from django.db import connections, transaction
-
     facts = psycopg.conninfo.conninfo_to_dict(database)
     options = {"NAME": facts["dbname"], "USER": facts.get("user", ""), "PASSWORD": facts.get("password", "")}
-    options |= {
-        "HOST": facts.get("host", ""),
-        "PORT": str(facts.get("port", "")),
-        "ENGINE": "django.db.backends.postgresql",
-    }
-    if not django_settings.configured:
-        django_settings.configure(DATABASES={"default": options})
-    connections.settings["orders"] = connections.configure_settings({"default": {}, "orders": options})["orders"]
+    options |= {"HOST": facts.get("host", ""), "PORT": str(facts.get("port", ""))}
     lease = take(store)
-    try:
+    with django_database("orders", "postgresql", **options):
+        from django.db import transaction
+
         with pytest.raises(ConfigurationError, match="atomic"):
             store.settle_within(lease, DONE, ttl=TTL, using="orders")
         with transaction.atomic(using="orders"):
@@ -462,10 +455,6 @@ def test_the_alias_of_a_django_database_is_taken_within_atomic(store: PostgresSt
         with transaction.atomic(using="orders"):
             store.settle_within(lease, DONE, ttl=TTL, using="orders")
         assert known(store).state is State.COMPLETED
-    finally:
-        connections["orders"].close()
-        del connections["orders"]
-        del connections.settings["orders"]
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
