@@ -170,7 +170,7 @@ MORE: dict[str, list[tuple[str, str, str]]] = {
         (
             HEARTBEAT,
             "holding.due = monotonic() + min(RETRY_PAUSE, holding.lease.claim.lease_ttl / 10)",
-            'holding.due = float("inf")',
+            "holding.due = monotonic() + 3600.0",
         )
     ],
     "a lease that was settled is found lost": [(HEARTBEAT, "elif id(holding) in self.holdings:", "else:")],
