@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -58,7 +57,3 @@ class Business:
         with self.transaction() as connection:
             rows: list[tuple[str, str]] = connection.execute("SELECT order_id, charge FROM charges").fetchall()
         return rows
-
-    def counted(self) -> Counter[str]:
-        """Return how often each order was charged."""
-        return Counter(order_id for order_id, _ in self.charges())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
@@ -69,6 +70,17 @@ def apart(self: Any, order_id: str) -> str:
     taken, connection = self.write(order_id)
     connection.commit()
     return str(taken)
+
+
+@app.task(base=Charge, bind=True, idempotency={"key": "order_id"})
+def at_gateway(self: Any, order_id: str) -> str:
+    """Pay at a gateway that takes one payment for a key."""
+    Journal.from_env().write("ran", order_id)
+    key = str(self.lease.derived_key("charge"))
+    (Path(os.environ["GATEWAY"]) / f"{order_id}.{key}").touch()
+    assert killer is not None
+    killer.begins()
+    return key
 
 
 @signals.task_postrun.connect
