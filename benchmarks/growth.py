@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from time import monotonic, process_time
+from time import monotonic, process_time, sleep
 
 from celery_idempotent.stores import open_store
 from tests.support.servers import RedisServer
@@ -26,24 +27,22 @@ def measure_children(server: RedisServer, *, children: int, blocks: int, message
 
 def measure_stores(kind: str, url: str, *, processes: int, seconds: float) -> Figure:
     """Have processes acquire and settle new operations, each as fast as it can."""
-    context = multiprocessing.get_context("spawn")
-    done = context.SimpleQueue()
-    workers = [context.Process(target=_work, args=(url, seconds, done)) for _ in range(processes)]
-    for worker in workers:
-        worker.start()
-    rates, used = zip(*(done.get() for _ in workers), strict=True)
-    for worker in workers:
-        worker.join()
+    spawn, ready = multiprocessing.get_context("spawn"), monotonic() + 1.0 + processes
+    with ProcessPoolExecutor(processes, mp_context=spawn) as workers:
+        done = [workers.submit(_work, url, ready, seconds) for _ in range(processes)]
+        rates, used = zip(*(each.result() for each in done), strict=True)
     runs = sum(rates)
     note = f"{sum(used) / (runs * seconds) * 1e6:.0f} us of processor time per run in the clients"
     return Figure("growth", f"{kind}, {processes} processes: runs", runs, "per s", note=note)
 
 
-def _work(url: str, seconds: float, done: multiprocessing.SimpleQueue[tuple[float, float]]) -> None:
+def _work(url: str, ready: float, seconds: float) -> tuple[float, float]:
+    """Return runs per second and the processor seconds that this process used, once all are there."""
     with StoreSubject(open_store(url)) as subject:
         subject.first_run(subject.claim())
+        sleep(max(0.0, ready - monotonic()))
         began, used, runs = monotonic(), process_time(), 0
         while monotonic() < began + seconds:
             subject.first_run(subject.claim())
             runs += 1
-        done.put((runs / (monotonic() - began), process_time() - used))
+        return runs / (monotonic() - began), process_time() - used

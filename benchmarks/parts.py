@@ -145,7 +145,7 @@ def _rivals(quick: bool) -> list[Figure]:
 
 
 def _growth(quick: bool) -> list[Figure]:
-    blocks, messages, seconds = (2, 200, 0.5) if quick else (8, 600, 5.0)
+    blocks, messages, seconds = (2, 200, 0.5) if quick else (5, 500, 3.0)
     numbers = (1, 2) if quick else (1, 2, 4, 8)
     with RedisServer() as server:
         figures = [
