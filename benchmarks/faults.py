@@ -33,7 +33,7 @@ from .worker import BROKER_DB, Worker, environment
 __all__ = ["FAULTS", "main"]
 
 MODULE = "benchmarks.faults_app"
-ARMS = ("keyed", "celerys", "singleton", "once", "plain")
+ARMS = ("keyed", "setting", "singleton", "once", "plain")
 #: How long an operation may take to settle down after its fault, in seconds: twelve visibility timeouts.
 PATIENCE = 60.0
 GATES = ("before", "after", "returned gate")
@@ -68,7 +68,7 @@ class Trial:
         self.server, self.delay, self.arm, self.env = arm.server, delay, arm.name, arm.env
         self.notes, self.broker = arm.notes, arm.server.client(BROKER_DB)
         self.app = arm.app
-        self.task = self.app.tasks[f"{MODULE}.{arm.name}"]
+        self.task = self.app.tasks["charge"]
         self.callers: list[tuple[str, Any]] = []
         self.operations = {"ORD-1"}
         self.workers: list[Worker] = []
@@ -155,16 +155,16 @@ def _killed_in_the_end(worker: Worker) -> Iterator[None]:
 
 
 def visibility_timeout_while_it_runs(trial: Trial) -> None:
-    """Two workers; the body runs for four visibility timeouts."""
+    """The body runs for three visibility timeouts; two workers."""
     trial.close("after")
     trial.worker(), trial.worker()
     trial.call()
     trial.seen("charged")
-    time.sleep(20)
+    time.sleep(15)
 
 
 def eta_past_the_visibility_timeout(trial: Trial) -> None:
-    """The message is due in three visibility timeouts."""
+    """The message is due in three visibility timeouts; two workers."""
     trial.worker(), trial.worker()
     trial.call(countdown=15)
     trial.seen("begun")
@@ -221,9 +221,10 @@ def retry(trial: Trial) -> None:
 def chord_with_a_redelivered_member(trial: Trial) -> None:
     """A message of a chord's header is delivered again, while it runs, as after a visibility timeout."""
     trial.operations = {"ORD-1", "ORD-2", "total"}
-    end = trial.app.tasks["sum of ours" if trial.arm == "keyed" else "sum of plain"]
     trial.close("after")
-    trial.callers.append(("total", chord([trial.task.si("ORD-1"), trial.task.si("ORD-2")], end.s()).apply_async()))
+    trial.callers.append(
+        ("total", chord([trial.task.si("ORD-1"), trial.task.si("ORD-2")], trial.app.tasks["total"].s()).apply_async())
+    )
     messages = [json.loads(raw) for raw in trial.broker.lrange("celery", 0, -1)]
     trial.worker()
     trial.seen("charged", 2)
@@ -270,7 +271,7 @@ def holder_paused(trial: Trial) -> None:
     signal_group(paused._running(), signal.SIGSTOP)
     trial.open("before")
     trial.worker()
-    time.sleep(20)
+    time.sleep(15)
     signal_group(paused._running(), signal.SIGCONT)
     time.sleep(2)
 

@@ -1,4 +1,7 @@
-"""One effect under each package, as its own documentation configures it; gates say where a body stands still."""
+"""One effect under the package that ARM names, as its own documentation configures it; the others are not imported.
+
+Gates say where a body stands still.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +11,44 @@ from typing import Any
 
 import redis
 from celery import Celery, signals
-from celery_once import QueueOnce
-from celery_singleton import Singleton
-
-from celery_idempotent import IdempotentTask
-
-from .app import configured
 
 __all__ = ["app", "journal"]
 
-app = configured(Celery("benchmarks.faults_app"))
+ARM = os.environ.get("ARM", "plain")
+env = os.environ
+app = Celery("benchmarks.faults_app", broker=env.get("BROKER_URL"), backend=env.get("RESULT_URL"))
 app.conf.update(
-    broker_transport_options={"visibility_timeout": 5},
+    broker_connection_retry_on_startup=True,
+    # Looked at every second, not every 100: a fault is the same, and comes sooner.
+    broker_transport_options={"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_restore_throttle": 1},
     task_acks_late=True,
     worker_prefetch_multiplier=1,
-    worker_deduplicate_successful_tasks=os.environ.get("ARM") == "celerys",
-    idempotency={"lease_ttl": 3},
-    singleton_backend_url=os.environ.get("STORE_URL"),
-    singleton_lock_expiry=60,
-    ONCE={
-        "backend": "celery_once.backends.Redis",
-        "settings": {"url": os.environ.get("STORE_URL"), "default_timeout": 60},
-    },
 )
+#: What declares the task: of the package, its own class and options.
+options: dict[str, Any] = {"name": "charge", "bind": True, "max_retries": 3}
+if ARM == "keyed":
+    from celery_idempotent import IdempotentTask
+
+    app.conf.update(idempotency_store=env.get("STORE_URL"), idempotency={"lease_ttl": 3})
+    options |= {"base": IdempotentTask, "idempotency": {"key": "order"}}
+elif ARM == "singleton":
+    from celery_singleton import Singleton
+
+    app.conf.update(singleton_backend_url=env.get("STORE_URL"), singleton_lock_expiry=60)
+    options |= {"base": Singleton, "unique_on": ["order"]}
+elif ARM == "once":
+    from celery_once import QueueOnce
+
+    settings = {"url": env.get("STORE_URL"), "default_timeout": 60}
+    app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": settings}
+    options |= {"base": QueueOnce, "once": {"keys": ["order"], "graceful": True}}
+elif ARM == "setting":
+    app.conf.worker_deduplicate_successful_tasks = True
 
 
 def journal() -> redis.Redis:
     """Return a client of the database in which bodies note what they do: no fault touches it."""
-    return redis.Redis.from_url(os.environ["JOURNAL_URL"])
-
-
-def effect(task: Any, order: str, retries: bool = False) -> str:
-    """Have an effect, which is counted, and return its receipt; stop at the gates ``before`` and ``after``."""
-    notes = journal()
-    notes.rpush("begun", os.getpid())
-    wait(notes, "before")
-    if retries and not task.request.retries:
-        raise task.retry(countdown=0.5)
-    if isinstance(task, IdempotentTask):
-        task.lease.check()  # as the guide on effects has it: a holder that was paused may have lost its lease
-    receipt = f"{order}: {notes.rpush(f'effects of {order}', os.getpid())}"
-    notes.rpush("charged", os.getpid())
-    wait(notes, "after")
-    notes.close()
-    return receipt
+    return redis.Redis.from_url(env["JOURNAL_URL"])
 
 
 def wait(notes: redis.Redis, gate: str) -> None:
@@ -60,55 +57,37 @@ def wait(notes: redis.Redis, gate: str) -> None:
         time.sleep(0.01)
 
 
+@app.task(**options)
+def charge(self: Any, order: str, retries: bool = False) -> str:
+    """Have an effect, which is counted, and return its receipt; stop at the gates ``before`` and ``after``."""
+    notes = journal()
+    notes.rpush("begun", os.getpid())
+    wait(notes, "before")
+    if retries and not self.request.retries:
+        raise self.retry(countdown=0.5)
+    if ARM == "keyed":
+        self.lease.check()  # as the guide on effects has it: a holder that was paused may have lost its lease
+    receipt = f"{order}: {notes.rpush(f'effects of {order}', os.getpid())}"
+    notes.rpush("charged", os.getpid())
+    wait(notes, "after")
+    notes.close()
+    return receipt
+
+
+@app.task(name="total", **({"base": options["base"]} if ARM == "keyed" else {}))
+def total(receipts: list[str]) -> str:
+    """End a chord, which is an effect of its own."""
+    notes = journal()
+    receipt = f"total: {notes.rpush('effects of total', os.getpid())}"
+    notes.close()
+    return receipt
+
+
 @signals.task_postrun.connect
 def returned(task: Any, **_: Any) -> None:
     """Stand still once the task has returned and its result is stored, before its message is acked."""
-    if task.name.startswith(__name__):
+    if task.name == "charge":
         notes = journal()
         notes.rpush("returned", os.getpid())
         wait(notes, "returned gate")
         notes.close()
-
-
-@app.task(bind=True, max_retries=3)
-def plain(self: Any, order: str, retries: bool = False) -> str:
-    """Plain Celery, acked late."""
-    return effect(self, order, retries)
-
-
-@app.task(bind=True, max_retries=3)
-def celerys(self: Any, order: str, retries: bool = False) -> str:
-    """Celery's ``worker_deduplicate_successful_tasks``."""
-    return effect(self, order, retries)
-
-
-@app.task(base=Singleton, bind=True, unique_on=["order"], max_retries=3)
-def singleton(self: Any, order: str, retries: bool = False) -> str:
-    """celery-singleton's."""
-    return effect(self, order, retries)
-
-
-@app.task(base=QueueOnce, bind=True, once={"keys": ["order"], "graceful": True}, max_retries=3)
-def once(self: Any, order: str, retries: bool = False) -> str:
-    """celery-once's."""
-    return effect(self, order, retries)
-
-
-@app.task(base=IdempotentTask, bind=True, idempotency={"key": "order"}, max_retries=3)
-def keyed(self: Any, order: str, retries: bool = False) -> str:
-    """Ours."""
-    return effect(self, order, retries)
-
-
-@app.task(name="sum of plain")
-def total(receipts: list[str]) -> str:
-    """End a chord; an effect of its own."""
-    notes = journal()
-    return f"total: {notes.rpush('effects of total', os.getpid())}"
-
-
-@app.task(name="sum of ours", base=IdempotentTask)
-def guarded_total(receipts: list[str]) -> str:
-    """End a chord whose members are guarded, and which is guarded itself."""
-    notes = journal()
-    return f"total: {notes.rpush('effects of total', os.getpid())}"
