@@ -37,7 +37,55 @@ ELSEWHERE = {
 }
 
 #: What the model does not find, and why.
-UNSEEN: dict[str, str] = {}
+UNSEEN: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "a quick retry is a lost lease",
+            "what a retry leaves is answered as a duplicate",
+            "a run that gave up answers",
+            "what was given up is renewed",
+        ),
+        "bodies that go on after their retry",
+    ),
+    **dict.fromkeys(
+        (
+            "a run that loses its lease acks for good",
+            "an interrupted acquire keeps its lease",
+            "a lease that was granted late is kept",
+            "an interrupted ending is not repeated",
+        ),
+        "a body that is interrupted",
+    ),
+    **dict.fromkeys(
+        (
+            "a message goes back without a pause",
+            "a look at a lease is trusted from its reply",
+        ),
+        "how long something takes",
+    ),
+    **dict.fromkeys(
+        (
+            "a lost run that cannot settle answers",
+            "a look that finds a lease lost says nothing",
+            "a lost run that has retried waits",
+            "a run does not clear the mark of its attempts",
+            "a failure does not clear the mark of its attempts",
+            "a run does not end its task's waiting",
+            "a copy of an older attempt does not wait its turn",
+        ),
+        "nothing in its states tells the difference",
+    ),
+    **dict.fromkeys(
+        (
+            "tasks that take turns are no crash loop",
+            "a lost child is no crash",
+            "a retry that overtakes counts as a crash",
+            "a crash that was noticed is not counted",
+            "a failure does not end a row of crashes",
+        ),
+        "more crashes than its states have",
+    ),
+}
 
 MORE: dict[str, list[tuple[str, str, str]]] = {
     "what is published on purpose is superseded": [(RULES, "    if not claim.is_copy:\n", "    if False:\n")],

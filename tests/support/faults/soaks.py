@@ -12,7 +12,6 @@ from pathlib import Path
 __all__ = ["ROOT", "add", "sums"]
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs" / "soaks.md"
 RUNS, SUMS = "## Runs\n", "## Sums\n"
 HEAD = "| {} | kills | operations | charged twice | lost | unequal answers |\n|---|---|---|---|---|---|\n"
 
