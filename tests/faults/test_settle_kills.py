@@ -1,97 +1,157 @@
-"""SIGKILLs between a task's first statement and its ack, settled within the transaction and apart from it."""
+"""SIGKILLs between a task's first statement and its ack: effects settled with their record, and asked of a gateway."""
 
 from __future__ import annotations
 
 import os
+import random
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 
 from tests.support.celery.business import Business
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.journal import Journal
+from tests.support.docs import soaks
+from tests.support.docs.soaks import GATEWAY, POSTGRES, SQLITE, Figures
+from tests.support.waiting import WaitTimeout, wait_until
 
-SETTLE = "tests.support.faults.settle_app"
-HEAD = "| settled | orders | runs | kills | charged twice | too many | lost | unequal results |"
-
-
-@dataclass
-class Count:
-    """What came of the orders of one task."""
-
-    settled: str
-    orders: int
-    runs: int
-    kills: int
-    twice: int
-    surplus: int
-    lost: int
-    unequal: int
-
-    def __str__(self) -> str:
-        return f"| {' | '.join(str(value) for value in vars(self).values())} |"
+APP = "tests.support.faults.settle_app"
+SEED = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+#: Kills of each soak.
+KILLS = int(os.environ.get("SOAK_KILLS", "1000"))
+#: Orders that are published at once: the next ones are there before the last of them are done.
+WAVE = 100
+#: Seconds after which a wave that is not answered is lost.
+PATIENCE = 300.0
+Answers = dict[str, str | None]
 
 
 @pytest.fixture
-def store_url(postgres_url: str) -> str:
-    return postgres_url
+def store_url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(getattr(request, "param", "redis_url")))
 
 
 @pytest.fixture
-def app(business: Business, client_app: Callable[..., Celery]) -> Celery:
-    return client_app(SETTLE)
+def app(client_app: Callable[..., Celery]) -> Celery:
+    return client_app(APP)
 
 
 @pytest.fixture
-def kill(app: Celery, business: Business, journal: Journal, start_worker: StartWorker) -> Callable[..., Count]:
-    """A function that charges so many orders under a killer, and counts."""
+def start_killed_worker(start_worker: StartWorker) -> Callable[..., Any]:
+    """A function that starts a worker whose children are killed."""
 
-    def run(task: str, orders: int, *, chance: float, seconds: float) -> Count:
-        worker = start_worker(SETTLE, concurrency=4, env={"DOOM": str(chance), "DOOM_WITHIN": str(seconds)})
-        runs, kills = journal.count("ran"), journal.count("killed")
-        ids = [f"{task}-{number}" for number in range(orders)]
-        results = {order: getattr(app.module, task).delay(order) for order in ids}
-        values = {order: result.get(timeout=2500) for order, result in results.items()}
-        charges = [row for row in business.charges() if row[0].startswith(f"{task}-")]
-        counted = business.counted()
-        unequal = sum(values[order] not in [charge for one, charge in charges if one == order] for order in ids)
-        count = Count(
-            settled={"within": "within the task's transaction", "apart": "in a transaction of its own"}[task],
-            orders=orders,
-            runs=journal.count("ran") - runs,
-            kills=journal.count("killed") - kills,
-            twice=sum(counted[order] > 1 for order in ids),
-            surplus=sum(max(0, counted[order] - 1) for order in ids),
-            lost=sum(counted[order] == 0 for order in ids),
-            unequal=unequal,
-        )
-        worker.stop()
-        return count
+    def start(*, chance: float, seconds: float, concurrency: int = 12, **env: str) -> Any:
+        doom = {"DOOM": str(chance), "DOOM_WITHIN": str(seconds), "DOOM_SEED": str(SEED)}
+        print(f"\nSOAK_SEED={SEED} SOAK_KILLS={KILLS}")
+        return start_worker(APP, concurrency=concurrency, env={**doom, **env})
 
-    return run
+    return start
+
+
+def charge(task: Any, journal: Journal, kills: int, wave: int = WAVE) -> Answers:
+    """Publish orders until so many runs were killed; return what the caller of each was answered, None if nothing."""
+    results: list[dict[str, AsyncResult[str]]] = []
+    answers: Answers = {}
+    while not results or journal.count("killed") < kills:
+        orders = [f"order-{len(results)}-{n}" for n in range(wave)]
+        results.append({order: task.delay(order) for order in orders})
+        for each in results[-2:-1]:
+            answers |= answered(each)
+    return answers | answered(results[-1])
+
+
+def answered(results: dict[str, AsyncResult[str]]) -> Answers:
+    try:
+        wait_until(lambda: all(result.ready() for result in results.values()), PATIENCE)
+    except WaitTimeout as error:
+        print(error)
+    return {order: result.get() if result.ready() else None for order, result in results.items()}
+
+
+def settled_within(business: Business, journal: Journal, what: str, answers: Answers) -> Figures:
+    """Count what came of charges that were committed with their record."""
+    charges: dict[str, list[str]] = {order: [] for order in answers}
+    for order, taken in business.charges():
+        charges[order].append(taken)
+    return Figures(
+        what,
+        SEED,
+        kills=journal.count("killed"),
+        operations=len(answers),
+        runs=journal.count("ran"),
+        duplicates=sum(len(taken) - 1 for taken in charges.values() if taken),
+        lost=sum(not taken or answers[order] is None for order, taken in charges.items()),
+        wrong=sum(answer is not None and answer not in charges[order] for order, answer in answers.items()),
+    )
+
+
+def asked_of_the_gateway(directory: Path, journal: Journal, answers: Answers) -> Figures:
+    """Count what came of charges that were asked of a gateway."""
+    payments: dict[str, list[str]] = {order: [] for order in answers}
+    for entry in journal.entries("asked"):
+        payments[entry.key].append(entry.fields["payment"])
+    killed = Counter(entry.key for entry in journal.entries("killed"))
+    again = {order: len(asked) - 1 for order, asked in payments.items() if asked}
+    taken = {file.name for file in directory.iterdir()}
+    paid = {order: taken.intersection(asked) for order, asked in payments.items()}
+    return Figures(
+        GATEWAY,
+        SEED,
+        kills=killed.total(),
+        operations=len(answers),
+        runs=journal.count("ran"),
+        repeated=sum(min(count, killed[order]) for order, count in again.items()),
+        unexplained=sum(max(0, count - killed[order]) for order, count in again.items()),
+        duplicates=sum(len(each) - 1 for each in paid.values() if each),
+        lost=sum(not each or answers[order] is None for order, each in paid.items()),
+        wrong=sum(answer is not None and answer not in paid[order] for order, answer in answers.items()),
+    )
+
+
+def check(figures: Figures) -> None:
+    print(figures)
+    assert figures.kills > 0
+    assert (figures.unexplained, figures.duplicates, figures.lost, figures.wrong) == (0, 0, 0, 0)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("store_url", ["postgres_url"], indirect=True)
 def test_orders_settled_within_their_transaction_are_charged_once_whatever_is_killed(
-    kill: Callable[..., Count],
+    app: Celery, business: Business, journal: Journal, start_killed_worker: Callable[..., Any]
 ) -> None:
-    count = kill("within", 20, chance=0.7, seconds=0.02)
-    print(f"\n{HEAD}\n{count}")
-    assert count.kills > 0
-    assert (count.twice, count.surplus, count.lost, count.unequal) == (0, 0, 0, 0)
+    start_killed_worker(chance=0.7, seconds=0.02)
+    answers = charge(app.module.within, journal, 1, wave=20)
+    check(settled_within(business, journal, POSTGRES, answers))
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3000)
-def test_a_thousand_kills_beside_the_same_settled_apart(kill: Callable[..., Count]) -> None:
-    orders = int(os.environ.get("SOAK_ORDERS", "2000"))
-    chance, seconds = float(os.environ.get("DOOM", "0.95")), float(os.environ.get("DOOM_WITHIN", "0.004"))
-    within = kill("within", orders, chance=chance, seconds=seconds)
-    print(f"\n{HEAD}\n{within}")
-    assert (within.twice, within.surplus, within.lost, within.unequal) == (0, 0, 0, 0)
-    apart = kill("apart", orders, chance=chance, seconds=seconds)
-    print(apart)
-    assert (apart.lost, apart.unequal) == (0, 0)
-    assert apart.twice > 0, "the killer did not hit between effect and settle: this shows nothing"
+@pytest.mark.timeout(6000)
+@pytest.mark.parametrize(
+    ("store_url", "what"), [("postgres_url", POSTGRES), ("sqlite_url", SQLITE)], indirect=["store_url"]
+)
+def test_kills_of_orders_settled_within_their_transaction(
+    what: str, app: Celery, business: Business, journal: Journal, start_killed_worker: Callable[..., Any]
+) -> None:
+    start_killed_worker(chance=0.95, seconds=0.004)
+    answers = charge(app.module.within, journal, KILLS)
+    figures = settled_within(business, journal, what, answers)
+    soaks.add(figures)
+    check(figures)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(6000)
+def test_kills_of_orders_asked_of_a_gateway(
+    app: Celery, gateway: Path, journal: Journal, start_killed_worker: Callable[..., Any]
+) -> None:
+    start_killed_worker(chance=0.95, seconds=0.002)
+    answers = charge(app.module.gateway, journal, KILLS)
+    figures = asked_of_the_gateway(gateway, journal, answers)
+    soaks.add(figures)
+    check(figures)
+    assert figures.repeated > 0, "the killer did not hit between effect and record: this shows nothing"

@@ -1,0 +1,111 @@
+"""The figures of soaks that were run, added up: `add` writes those of one more into docs/soaks.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timezone
+from pathlib import Path
+
+__all__ = ["GATEWAY", "PAGE", "POSTGRES", "SQLITE", "Figures", "add", "rows", "with_rows"]
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "soaks.md"
+#: What happens to the effect of an operation.
+POSTGRES = "settled in its transaction, PostgreSQL"
+SQLITE = "settled in its transaction, SQLite"
+GATEWAY = "asked of a gateway by `derived_key`, Redis"
+KINDS = (POSTGRES, SQLITE, GATEWAY)
+NAMES = {"repeated": "repeated after a kill", "unexplained": "repeated otherwise", "wrong": "wrong answers"}
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).date().isoformat()
+
+
+def commit() -> str:
+    """Return the tree's commit, with a plus if the library differs from it."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("rev-parse", "--short=8", "HEAD") + ("+" if git("status", "--porcelain", "celery_idempotent") else "")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What came of one soak.
+
+    Arguments:
+        effect: One of `KINDS`.
+        seed: Of its killer.
+        kills: SIGKILLs that hit between a body's first statement and its ack.
+        operations: Orders that were published.
+        runs: Bodies that began.
+        repeated: Effects that a body asked for again, when an earlier run of the order had been killed.
+        unexplained: Those for which no run had been killed.
+        duplicates: Effects that took place more than once.
+        lost: Orders without an effect, or without an answer.
+        wrong: Answers that name another effect than the one that took place.
+    """
+
+    effect: str
+    seed: int
+    kills: int
+    operations: int
+    runs: int
+    repeated: int = 0
+    unexplained: int = 0
+    duplicates: int = 0
+    lost: int = 0
+    wrong: int = 0
+    date: str = field(default_factory=today)
+    commit: str = field(default_factory=commit)
+
+
+COUNTS = tuple(each.name for each in fields(Figures) if each.type == "int" and each.name != "seed")
+COLUMNS = ("date", "commit", "seed", "effect", *COUNTS)
+SUMS = ("effect", "soaks", *COUNTS)
+
+
+def table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
+    head = [NAMES.get(column, column) for column in columns]
+    rule = ["---:" if column in (*COUNTS, "soaks", "seed") else "---" for column in columns]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, rule, *lines])
+
+
+def sums(soaks: list[Figures]) -> list[list[str]]:
+    """Return the sum line of each kind of effect."""
+    lines = []
+    for kind in KINDS:
+        of_kind = [each for each in soaks if each.effect == kind]
+        counts = [sum(getattr(each, column) for each in of_kind) for column in COUNTS]
+        lines.append([kind, *(f"{count:,}" for count in (len(of_kind), *counts))])
+    return lines
+
+
+def rows(page: str) -> list[Figures]:
+    """Return the soaks that a page lists."""
+    found = []
+    for line in re.findall(r"^\| (\d{4}-.*) \|$", page, re.MULTILINE):
+        cells = dict(zip(COLUMNS, line.split(" | "), strict=True))
+        numbers = {name: int(cells.pop(name)) for name in ("seed", *COUNTS)}
+        found.append(Figures(**cells, **numbers))
+    return found
+
+
+def with_rows(page: str, soaks: list[Figures]) -> str:
+    """Return the page with these soaks and their sums as its two tables."""
+    head, tail = (rf"^\| {first} \|.*\n(?:\|.*\n)+" for first in (SUMS[0], COLUMNS[0]))
+    lines = [[str(getattr(each, column)) for column in COLUMNS] for each in soaks]
+    for pattern, written in ((head, table(SUMS, sums(soaks))), (tail, table(COLUMNS, lines))):
+        page, count = re.subn(pattern, lambda _, text=written: text, page, flags=re.MULTILINE)
+        assert count == 1, f"{PAGE} has lost its table {pattern}"
+    return page
+
+
+def add(figures: Figures) -> None:
+    """Add a soak to the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_rows(page, [*rows(page), figures]), encoding="utf-8")
