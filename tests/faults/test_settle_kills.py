@@ -70,7 +70,7 @@ def answered(results: dict[str, AsyncResult[str]]) -> Answers:
         wait_until(lambda: all(result.ready() for result in results.values()), PATIENCE)
     except WaitTimeout as error:
         print(error)
-    return {order: result.get() if result.ready() else None for order, result in results.items()}
+    return {order: result.get(propagate=False) if result.ready() else None for order, result in results.items()}
 
 
 def settled_within(business: Business, journal: Journal, what: str, answers: Answers) -> Figures:
