@@ -16,7 +16,16 @@ PAGE = ROOT / "docs" / "soaks.md"
 POSTGRES = "settled in its transaction, PostgreSQL"
 SQLITE = "settled in its transaction, SQLite"
 GATEWAY = "asked of a gateway by `derived_key`, Redis"
-KINDS = (POSTGRES, SQLITE, GATEWAY)
+IN_TRANSACTIONS = "settled in its transaction, both"
+#: The sum lines, and the effects that each of them adds up.
+LINES = {
+    POSTGRES: (POSTGRES,),
+    SQLITE: (SQLITE,),
+    IN_TRANSACTIONS: (POSTGRES, SQLITE),
+    GATEWAY: (GATEWAY,),
+}
+#: How many kills are to come together.
+AIMS = {IN_TRANSACTIONS: 100_000, GATEWAY: 20_000}
 NAMES = {"repeated": "repeated after a kill", "unexplained": "repeated otherwise", "wrong": "wrong answers"}
 
 
@@ -38,7 +47,7 @@ class Figures:
     """What came of one soak.
 
     Arguments:
-        effect: One of `KINDS`.
+        effect: `POSTGRES`, `SQLITE` or `GATEWAY`.
         seed: Of its killer.
         kills: SIGKILLs that hit between a body's first statement and its ack.
         operations: Orders that were published.
@@ -66,22 +75,23 @@ class Figures:
 
 COUNTS = tuple(each.name for each in fields(Figures) if each.type == "int" and each.name != "seed")
 COLUMNS = ("date", "commit", "seed", "effect", *COUNTS)
-SUMS = ("effect", "soaks", *COUNTS)
+SUMS = ("effect", "aim", "soaks", *COUNTS)
 
 
 def table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
     head = [NAMES.get(column, column) for column in columns]
-    rule = ["---:" if column in (*COUNTS, "soaks", "seed") else "---" for column in columns]
+    rule = ["---:" if column in (*COUNTS, "aim", "soaks", "seed") else "---" for column in columns]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, rule, *lines])
 
 
 def sums(soaks: list[Figures]) -> list[list[str]]:
-    """Return the sum line of each kind of effect."""
+    """Return the sum lines."""
     lines = []
-    for kind in KINDS:
-        of_kind = [each for each in soaks if each.effect == kind]
-        counts = [sum(getattr(each, column) for each in of_kind) for column in COUNTS]
-        lines.append([kind, *(f"{count:,}" for count in (len(of_kind), *counts))])
+    for line, effects in LINES.items():
+        added = [each for each in soaks if each.effect in effects]
+        counts = [sum(getattr(each, column) for each in added) for column in COUNTS]
+        aim = f"{AIMS[line]:,} kills" if line in AIMS else ""
+        lines.append([line, aim, *(f"{count:,}" for count in (len(added), *counts))])
     return lines
 
 
