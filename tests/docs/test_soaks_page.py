@@ -27,14 +27,14 @@ def test_each_soak_is_a_row_and_counts_in_its_sums() -> None:
     assert soaks.rows(page) == []
     listed = [
         Figures(POSTGRES, 1, kills=1000, operations=200, runs=1200),
-        Figures(SQLITE, 2, kills=300, operations=50, runs=350, duplicates=2, lost=1, wrong=4),
+        Figures(SQLITE, 2, kills=300, operations=50, runs=350, duplicates=2, popped=3, lost=1, wrong=4),
         Figures(GATEWAY, 3, kills=7, operations=3, runs=11, repeated=5, unexplained=6),
     ]
     for count in range(len(listed)):
         page = soaks.with_rows(page, [*soaks.rows(page), listed[count]])
     assert soaks.rows(page) == listed
-    assert added_up(page, IN_TRANSACTIONS) == (2, 1300, 250, 1550, 0, 0, 2, 1, 4)
-    assert added_up(page, GATEWAY) == (1, 7, 3, 11, 5, 6, 0, 0, 0)
+    assert added_up(page, IN_TRANSACTIONS) == (2, 1300, 250, 1550, 0, 0, 2, 3, 1, 4)
+    assert added_up(page, GATEWAY) == (1, 7, 3, 11, 5, 6, 0, 0, 0, 0)
 
 
 def test_the_aims_stand_beside_the_sums() -> None:

@@ -26,7 +26,12 @@ LINES = {
 }
 #: How many kills are to come together.
 AIMS = {IN_TRANSACTIONS: 100_000, GATEWAY: 20_000}
-NAMES = {"repeated": "repeated after a kill", "unexplained": "repeated otherwise", "wrong": "wrong answers"}
+NAMES = {
+    "repeated": "repeated after a kill",
+    "unexplained": "repeated otherwise",
+    "popped": "lost by the broker",
+    "wrong": "wrong answers",
+}
 
 
 def today() -> str:
@@ -55,7 +60,8 @@ class Figures:
         repeated: Effects that a body asked for again, when an earlier run of the order had been killed.
         unexplained: Those for which no run had been killed.
         duplicates: Effects that took place more than once.
-        lost: Orders without an effect, or without an answer.
+        popped: Orders without an effect or an answer, whose message Redis had popped for a client that was gone.
+        lost: Others without an effect, or without an answer.
         wrong: Answers that name another effect than the one that took place.
     """
 
@@ -67,6 +73,7 @@ class Figures:
     repeated: int = 0
     unexplained: int = 0
     duplicates: int = 0
+    popped: int = 0
     lost: int = 0
     wrong: int = 0
     date: str = field(default_factory=today)

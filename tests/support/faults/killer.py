@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 __all__ = ["Killer"]
 
@@ -39,20 +40,25 @@ class Killer:
         """Say, in the main process, that another child is made."""
         self.children += 1
 
-    def begins(self) -> None:
-        """Say that a run has made its first statement."""
+    def begins(self, strikes: Callable[[], None]) -> None:
+        """Say that a run has made its first statement.
+
+        Arguments:
+            strikes: Called right before the kill.
+        """
         if self._pid != os.getpid():
             self._pid, self._random = os.getpid(), random.Random(f"{self.seed}-{self.children}")
         self._run += 1
         chance, delay = self._random.random(), self._random.uniform(0, self.within)
         if chance < self.chance:
-            threading.Thread(target=self._strike, args=(self._run, delay), daemon=True).start()
+            threading.Thread(target=self._strike, args=(self._run, delay, strikes), daemon=True).start()
 
     def ends(self) -> None:
         """Say that the run has been answered, and the message is as good as acked; a later kill would hit another."""
         self._run += 1
 
-    def _strike(self, run: int, delay: float) -> None:
+    def _strike(self, run: int, delay: float, strikes: Callable[[], None]) -> None:
         time.sleep(delay)
         if run == self._run:
+            strikes()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -47,9 +47,10 @@ class Charge(IdempotentTask):
 
     def begin(self, order_id: str) -> None:
         """Let the journal and the killer know that the run has made its first statement."""
-        Journal.from_env().write("ran", order_id)
+        journal = Journal.from_env()
+        journal.write("ran", order_id)
         assert killer is not None
-        killer.begins()
+        killer.begins(lambda: journal.write("struck", order_id))
 
 
 @app.task(base=Charge, bind=True, idempotency={"key": "order_id"})
