@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 __all__ = ["GATEWAY", "PAGE", "POSTGRES", "SQLITE", "Figures", "add", "rows", "with_rows"]
 
@@ -106,9 +107,8 @@ def rows(page: str) -> list[Figures]:
     """Return the soaks that a page lists."""
     found = []
     for line in re.findall(r"^\| (\d{4}-.*) \|$", page, re.MULTILINE):
-        cells = dict(zip(COLUMNS, line.split(" | "), strict=True))
-        numbers = {name: int(cells.pop(name)) for name in ("seed", *COUNTS)}
-        found.append(Figures(**cells, **numbers))
+        cells: dict[str, Any] = dict(zip(COLUMNS, line.split(" | "), strict=True))
+        found.append(Figures(**{**cells, **{name: int(cells[name]) for name in ("seed", *COUNTS)}}))
     return found
 
 
@@ -117,7 +117,7 @@ def with_rows(page: str, soaks: list[Figures]) -> str:
     head, tail = (rf"^\| {first} \|.*\n(?:\|.*\n)+" for first in (SUMS[0], COLUMNS[0]))
     lines = [[str(getattr(each, column)) for column in COLUMNS] for each in soaks]
     for pattern, written in ((head, table(SUMS, sums(soaks))), (tail, table(COLUMNS, lines))):
-        page, count = re.subn(pattern, lambda _, text=written: text, page, flags=re.MULTILINE)
+        page, count = re.subn(pattern, written, page, flags=re.MULTILINE)
         assert count == 1, f"{PAGE} has lost its table {pattern}"
     return page
 
