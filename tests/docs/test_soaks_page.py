@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.support.docs import soaks
@@ -25,10 +27,11 @@ def test_the_sums_of_the_page_are_those_of_its_rows() -> None:
 def test_each_soak_is_a_row_and_counts_in_its_sums() -> None:
     page = soaks.with_rows(PAGE.read_text(encoding="utf-8"), [])
     assert soaks.rows(page) == []
+    run = partial(Figures, date="2026-11-26", commit="c298979e")
     listed = [
-        Figures(POSTGRES, 1, kills=1000, operations=200, runs=1200),
-        Figures(SQLITE, 2, kills=300, operations=50, runs=350, duplicates=2, popped=3, lost=1, wrong=4),
-        Figures(GATEWAY, 3, kills=7, operations=3, runs=11, repeated=5, unexplained=6),
+        run(POSTGRES, 1, kills=1000, operations=200, runs=1200),
+        run(SQLITE, 2, kills=300, operations=50, runs=350, duplicates=2, popped=3, lost=1, wrong=4),
+        run(GATEWAY, 3, kills=7, operations=3, runs=11, repeated=5, unexplained=6),
     ]
     for count in range(len(listed)):
         page = soaks.with_rows(page, [*soaks.rows(page), listed[count]])

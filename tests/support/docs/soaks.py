@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,6 @@ NAMES = {
 }
 
 
-def today() -> str:
-    return datetime.now(timezone.utc).date().isoformat()
-
-
 def commit() -> str:
     """Return the tree's commit, with a plus if the library differs from it."""
 
@@ -64,6 +60,7 @@ class Figures:
         popped: Orders without an effect or an answer, whose message Redis had popped for a client that was gone.
         lost: Others without an effect, or without an answer.
         wrong: Answers that name another effect than the one that took place.
+        date, commit: When it was added to the page, and which commit was run.
     """
 
     effect: str
@@ -77,8 +74,8 @@ class Figures:
     popped: int = 0
     lost: int = 0
     wrong: int = 0
-    date: str = field(default_factory=today)
-    commit: str = field(default_factory=commit)
+    date: str = ""
+    commit: str = ""
 
 
 COUNTS = tuple(each.name for each in fields(Figures) if each.type == "int" and each.name != "seed")
@@ -123,6 +120,7 @@ def with_rows(page: str, soaks: list[Figures]) -> str:
 
 
 def add(figures: Figures) -> None:
-    """Add a soak to the page."""
+    """Add a soak to the page, as of today and of this commit."""
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_rows(page, [*rows(page), figures]), encoding="utf-8")
+    dated = replace(figures, date=datetime.now(timezone.utc).date().isoformat(), commit=commit())
+    PAGE.write_text(with_rows(page, [*rows(page), dated]), encoding="utf-8")
