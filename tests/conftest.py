@@ -100,6 +100,7 @@ UNMEASURED = (
     "docs/test_rq_example.py",
     "docs/test_runbook.py",
     "docs/test_shop_api.py",
+    "faults/test_broker_file.py",
     "faults/test_clocks.py",
     "faults/test_kill_sweep.py",
     "faults/test_lost_replies.py",

@@ -11,9 +11,23 @@ from celery import Celery
 
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.journal import Journal
+from tests.support.faults.broker_file import PERSISTED
 from tests.support.faults.failpoints import VARIABLE, FailPoints
 from tests.support.faults.sweep import MODULE, Sweep
 from tests.support.proxy import Proxy
+from tests.support.servers import RedisServer
+
+
+@pytest.fixture
+def broker(own_redis: Callable[..., RedisServer]) -> RedisServer:
+    """The broker of a test that reads the broker's file."""
+    return own_redis(**PERSISTED)
+
+
+@pytest.fixture
+def broker_url(request: pytest.FixtureRequest, fresh_redis: Callable[[], str]) -> str:
+    """An empty database for the broker: in a server of the test's own, if it asks for that."""
+    return request.getfixturevalue("broker").url() if "broker" in request.fixturenames else fresh_redis()
 
 
 @pytest.fixture

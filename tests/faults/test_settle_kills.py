@@ -1,137 +1,182 @@
-"""SIGKILLs between a task's first statement and its ack, settled within the transaction and apart from it."""
+"""SIGKILLs between a task's first statement and its ack: effects settled with their record, and asked of a gateway."""
 
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 
-from celery_idempotent.stores import open_store
 from tests.support.celery.business import Business
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.journal import Journal
-from tests.support.faults import soaks
+from tests.support.docs import soaks
+from tests.support.docs.soaks import GATEWAY, POSTGRES, SQLITE, Figures
+from tests.support.faults.broker_file import BrokerFile
+from tests.support.servers import RedisServer
+from tests.support.waiting import WaitTimeout, wait_until
 
-SETTLE = "tests.support.faults.settle_app"
-ORDERS = int(os.environ.get("SOAK_ORDERS", "2000"))
-CHANCE, SECONDS = float(os.environ.get("DOOM", "0.95")), float(os.environ.get("DOOM_WITHIN", "0.004"))
-HEAD = "| settled | orders | runs | kills | charged twice | too many | lost | unequal results |"
-
-
-@dataclass
-class Count:
-    """What came of the orders of one task."""
-
-    settled: str
-    orders: int
-    runs: int
-    kills: int
-    twice: int
-    surplus: int
-    lost: int
-    unequal: int
-
-    def __str__(self) -> str:
-        return f"| {' | '.join(str(value) for value in vars(self).values())} |"
+APP = "tests.support.faults.settle_app"
+SEED = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+#: Kills of each soak.
+KILLS = int(os.environ.get("SOAK_KILLS", "1000"))
+#: Orders that are published at once: the next ones are there before the last of them are done.
+WAVE = 100
+#: Seconds after which a wave that is not answered is lost.
+PATIENCE = 300.0
+Results = dict[str, AsyncResult[str]]
 
 
 @pytest.fixture
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database: PostgreSQL, or what the test's parameter says."""
-    if getattr(request, "param", "PostgreSQL") == "PostgreSQL":
-        return str(request.getfixturevalue("postgres_url"))
-    url = f"sqlite:///{tmp_path}/store.sqlite3"
-    store = open_store(url)
-    store.apply_schema()
-    store.close()
-    return url
+def store_url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(getattr(request, "param", "redis_url")))
 
 
 @pytest.fixture
-def app(business: Business, client_app: Callable[..., Celery]) -> Celery:
-    return client_app(SETTLE)
+def app(client_app: Callable[..., Celery]) -> Celery:
+    return client_app(APP)
 
 
 @pytest.fixture
-def kill(
-    app: Celery, business: Business, journal: Journal, start_worker: StartWorker, gateway: Path
-) -> Callable[..., Count]:
-    """A function that charges so many orders under a killer, and counts."""
+def start_killed_worker(start_worker: StartWorker) -> Callable[..., Any]:
+    """A function that starts a worker whose children are killed."""
 
-    def run(task: str, orders: int, *, chance: float, seconds: float) -> Count:
-        worker = start_worker(SETTLE, concurrency=4, env={"DOOM": str(chance), "DOOM_WITHIN": str(seconds)})
-        runs, kills = journal.count("ran"), journal.count("killed")
-        ids = [f"{task}-{number}" for number in range(orders)]
-        results = {order: getattr(app.module, task).delay(order) for order in ids}
-        values = {order: result.get(timeout=2500) for order, result in results.items()}
-        paid = [tuple(path.name.split(".", 1)) for path in gateway.iterdir()]
-        charges = [row for row in paid or business.charges() if row[0].startswith(f"{task}-")]
-        counted = Counter(order for order, _ in charges)
-        unequal = sum(values[order] not in [charge for one, charge in charges if one == order] for order in ids)
-        count = Count(
-            settled={
-                "within": "within the task's transaction",
-                "apart": "in a transaction of its own",
-                "at_gateway": "by itself, paid at a gateway",
-            }[task],
-            orders=orders,
-            runs=journal.count("ran") - runs,
-            kills=journal.count("killed") - kills,
-            twice=sum(counted[order] > 1 for order in ids),
-            surplus=sum(max(0, counted[order] - 1) for order in ids),
-            lost=sum(counted[order] == 0 for order in ids),
-            unequal=unequal,
-        )
-        worker.stop()
-        return count
+    def start(*, chance: float, seconds: float, concurrency: int = 12, **env: str) -> Any:
+        doom = {"DOOM": str(chance), "DOOM_WITHIN": str(seconds), "DOOM_SEED": str(SEED)}
+        print(f"\nSOAK_SEED={SEED} SOAK_KILLS={KILLS}")
+        return start_worker(APP, concurrency=concurrency, env={**doom, **env})
 
-    return run
+    return start
+
+
+def charge(task: Any, journal: Journal, kills: int, wave: int = WAVE) -> Results:
+    """Publish orders until so many runs were killed; return the result of each, which may not have come."""
+    waves: list[Results] = []
+    while not waves or journal.count("killed") < kills:
+        orders = [f"order-{len(waves)}-{n}" for n in range(wave)]
+        waves.append({order: task.delay(order) for order in orders})
+        for each in waves[-2:-1]:
+            wait_for(each)
+    wait_for(waves[-1])
+    return {order: result for each in waves for order, result in each.items()}
+
+
+def wait_for(results: Results) -> None:
+    try:
+        wait_until(lambda: all(result.ready() for result in results.values()), PATIENCE)
+    except WaitTimeout as error:  # what is not answered is counted
+        print(error)
+
+
+def answers(results: Results) -> dict[str, str | None]:
+    """Return what the caller of each order was answered, None if nothing."""
+    return {order: result.get(propagate=False) if result.ready() else None for order, result in results.items()}
+
+
+def losses(results: Results, effects: Mapping[str, Collection[str]], broker: RedisServer) -> tuple[int, int]:
+    """Count the orders without an effect or an answer: those whose message Redis popped for nobody, and the others."""
+    file, answered = BrokerFile(broker.directory), answers(results)
+    lost = [order for order in results if not effects[order] or answered[order] is None]
+    for order in lost:
+        print(f"{order} has the effects {effects[order]}, the answer {answered[order]}, {file.of(results[order].id)}")
+    popped = sum(results[order].id in file.vanished() for order in lost)
+    return popped, len(lost) - popped
+
+
+def settled_within(business: Business, journal: Journal, broker: RedisServer, what: str, results: Results) -> Figures:
+    """Count what came of charges that were committed with their record."""
+    charges: dict[str, list[str]] = {order: [] for order in results}
+    for order, taken in business.charges():
+        charges[order].append(taken)
+    popped, lost = losses(results, charges, broker)
+    return Figures(
+        what,
+        SEED,
+        kills=journal.count("killed"),
+        operations=len(results),
+        runs=journal.count("ran"),
+        duplicates=sum(len(taken) - 1 for taken in charges.values() if taken),
+        popped=popped,
+        lost=lost,
+        wrong=sum(answer is not None and answer not in charges[order] for order, answer in answers(results).items()),
+    )
+
+
+def asked_of_the_gateway(directory: Path, journal: Journal, broker: RedisServer, results: Results) -> Figures:
+    """Count what came of charges that were asked of a gateway."""
+    payments: dict[str, list[str]] = {order: [] for order in results}
+    for entry in journal.entries("asked"):
+        payments[entry.key].append(entry.fields["payment"])
+    struck = Counter(entry.key for entry in journal.entries("struck"))
+    again = {order: len(asked) - 1 for order, asked in payments.items() if asked}
+    taken = {file.name for file in directory.iterdir()}
+    paid = {order: taken.intersection(asked) for order, asked in payments.items()}
+    popped, lost = losses(results, paid, broker)
+    return Figures(
+        GATEWAY,
+        SEED,
+        kills=journal.count("killed"),
+        operations=len(results),
+        runs=journal.count("ran"),
+        repeated=sum(min(count, struck[order]) for order, count in again.items()),
+        unexplained=sum(max(0, count - struck[order]) for order, count in again.items()),
+        duplicates=sum(len(each) - 1 for each in paid.values() if each),
+        popped=popped,
+        lost=lost,
+        wrong=sum(answer is not None and answer not in paid[order] for order, answer in answers(results).items()),
+    )
+
+
+def check(figures: Figures) -> None:
+    print(figures)
+    assert figures.kills > 0
+    assert (figures.unexplained, figures.duplicates, figures.lost, figures.wrong) == (0, 0, 0, 0)
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("store_url", ["postgres_url"], indirect=True)
 def test_orders_settled_within_their_transaction_are_charged_once_whatever_is_killed(
-    kill: Callable[..., Count],
+    broker: RedisServer, app: Celery, business: Business, journal: Journal, start_killed_worker: Callable[..., Any]
 ) -> None:
-    count = kill("within", 20, chance=0.7, seconds=0.02)
-    print(f"\n{HEAD}\n{count}")
-    assert count.kills > 0
-    assert (count.twice, count.surplus, count.lost, count.unequal) == (0, 0, 0, 0)
+    start_killed_worker(chance=0.7, seconds=0.02)
+    results = charge(app.module.within, journal, 1, wave=20)
+    check(settled_within(business, journal, broker, POSTGRES, results))
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("store_url", ["PostgreSQL", "SQLite"], indirect=True)
-@pytest.mark.parametrize(("task", "what"), [("within", "within its transaction"), ("at_gateway", "at a gateway")])
-def test_whatever_is_killed_nothing_is_lost_and_each_order_is_charged_once(
-    kill: Callable[..., Count], request: pytest.FixtureRequest, task: str, what: str
+@pytest.mark.timeout(6000)
+@pytest.mark.parametrize(
+    ("store_url", "what"), [("postgres_url", POSTGRES), ("sqlite_url", SQLITE)], indirect=["store_url"]
+)
+def test_kills_of_orders_settled_within_their_transaction(
+    what: str,
+    broker: RedisServer,
+    app: Celery,
+    business: Business,
+    journal: Journal,
+    start_killed_worker: Callable[..., Any],
 ) -> None:
-    count = kill(task, ORDERS, chance=CHANCE, seconds=SECONDS)
-    print(f"\n{HEAD}\n{count}")
-    store = request.node.callspec.params["store_url"]
-    soaks.add(
-        f"{what}, {store}",
-        kills=count.kills,
-        operations=count.orders,
-        twice=count.twice,
-        lost=count.lost,
-        unequal=count.unequal,
-    )
-    assert count.kills > count.orders / 2
-    assert (count.twice, count.surplus, count.lost, count.unequal) == (0, 0, 0, 0)
+    start_killed_worker(chance=0.95, seconds=0.004)
+    results = charge(app.module.within, journal, KILLS)
+    figures = settled_within(business, journal, broker, what, results)
+    soaks.add(figures)
+    check(figures)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3000)
-def test_a_thousand_kills_beside_the_same_settled_apart(kill: Callable[..., Count]) -> None:
-    within = kill("within", ORDERS, chance=CHANCE, seconds=SECONDS)
-    print(f"\n{HEAD}\n{within}")
-    assert (within.twice, within.surplus, within.lost, within.unequal) == (0, 0, 0, 0)
-    apart = kill("apart", ORDERS, chance=CHANCE, seconds=SECONDS)
-    print(apart)
-    assert (apart.lost, apart.unequal) == (0, 0)
-    assert apart.twice > 0, "the killer did not hit between effect and settle: this shows nothing"
+@pytest.mark.timeout(6000)
+def test_kills_of_orders_asked_of_a_gateway(
+    broker: RedisServer, app: Celery, gateway: Path, journal: Journal, start_killed_worker: Callable[..., Any]
+) -> None:
+    start_killed_worker(chance=0.95, seconds=0.002)
+    results = charge(app.module.gateway, journal, KILLS)
+    figures = asked_of_the_gateway(gateway, journal, broker, results)
+    soaks.add(figures)
+    check(figures)
+    assert figures.repeated > 0, "the killer did not hit between effect and record: this shows nothing"

@@ -17,6 +17,7 @@ from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.journal import Journal
+from tests.support.faults.broker_file import BrokerFile
 from tests.support.faults.ledger import LEASE_TTL, Ledger, order_of
 from tests.support.faults.run_account import Account
 from tests.support.faults.storm import Storm
@@ -35,6 +36,7 @@ SEED = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(
 def test_operations_survive_minutes_of_random_faults(
     client_app: Callable[..., Celery],
     start_worker: StartWorker,
+    broker: RedisServer,
     own_redis: Callable[..., RedisServer],
     proxied: Callable[[int], Proxy],
     journal: Journal,
@@ -48,7 +50,7 @@ def test_operations_survive_minutes_of_random_faults(
     nodes = [start_worker(MODULE, ready=False, **options) for _ in range(3)]
     for node in nodes:
         node.ready()
-    storm = Storm(client_app(MODULE), nodes, server, proxy, journal, random.Random(SEED))
+    storm = Storm(client_app(MODULE), nodes, broker, server, proxy, journal, random.Random(SEED))
     began = time.monotonic()
     storm.blow(OPERATIONS, SECONDS)
     proxy.heal()
@@ -56,6 +58,8 @@ def test_operations_survive_minutes_of_random_faults(
     after = storm.settle_down(180)
     ledger = Ledger(journal, LEASE_TTL)
     print(ledger.summary(OPERATIONS, len(after.lost)))
+    published = len(BrokerFile(broker.directory).messages)
+    print(f"{'messages published, copies and retries included':52}{published:>24}")
     print(f"{'callers':52}{len(storm.callers):>24}")
     print(f"{'messages popped by Redis for a dying worker':52}{after.broker:>24}")
     print(f"{'answers that Celery overwrote with RETRY':52}{after.backend:>24}")

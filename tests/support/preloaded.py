@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -37,6 +38,8 @@ CELERY = (
     "celery.worker.control",
     "kombu.transport.redis",
     "psutil",
+    # What billiard imports in each child, to have the kernel end it with its worker, where cffi is installed.
+    *(("cffi.cparser",) if importlib.util.find_spec("cffi") else ()),
 )
 RQ = ("rq.cli", "rq.worker", "rq.worker_pool", "rq.scheduler")
 

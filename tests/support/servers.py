@@ -141,6 +141,12 @@ class RedisServer:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def directory(self) -> Path:
+        """Where it keeps its files, until it is stopped."""
+        assert self._directory is not None, "the server was never started"
+        return Path(self._directory.name)
+
     def url(self, db: int = 0) -> str:
         """Return the URL of a database of this server."""
         secret = f":{self.password}@" if self.password else ""

@@ -49,8 +49,6 @@ class Ledger:
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
     paid: Counter[str] = field(default_factory=Counter)
-    published: dict[str, str] = field(default_factory=dict)
-    received: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     unrecorded: set[str] = field(default_factory=set)
 
@@ -81,10 +79,8 @@ class Ledger:
         match entry.event:
             case "paid":
                 self.paid[entry.key] += 1
-            case "published":
-                self.published[entry.key] = entry.fields["task_id"]
-            case "received" | "answered":
-                getattr(self, entry.event).add(entry.key)
+            case "answered":
+                self.answered.add(entry.key)
             case "SettleFailed":
                 self.unrecorded.add(order_of(entry.key))
 
@@ -142,10 +138,6 @@ class Ledger:
                     found.append(min(later) - run.killed)
         return found
 
-    def lost_by_the_broker(self, task_ids: set[str]) -> bool:
-        """Whether a message of these tasks was published and never given to any worker."""
-        return any(task in task_ids and probe not in self.received for probe, task in self.published.items())
-
     def summary(self, operations: int, lost: int) -> str:
         """Return the table of the soak."""
         runs = [run for runs in self.runs.values() for run in runs]
@@ -154,7 +146,6 @@ class Ledger:
         times = self.recovery()
         lines = {
             "operations": operations,
-            "messages published, copies and retries included": self.counts["published"],
             "runs": len(runs),
             "effects": self.counts["charged"],
             "duplicates at the gateway": sum(self.paid.values()) - len(self.paid),

@@ -1,7 +1,8 @@
-"""The same charge twice: settled within its own transaction, and in a transaction of its own, under a killer."""
+"""A charge under a killer: settled within its own transaction, and asked of a gateway that honours derived keys."""
 
 from __future__ import annotations
 
+import gc
 import os
 import uuid
 from pathlib import Path
@@ -25,12 +26,12 @@ class NoticedRequest(IdempotentRequest):
     """Writes down that a child was lost before its message was acked."""
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        Journal.from_env().write("killed", self.id)
+        Journal.from_env().write("killed", self.args[0])
         return super().on_failure(exc_info, *args, **kwargs)
 
 
 class Charge(IdempotentTask):
-    """A charge on a database that a killer watches."""
+    """A charge that a killer watches."""
 
     abstract = True
     Request = NoticedRequest
@@ -44,43 +45,42 @@ class Charge(IdempotentTask):
         assert self.business is not None
         return self.business, self.connection
 
-    def write(self, order_id: str) -> tuple[str, Any]:
-        """Make the run's first statement, and let the killer know."""
-        taken = uuid.uuid4().hex
-        business, connection = self.connect()
-        business.charge(connection, order_id, taken)
-        Journal.from_env().write("ran", order_id)
+    def begin(self, order_id: str) -> None:
+        """Let the journal and the killer know that the run has made its first statement."""
+        journal = Journal.from_env()
+        journal.write("ran", order_id)
         assert killer is not None
-        killer.begins()
-        return taken, connection
+        killer.begins(lambda: journal.write("struck", order_id))
 
 
 @app.task(base=Charge, bind=True, idempotency={"key": "order_id"})
 def within(self: Any, order_id: str) -> str:
     """Commit the charge and its record together."""
-    taken, connection = self.write(order_id)
+    taken = uuid.uuid4().hex
+    business, connection = self.connect()
+    business.charge(connection, order_id, taken)
+    self.begin(order_id)
     self.lease.settle(taken, using=connection)
     connection.commit()
-    return str(taken)
+    return taken
 
 
 @app.task(base=Charge, bind=True, idempotency={"key": "order_id"})
-def apart(self: Any, order_id: str) -> str:
-    """Commit the charge, and let the record follow in a transaction of its own."""
-    taken, connection = self.write(order_id)
-    connection.commit()
-    return str(taken)
+def gateway(self: Any, order_id: str) -> str:
+    """Ask a gateway that takes one payment for a key; the record follows when the body has returned."""
+    self.begin(order_id)
+    payment = Path(os.environ["GATEWAY"]) / self.lease.derived_key("charge")
+    Journal.from_env().write("asked", order_id, payment=payment.name)
+    payment.touch()
+    return payment.name
 
 
-@app.task(base=Charge, bind=True, idempotency={"key": "order_id"})
-def at_gateway(self: Any, order_id: str) -> str:
-    """Pay at a gateway that takes one payment for a key."""
-    Journal.from_env().write("ran", order_id)
-    key = str(self.lease.derived_key("charge"))
-    (Path(os.environ["GATEWAY"]) / f"{order_id}.{key}").touch()
-    assert killer is not None
-    killer.begins()
-    return key
+@signals.worker_before_create_process.connect
+def forks(**_: Any) -> None:
+    """Count the children; Celery collects garbage before each, which takes longer than the fork."""
+    if killer is not None:
+        killer.forks()
+        gc.freeze()
 
 
 @signals.task_postrun.connect

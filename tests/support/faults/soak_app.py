@@ -15,7 +15,6 @@ from typing import Any
 from celery import Celery, signals, states
 
 from celery_idempotent import IdempotentTask, events
-from celery_idempotent.celery import IdempotentRequest
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.apps import from_env
@@ -26,19 +25,6 @@ from tests.support.faults.run_account import TOLD, write_down
 app = from_env(Celery("soak"))
 # A machine under load loses children faster than crashes could be forgotten: the loop breaker is not what is tested.
 app.conf.idempotency = {"lease_ttl": LEASE_TTL, "max_crashes": 1000}
-
-
-class ProbedRequest(IdempotentRequest):
-    """Writes down which messages a worker has really been given."""
-
-    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(message, *args, **kwargs)
-        Journal.from_env().write("received", message.headers.get("probe"))
-
-
-class SoakTask(IdempotentTask):
-    abstract = True
-    Request = ProbedRequest
 
 
 @contextmanager
@@ -64,14 +50,14 @@ def take_effect(task: Any, order_id: str, journal: Journal) -> dict[str, str]:
     return {"order": order_id, "run": uuid.uuid4().hex}
 
 
-@app.task(base=SoakTask, bind=True, idempotency={"key": "order_id"})
+@app.task(base=IdempotentTask, bind=True, idempotency={"key": "order_id"})
 def charge(self: Any, order_id: str, seconds: float = 0.02) -> dict[str, str]:
     with run(self, order_id) as journal:
         time.sleep(seconds)
         return take_effect(self, order_id, journal)
 
 
-@app.task(base=SoakTask, bind=True, idempotency={"key": "order_id"}, max_retries=None)
+@app.task(base=IdempotentTask, bind=True, idempotency={"key": "order_id"}, max_retries=None)
 def flaky(self: Any, order_id: str) -> dict[str, str]:
     """Retries by hand, twice."""
     with run(self, order_id) as journal:
@@ -83,7 +69,11 @@ def flaky(self: Any, order_id: str) -> dict[str, str]:
 
 
 @app.task(
-    base=SoakTask, bind=True, idempotency={"key": "order_id"}, autoretry_for=(OSError,), retry_kwargs={"countdown": 0.2}
+    base=IdempotentTask,
+    bind=True,
+    idempotency={"key": "order_id"},
+    autoretry_for=(OSError,),
+    retry_kwargs={"countdown": 0.2},
 )
 def shaky(self: Any, order_id: str) -> dict[str, str]:
     """Fails once, and is retried for it."""
@@ -93,17 +83,11 @@ def shaky(self: Any, order_id: str) -> dict[str, str]:
         return take_effect(self, order_id, journal)
 
 
-@app.task(base=SoakTask, bind=True)
+@app.task(base=IdempotentTask, bind=True)
 def ship(self: Any, receipt: dict[str, str]) -> dict[str, str]:
     """The rest of a chain."""
     Journal.from_env().write("shipped", receipt["order"], id=self.request.id)
     return receipt
-
-
-def probe(headers: Any = None, **_: Any) -> None:
-    """Give every message, a retry and a copy too, a name of its own."""
-    headers["probe"] = uuid.uuid4().hex
-    Journal.from_env().write("published", headers["probe"], task_id=headers["id"])
 
 
 def answered(task_id: str = "", state: str = "", **_: Any) -> None:
@@ -152,5 +136,4 @@ if "SOAK" in os.environ:  # in workers, and never in the test's own process
     watch_the_store()
     events.add_hook(tell)
     events.add_hook(write_down, TOLD)
-    signals.before_task_publish.connect(probe, weak=False)
     signals.task_postrun.connect(answered, weak=False)

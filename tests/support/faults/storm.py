@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from celery.result import AsyncResult
 from tests.support.celery.apps import messages
 from tests.support.celery.journal import Journal
 from tests.support.celery.nodes import WorkerNode
+from tests.support.faults.broker_file import BrokerFile
 from tests.support.faults.ledger import LEASE_TTL, Ledger
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -41,10 +41,11 @@ class Aftermath:
     backend: int = 0
     lost: set[str] = field(default_factory=set)
 
-    def explains(self, result: AsyncResult[Any], ledger: Ledger) -> bool:
+    def explains(self, result: AsyncResult[Any], file: BrokerFile, ledger: Ledger) -> bool:
         """Count who lost this answer, if it was not the library."""
         ids = {result.id, result.parent.id} if result.parent else {result.id}
-        broker, backend = ledger.lost_by_the_broker(ids), result.state == "RETRY" and result.id in ledger.answered
+        broker = not ids.isdisjoint(file.vanished())
+        backend = result.state == "RETRY" and result.id in ledger.answered
         self.broker += broker
         self.backend += backend and not broker
         return broker or backend
@@ -57,14 +58,16 @@ class Storm:
     Arguments:
         app: Publishes.
         nodes: The workers.
+        broker: What they take messages from; started as `broker_file.PERSISTED` says.
         server: Their store.
         proxy: Stands between them and the store.
-        journal: Where kills are written down, and what is published.
+        journal: Where kills are written down.
         random: Decides everything.
     """
 
     app: Celery
     nodes: list[WorkerNode]
+    broker: RedisServer
     server: RedisServer
     proxy: Proxy
     journal: Journal
@@ -111,13 +114,14 @@ class Storm:
                 pass
             if messages(self.app.conf.broker_url):
                 continue
-            ledger = Ledger(self.journal, LEASE_TTL)
+            ledger, file = Ledger(self.journal, LEASE_TTL), BrokerFile(self.broker.directory)
             for caller in self._unanswered():
-                if after.explains(caller[2], ledger):
+                if after.explains(caller[2], file, ledger):
                     self.callers.remove(caller)
                     self._publish(*caller[:2])
                 else:
                     after.lost.add(caller[1])
+                    print(f"{caller[1]} is not answered; its messages: {file.of(caller[2].id)}")
             if after.lost or not self._unanswered():
                 return after
         after.lost.update(name for _, name, _ in self._unanswered())
@@ -131,10 +135,7 @@ class Storm:
         task = {"chain": module.charge, "long": module.charge}.get(kind) or getattr(module, kind)
         # 1.3 leases: the holder must renew.
         args = (name, LEASE_TTL * 1.3) if kind == "long" else (name,)
-        headers = {"probe": uuid.uuid4().hex}
-        task_id = str(uuid.uuid4())
-        self.journal.write("published", headers["probe"], task_id=task_id)
-        signature = task.s(*args).set(headers=headers, task_id=task_id)
+        signature = task.s(*args)
         result = (signature | module.ship.s()).apply_async() if kind == "chain" else signature.apply_async()
         self.callers.append((kind, name, result))
 
