@@ -41,7 +41,7 @@ LINES = command_lines()
 #: What is not typed, and why.
 NOT_TYPED = {
     r"(\S*/)?pip install|python -m pip install|(apt|brew) install|python3 -m venv \.venv|source ": "it installs",
-    r"(\.venv/bin/|([A-Z_]+=\S+ )*)pytest|tox|sphinx-build|cosmic-ray|cr-filter|python \.ci/": "it runs these tests",
+    r"([A-Z_]+=\S+ )*((\.venv/bin/)?pytest|tox)|sphinx-build|cosmic-ray|cr-filter|python \.ci/": "it runs these tests",
     r"python -m benchmarks|(\.venv/bin/)?python -m tests\.": "it runs for minutes; its names are checked below",
     r"celery-idempotent demo": "tests/cli/test_demo.py runs it",
     r"celery -A celery_idempotent\.cli\.demo\.shop|python -m celery_idempotent\.cli\.demo\.gateway": "the demo runs it",
