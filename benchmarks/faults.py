@@ -24,7 +24,6 @@ from typing import Any
 from celery import Celery, chord
 
 from tests.support.celery.apps import close_app, load_app
-from tests.support.processes import signal_group
 from tests.support.servers import RedisServer
 from tests.support.waiting import WaitTimeout, wait_until
 
@@ -89,8 +88,7 @@ class Trial:
 
     def worker(self) -> Worker:
         """Start a worker."""
-        worker = Worker(self.server, MODULE, pool="prefork", concurrency=2)
-        worker._env |= self.env
+        worker = Worker(self.server, MODULE, pool="prefork", concurrency=2, env=self.env)
         self._stack.enter_context(_killed_in_the_end(worker))
         self.workers.append(worker)
         return worker
@@ -147,7 +145,7 @@ def _killed_in_the_end(worker: Worker) -> Iterator[None]:
         yield
     finally:
         for number in (signal.SIGCONT, signal.SIGKILL):
-            signal_group(worker._running(), number)
+            worker.signal(number)
         worker.__exit__(None, None, None)
 
 
@@ -198,7 +196,7 @@ def worker_killed_in_the_body(trial: Trial) -> None:
     worker = trial.worker()
     trial.call()
     trial.seen("begun")
-    signal_group(worker._running(), signal.SIGKILL)
+    worker.signal(signal.SIGKILL)
     trial.open("before")
     trial.worker()
 
@@ -256,7 +254,7 @@ def redis_restarted(trial: Trial) -> None:
     trial.server.start()
     trial.open("after")
     try:
-        wait_until(lambda: worker._running().poll() is not None, 10)
+        wait_until(lambda: worker.ended, 10)
     except WaitTimeout:
         return
     trial.worker()
@@ -268,11 +266,11 @@ def holder_paused(trial: Trial) -> None:
     paused = trial.worker()
     trial.call()
     trial.seen("begun")
-    signal_group(paused._running(), signal.SIGSTOP)
+    paused.signal(signal.SIGSTOP)
     trial.open("before")
     trial.worker()
     time.sleep(15)
-    signal_group(paused._running(), signal.SIGCONT)
+    paused.signal(signal.SIGCONT)
     time.sleep(2)
 
 

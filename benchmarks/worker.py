@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, sleep
 from types import TracebackType
@@ -44,12 +44,15 @@ class Worker:
         module: The module of its app.
         pool: prefork or threads.
         concurrency: Slots.
+        env: What else its environment says.
     """
 
-    def __init__(self, server: RedisServer, module: str, *, pool: str, concurrency: int) -> None:
+    def __init__(
+        self, server: RedisServer, module: str, *, pool: str, concurrency: int, env: Mapping[str, str] | None = None
+    ) -> None:
         self.broker = server.client(BROKER_DB)
         self._server = server
-        self._env = {**os.environ, **environment(server), "PYTHONPATH": str(ROOT)}
+        self._env = {**os.environ, **environment(server), "PYTHONPATH": str(ROOT), **(env or {})}
         options = [f"--pool={pool}", f"--concurrency={concurrency}", "--loglevel=WARNING"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         self._command = [sys.executable, "-m", "celery", "-A", module, "worker", *options, *quiet]
@@ -68,19 +71,19 @@ class Worker:
 
     def drain(self, publish: Callable[[], object]) -> float:
         """Return the seconds from the moment the worker is let go until the last of the published messages is acked."""
-        processes.signal_group(self._running(), signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         try:
             publish()
         finally:
             since = perf_counter()
-            processes.signal_group(self._running(), signal.SIGCONT)
+            self.signal(signal.SIGCONT)
         return self.settled() - since
 
     def settled(self) -> float:
         """Return the time at which nothing is queued and nothing is unacked any more."""
         deadline = perf_counter() + LONGEST_DRAIN
         while self._left():
-            if perf_counter() > deadline or self._running().poll() is not None:
+            if perf_counter() > deadline or self.ended:
                 self._log.seek(0)
                 raise RuntimeError(f"The worker left {self._left()} messages; its log:\n{self._log.read().decode()}")
             sleep(POLL_SECONDS)
@@ -91,6 +94,15 @@ class Worker:
         members = [*processes.members(self._running().pid), psutil.Process(self._server.pid)]
         times = [member.cpu_times() for member in members]
         return float(sum(time.user + time.system for time in times))
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker and its children."""
+        processes.signal_group(self._running(), number)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the worker has ended by itself, or was killed."""
+        return self._running().poll() is not None
 
     def _left(self) -> int:
         counts: Any = self.broker.pipeline(transaction=False)
