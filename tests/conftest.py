@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_idempotent import events
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.support import preloaded, processes
@@ -228,6 +229,22 @@ def nothing_purged_in_passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that have expired are there until a test purges them; a test of purging in passing asks for it."""
     monkeypatch.setattr(SqliteStore, "purge_every", 0)
     monkeypatch.setattr(PostgresStore, "purge_every", 0)
+
+
+@pytest.fixture(autouse=True)
+def no_hook_left() -> Iterator[None]:
+    """Refuse a test that leaves a hook behind, which would hear the events of those after it."""
+    before = list(events._hooks)
+    yield
+    left = [hook for hook in events._hooks if hook not in before and not _is_own(hook[0])]
+    for hook in left:
+        events._hooks.remove(hook)
+    assert not left, left
+
+
+def _is_own(hook: object) -> bool:
+    """Return whether the library adds a hook itself, as modules do that are imported."""
+    return str(getattr(hook, "__module__", "")).startswith("celery_idempotent.")
 
 
 @pytest.fixture(scope="session")

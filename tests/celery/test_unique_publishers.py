@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def app(client_app: Callable[..., Celery]) -> Celery:
+def app(client_app: Callable[..., Celery], patient_publishers: None) -> Celery:
     return client_app(UNIQUE)
 
 

@@ -25,7 +25,7 @@ UNIQUE = "tests.support.celery.unique_app"
 
 
 @pytest.fixture
-def app(client_app: Callable[..., Celery]) -> Celery:
+def app(client_app: Callable[..., Celery], patient_publishers: None) -> Celery:
     return client_app(UNIQUE)
 
 

@@ -329,6 +329,144 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a lost child fails its task": [
             ("celery/task.py", "    reject_on_worker_lost = True", "    reject_on_worker_lost = False")
         ],
+        "what is published on purpose is superseded": [(RULES, "    if not claim.is_copy:\n", "    if False:\n")],
+        "an attempt that was retried runs again": [
+            (RULES, "if claim.attempt < row.attempts.get(claim.task_id, 0):", "if False:")
+        ],
+        "a lease that ran out is not taken over": [
+            (RULES, "row.state is State.IN_PROGRESS and row.lease_end > now", "row.state is State.IN_PROGRESS")
+        ],
+        "any settle of what is settled is accepted": [
+            (RULES, "if row.state is outcome.state and row.fence == lease.fence:", "if row.state is outcome.state:")
+        ],
+        "a renewal does not extend the lease": [
+            (RULES, "    _extend(row, lease.claim, now)\n    if now", "    if now")
+        ],
+        "a record is gone with its lease": [
+            (RULES, "row.expires = row.lease_end + int(claim.keep_ttl * SECOND)", "row.expires = row.lease_end")
+        ],
+        "a record is gone before its retry is due": [(RULES, "row.expires += int(release.retry_in * SECOND)", "pass")],
+        "a result is not kept": [(RULES, "expires=now + int(ttl * SECOND),", "expires=now,")],
+        "a run whose record is gone is not settled": [
+            (
+                RULES,
+                "    row = row or forgotten(lease)\n    if row.state is outcome",
+                "    if row is None:\n        return None\n    if row.state is outcome",
+            )
+        ],
+        "a lease whose record is gone is not renewed": [
+            (RULES, "if row is None and not lease.claim.revive:", "if row is None:")
+        ],
+        "a retry that overtakes counts as a crash": [
+            (
+                RULES,
+                "lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing",
+                "lapsed = row.state is State.IN_PROGRESS",
+            )
+        ],
+        "a crash that was noticed is not counted": [(RULES, "        row.crashes += 1\n", "        pass\n")],
+        "a failure does not end a row of crashes": [
+            (
+                RULES,
+                "elif release.reason not in _KEEPS_CRASHES:\n        row.crashes = 0",
+                "elif release.reason not in _KEEPS_CRASHES:\n        pass",
+            )
+        ],
+        "a run does not clear the mark of its attempts": [
+            (RULES, "    row.attempts.pop(claim.task_id, None)\n    if claim", "    if claim")
+        ],
+        "a failure does not clear the mark of its attempts": [
+            (
+                RULES,
+                "elif release.reason not in _KEEPS_MARK:\n        row.attempts.pop(row.task_id, None)",
+                "elif release.reason not in _KEEPS_MARK:\n        pass",
+            )
+        ],
+        "a run does not end its task's waiting": [
+            (RULES, "    row.waiting.pop(claim.task_id, None)\n    row.attempts", "    row.attempts")
+        ],
+        "a copy of an older attempt does not wait its turn": [
+            (RULES, "        return claim.attempt < attempt\n", "        return claim.attempt > attempt\n")
+        ],
+        "a released record still has its lease": [
+            (RULES, "row.state, row.reason, row.holder = State.RELEASED, release", "row.reason, row.holder = release")
+        ],
+        "a renewal goes on while a result is recorded": [
+            (GUARD, "        self.heartbeat.forget(held)  # not before: a large", "        # not before: a large")
+        ],
+        "a settle that is refused counts as done": [
+            (
+                GUARD,
+                "            except LeaseLost:\n                return _lost(delivery, held, error)",
+                "            except LeaseLost:\n                return True",
+            )
+        ],
+        "a settle that was given up on counts as lost": [
+            (
+                GUARD,
+                "                if held.lost:\n                    return _lost(delivery, held, error)\n          ",
+                "                if True:\n                    return _lost(delivery, held, error)\n          ",
+            )
+        ],
+        "a duplicate that meets a holder is dropped": [
+            (GUARD, "                    return _busy_with(found.record)\n", "                    return Dropped()\n")
+        ],
+        "a superseded copy waits": [
+            (GUARD, "        delivery.emit(events.Superseded)\n        return Dropped()", "        return Busy(1.0)")
+        ],
+        "a lost run whose record is gone is dropped": [
+            (
+                GUARD,
+                "        if record is None:\n            return Busy(STORE_PAUSE[1])",
+                "        if record is None:\n            return Dropped()",
+            )
+        ],
+        "a lost run is dropped": [
+            (
+                GUARD,
+                "            return self._replay(delivery, record)\n        return _busy_with(record)",
+                "            return self._replay(delivery, record)\n        return Dropped()",
+            )
+        ],
+        "without the store a task runs": [(GUARD, 'if self.policy.on_store_error == "run":', "if True:")],
+        "without the store a task fails": [
+            (
+                GUARD,
+                'if self.policy.on_store_error == "raise":\n            raise error\n        if',
+                "if True:\n            raise error\n        if",
+            )
+        ],
+        "a refused release counts as accepted": [(GUARD, "        if not released:\n", "        if False:\n")],
+        "a check does not hear that the lease is lost": [
+            (
+                LEASE,
+                "            if not self.store.renew([self.lease]):",
+                "            self.store.renew([self.lease])\n            if True:",
+            )
+        ],
+        "a lease is renewed when it has run out": [
+            (LEASE, "self.due = since + ttl / RENEWALS_PER_TTL", "self.due = since + ttl")
+        ],
+        "a dead child's lease is not given back": [
+            (LEASE, "released = store.release(Lease(claim, 0), Release(reason))", "released = False")
+        ],
+        "a renewal that failed is the last": [
+            (
+                HEARTBEAT,
+                "holding.due = monotonic() + min(RETRY_PAUSE, holding.lease.claim.lease_ttl / 10)",
+                "holding.due = monotonic() + 3600.0",
+            )
+        ],
+        "a lease that was settled is found lost": [(HEARTBEAT, "elif id(holding) in self.holdings:", "else:")],
+        "a failure counts as a crash": [(DELIVERY, "Reason.CRASHED if fatal else Reason.FAILED", "Reason.CRASHED")],
+        "callbacks of a replay get ids of their own": [
+            (
+                DELIVERY,
+                "        canvas.assign_callback_ids(request, task.app, record.fence)",
+                "        canvas.assign_callback_ids(request, task.app, 0)",
+            )
+        ],
+        "callbacks are dispatched by every replay": [(DELIVERY, "if request.id in record.dispatched:", "if False:")],
     }.items()
 }
 

@@ -45,6 +45,8 @@ class Call:
     until: int = 0
     #: published, skipped; refused, where its publisher knows
     outcome: str = ""
+    #: the message that it published
+    task_id: str = ""
 
 
 class Publisher(Host):
@@ -138,6 +140,7 @@ class Indexing(Law):
         name = f"call of version {call.version} of {call.document}"
         self.world.tell(name)
         before = self.simulation.broker.published_by(getcurrent())
+        confirmed = self.is_plain and not any(each.confirmations._owners for each in self.publishers)
         app = getattr(getcurrent().host, "app", self.simulation.producer)
         due = self.world.now + call.countdown
         try:
@@ -148,9 +151,11 @@ class Indexing(Law):
             found, call.outcome = "", "refused"
         else:
             sent = self.simulation.broker.published_by(getcurrent()) > before
-            call.outcome = "published" if sent else "skipped"
+            call.outcome, call.task_id = ("published", found) if sent else ("skipped", "")
         if call.outcome == "skipped":
             self.check_skipped(call, found, due)
+        elif confirmed:
+            self.check_published(call)
         self.moments += 1
         call.until = self.moments
         self.counts[call.outcome] += 1
@@ -164,6 +169,16 @@ class Indexing(Law):
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
         if self.bodies.get(getcurrent()) == task_id:
             self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
+
+    def check_published(self, call: Call) -> None:
+        """Check that a call was not published beside a message that would do, and that its publisher has confirmed."""
+        begun = {*self.bodies.values(), *(worker.request.id for worker in self.simulation.workers if worker.child)}
+        for other in self.made:
+            waits = other.task_id and other.task_id not in begun and other.until and other.until < call.since
+            if waits and other.document == call.document and self.is_plain:
+                self.fail(
+                    f"version {call.version} of {call.document} was published beside {other.task_id}, which waits"
+                )
 
     def body(self, task: Any, document: str, version: int) -> None:
         """The task: it reads the document as soon as it begins."""

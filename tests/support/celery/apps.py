@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from unittest import mock
 
-from celery import Celery, _state
+from celery import Celery, _state, signals
 
 from celery_idempotent.celery import app as celery_app
 from celery_idempotent.celery import unique
@@ -87,13 +87,16 @@ def close_app(app: Celery) -> None:
 
 @contextmanager
 def private_shared_tasks() -> Iterator[None]:
-    """Forget, at the end, which tasks were declared meanwhile.
+    """Forget, at the end, which tasks were declared meanwhile, and what is to be done when a worker starts.
 
     Celery registers the tasks of every app in all apps that are made later: a second load of a module would get the
-    first one's task objects, with their options.
+    first one's task objects, with their options. A worker that another test starts in this process is not this app's.
     """
-    # The set is changed in place by Celery, so a copy stands in for it.
-    with mock.patch.object(_state, "_on_app_finalizers", set(_state._on_app_finalizers)):
+    # Both are changed in place by Celery, so a copy stands in for each.
+    with (
+        mock.patch.object(_state, "_on_app_finalizers", set(_state._on_app_finalizers)),
+        mock.patch.object(signals.worker_init, "receivers", list(signals.worker_init.receivers)),
+    ):
         yield
 
 

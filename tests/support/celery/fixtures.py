@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 from celery import Celery
 
+from celery_idempotent.celery import unique
 from tests.support.celery.apps import close_app, load_app, private_shared_tasks
 from tests.support.celery.business import Business
 from tests.support.celery.gates import Gates
@@ -118,6 +119,12 @@ def client_app(worker_env: dict[str, str]) -> Iterator[Callable[..., Celery]]:
     yield load
     for app in apps:
         close_app(app)
+
+
+@pytest.fixture
+def patient_publishers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls of unique tasks wait for the store; a machine that is busy for 0.25 s would have them published."""
+    monkeypatch.setattr(unique, "BUDGET", 30.0)
 
 
 @pytest.fixture
