@@ -89,7 +89,7 @@ class Charges(Law):
         #: owners whose retries have taken their leases
         self.overtaken: set[str] = set()
         self.time_is_over: set[str] = set()
-        #: by order: how many children died that had it, or lost their leases
+        #: by order: how many children died that had it, or lost their leases, since a run last ended in order
         self.deaths: Counter[str] = Counter()
         choices = self.choices
         self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
@@ -100,6 +100,7 @@ class Charges(Law):
         self.long = choices.one_of("takes", [[0], *[[0, 0, 1, 9]] * 10, [0, 1, 9, 60]])
         #: the order that kills whatever charges it
         self.deadly = choices.one_of("deadly", [""] * 11 + ["ORD-1"])
+        self.spares = choices.one_of("spares", [0, 0, 0.3])
         self.calls = self._calls()
         self.published_calls: list[tuple[str, str]] = []
 
@@ -200,7 +201,7 @@ class Charges(Law):
             if self.checks:
                 self.check_lease(run)
             self.charge(run)
-            if order == self.deadly:
+            if order == self.deadly and not choices.chance(f"{name}: spares its child", self.spares):
                 run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker"])
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
             if choices.chance(f"{name}: raises", self.raises):
@@ -349,12 +350,16 @@ class Charges(Law):
 
     def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
         """Call the store, and look at what became of its records."""
+        before = self.simulation.store.get(args[0].key) if verb == "acquire" and args[0].sender else None
         answer = call()
         if verb == "get":
             host.holder_remains = answer.remaining if answer is not None else INFINITE
         if verb == "acquire":
             host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
             self.check_answer(args[0], answer)
+            overtakes = before is not None and before.state is State.IN_PROGRESS and before.owner == args[0].sender
+            if overtakes and isinstance(answer, Lease) and answer.taken_over:
+                self.fail(f"a retry of {args[0].task_id} takes the run that published it for a dead one")
         elif verb == "release" and answer:
             self.released(args[0], args[1].reason)
         for order in ORDERS:
@@ -417,6 +422,8 @@ class Charges(Law):
 
     def released(self, lease: Lease, reason: Reason) -> None:
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
+        if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
+            self.deaths[lease.key.rpartition(":")[2]] = 0
         if run is not None and reason is Reason.RETRY:
             self.retried[run.task_id] = run.attempt + 1
         elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):

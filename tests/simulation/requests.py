@@ -24,6 +24,8 @@ SERVERS = 2
 #: How often a client sends its request, and for how many seconds it waits for the answer.
 TRIES, PATIENCE = 40, 12.0
 MAX_CRASHES = 5
+#: Seconds after which a holder whose renewals arrive is no crash loop.
+STEADY = LEASE_TTL * 9 / 3
 
 
 @dataclass(eq=False)
@@ -78,6 +80,8 @@ class Requests(Law):
         self.settled: dict[str, bytes] = {}
         self.answers: dict[str, set[tuple[str, bytes]]] = defaultdict(set)
         self.deaths: Counter[str] = Counter()
+        #: by key: those in a row, none of which ended in order or was alive for long
+        self.in_a_row: Counter[str] = Counter()
         middleware = IdempotencyMiddleware(
             self.application, store=HostStore(simulation), scope=None, lease_ttl=LEASE_TTL, max_crashes=MAX_CRASHES
         )
@@ -160,6 +164,8 @@ class Requests(Law):
         run = Run(key, held, getcurrent(), len(self.runs) + 1)
         if held.key in self.settled:
             self.fail(f"run {run.number} of {key} begins, which was settled")
+        if self.in_a_row[key] >= MAX_CRASHES:
+            self.fail(f"{key} has killed its server {self.in_a_row[key]} times in a row, and is run again")
         self.runs.append(run)
         self.counts["runs"] += 1
         try:
@@ -206,14 +212,25 @@ class Requests(Law):
 
     def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
         answer = call()
-        if isinstance(answer, Lease) and answer.taken_over:
-            self.deaths[answer.claim.key.rpartition(":")[2]] += 1
+        self.count(verb, args, answer)
         for key in {run.held.key for run in self.runs}:
             record = self.simulation.store.get(key)
             settled = record is not None and record.state is State.COMPLETED
             if settled and self.settled.setdefault(key, record.payload) != record.payload:
                 self.fail(f"{verb} changed the response of {key}")
         return answer
+
+    def count(self, verb: str, args: Any, answer: Any) -> None:
+        """Count the holders that died."""
+        if verb == "acquire" and isinstance(answer, Lease) and answer.taken_over:
+            self.deaths[name_of(args[0])] += 1
+            self.in_a_row[name_of(args[0])] += 1
+        elif verb == "release" and answer:
+            self.in_a_row[name_of(args[0])] = 0
+        elif verb == "renew":
+            for lease in args[0]:
+                if self.world.now - lease.fence / 1e6 > STEADY:
+                    self.in_a_row[name_of(lease)] = 0
 
     def check(self) -> None:
         super().check()
@@ -236,3 +253,8 @@ class Requests(Law):
             unsettled = [run for run in runs if run.excused]
             if len(self.answers[key]) > 1 and not unsettled:
                 self.fail(f"clients of {key} got {self.answers[key]}")
+
+
+def name_of(asked: Any) -> str:
+    """Return the client's key, of a claim or a lease."""
+    return str(asked.key.rpartition(":")[2])

@@ -69,7 +69,8 @@ def end(task: Any, order: str, ending: str) -> None:
     if ending == "retry" and not task.request.retries:
         raise task.retry(countdown=3)  # seconds in which a test sees what waits
     if ending == "retry for ever":
-        raise task.retry(countdown=0, exc=ValueError(f"no {order}"))
+        # Not at once: Celery would write RETRY over the FAILURE of a retry that is quicker than it.
+        raise task.retry(countdown=1, exc=ValueError(f"no {order}"))
     if ending == "replace":
         task.replace(other.si(order))
     if ending == "replace itself" and not task.request.replaced_task_nesting:
