@@ -91,6 +91,8 @@ class Charges(Law):
         self.time_is_over: set[str] = set()
         #: by order: how many children died that had it, or lost their leases, since a run last ended in order
         self.deaths: Counter[str] = Counter()
+        #: the tasks that the store has refused for that
+        self.loops: set[str] = set()
         choices = self.choices
         self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
         self.requeues, self.quietly = choices.one_of("requeues", [0, 0, 0.2]), choices.one_of("quietly", [False, True])
@@ -390,12 +392,20 @@ class Charges(Law):
             self.overtaken.add(claim.sender)
         if isinstance(answer, Lease) and answer.taken_over:
             self.deaths[claim.task_id[:5]] += 1
+        if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
+            self.check_crash_loop(claim)
         if isinstance(answer, Lease) or answer.verdict in (Verdict.COMPLETED, Verdict.CRASH_LOOP):
             self.forget_copies(claim.task_id)
             if not claim.is_copy:
                 self.retried.pop(claim.task_id, None)
         elif answer.verdict is Verdict.CONFLICT:
             self.check_conflict(claim, answer.record)
+
+    def check_crash_loop(self, claim: Any) -> None:
+        deaths = self.deaths[claim.task_id[:5]]
+        if deaths < MAX_CRASHES:
+            self.fail(f"{claim.task_id} is a crash loop after {deaths} deaths")
+        self.loops.add(claim.task_id)
 
     def check_conflict(self, claim: Any, record: Any) -> None:
         """Check whom a delivery waits for."""
@@ -505,8 +515,8 @@ class Charges(Law):
         runs, kind = [run for run in self.runs if run.order == order], type(error).__name__
         self.counts[kind] += 1
         if kind == "CrashLoop":
-            if self.deaths[order] < MAX_CRASHES:
-                self.fail(f"{task_id} is a crash loop after {self.deaths[order]} deaths")
+            if task_id not in self.loops:
+                self.fail(f"{task_id} failed as a crash loop, and the store did not say so")
         elif kind in ("SoftTimeLimitExceeded", "Reject"):  # Celery rejects what cannot be published in time
             if task_id not in self.time_is_over:
                 self.fail(f"{task_id} failed with a time limit of another one")
