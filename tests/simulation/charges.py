@@ -207,7 +207,8 @@ class Charges(Law):
                 run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker"])
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
             if choices.chance(f"{name}: raises", self.raises):
-                raise ValueError("no")
+                # Also the error of another operation, whose lease it was.
+                raise choices.one_of(f"{name}: raises what", [ValueError, ValueError, LeaseLostError])("no")
             if choices.chance(f"{name}: requeues", self.requeues):
                 raise Reject("later", requeue=True)
             if task.request.retries < 3 and choices.chance(f"{name}: retries", self.retries):
@@ -414,6 +415,8 @@ class Charges(Law):
             self.fail(f"{claim.task_id} waits for its own lease")
         if claim.sender and record.owner == claim.sender:
             self.fail(f"a retry of {claim.task_id} waits for the run that published it")
+        if record.state is State.RELEASED and record.task_id == claim.task_id and not claim.nesting:
+            self.fail(f"{claim.task_id} waits for its own retry")
         if record.state is State.IN_PROGRESS and record.owner in self.gone:
             self.fail(
                 f"{claim.task_id} waits for a delivery that has ended, or whose worker knows its child to be gone"
