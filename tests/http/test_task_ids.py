@@ -178,7 +178,8 @@ def test_arguments_that_cannot_be_compared_get_a_random_id(shop: Shop, caplog: p
         members = [shop.send.si(iter("a")), shop.send.si(1)]
         first, second = (shop.run(lambda: group(members).apply_async(serializer="pickle")) for _ in range(2))
         assert not {*ids(first)} & {*ids(second)}
-    assert [line.getMessage().partition(" under")[0] for line in caplog.records] == [
+    lines = [line.getMessage().partition(" under")[0] for line in caplog.records]
+    assert [line for line in lines if line.endswith(" is published")] == [  # a store's thread may have its own to say
         *["send is published"] * 2,
         *["celery.group is published"] * 2,
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.errors import StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Refusal, Verdict
 from celery_idempotent.stores.sqlite import SqliteStore, connections
 from celery_idempotent.stores.sqlite.connections import KEPT
@@ -119,6 +119,21 @@ def test_work_that_is_interrupted_leaves_nothing_locked_and_nothing_written(
 def test_a_transaction_that_was_lost_open_is_not_lent_again(sqlite_store: SqliteStore) -> None:
     sqlite_store._connections.read(lambda cursor: cursor.execute("BEGIN IMMEDIATE"))
     assert isinstance(sqlite_store.acquire(claim()), Lease)
+
+
+def test_a_connection_that_found_the_file_damaged_is_not_asked_again(
+    sqlite_store: SqliteStore, sqlite_path: Path
+) -> None:
+    """In 7,656 kills of a soak it once was for the one connection of a child, which waited for ever."""
+    take(sqlite_store)
+    checkpoint = f"import sqlite3; sqlite3.connect({str(sqlite_path)!r}).execute('PRAGMA wal_checkpoint(TRUNCATE)')"
+    subprocess.run([sys.executable, "-c", checkpoint], check=True)
+    content = sqlite_path.read_bytes()
+    sqlite_path.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
+    with pytest.raises(StoreRefused, match="damaged"):
+        list(sqlite_store.scan())
+    sqlite_path.write_bytes(content)
+    assert [record.key for record in sqlite_store.scan()] == [KEY]
 
 
 def test_a_child_inherits_no_connection(sqlite_store: SqliteStore, sqlite_path: Path, forked: Fork) -> None:

@@ -131,10 +131,14 @@ class Connections:
 
     def _once(self, work: Callable[[sqlite3.Cursor], T]) -> T:
         connection, generation = self._lend()
+        failed = False
         try:
             return work(connection.cursor())
+        except sqlite3.Error as error:
+            failed = not locked(error)
+            raise
         finally:
-            self._give_back(connection, generation)
+            self._give_back(connection, generation, failed=failed)
 
     def _lend(self) -> tuple[Connection, int]:
         if self._pid[0] != os.getpid():
@@ -176,10 +180,11 @@ class Connections:
             raise
         return connection
 
-    def _give_back(self, connection: Connection, generation: int) -> None:
+    def _give_back(self, connection: Connection, generation: int, *, failed: bool) -> None:
         with self._lock:
             self._lent.discard(connection)
-            if connection.in_transaction or generation != self._generation or len(self._idle) >= KEPT:
+            # One that has read a damaged page keeps it, and would fail for ever, whatever the file has become.
+            if failed or connection.in_transaction or generation != self._generation or len(self._idle) >= KEPT:
                 connection.close()
             else:
                 self._idle.append(connection)
