@@ -58,6 +58,19 @@ def test_a_wrong_option_is_refused_when_the_application_is_made(options: dict[st
         assert said in str(error.value)
 
 
+def test_the_middleware_for_wsgi_refuses_an_application_for_asgi() -> None:
+    async def function(scope: Any, receive: Any, send: Any) -> None: ...
+
+    class Application:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    for app in (function, Application()):
+        with pytest.raises(
+            ConfigurationError, match=r"got .*, which is one for ASGI\. Write from celery_idempotent\.http "
+        ):
+            wsgi.IdempotencyMiddleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
+
+
 class Shop:
     """An application for WSGI and ASGI that counts its runs."""
 
