@@ -80,8 +80,16 @@ def _default_store(app: Any) -> Store:
 
 
 def default_namespace(app: Any, store: object) -> str:
-    """Return the beginning of keys, with the key prefix by which apps that share a Redis are kept apart."""
+    """Return the beginning of keys, with the key prefix by which apps that share a Redis are kept apart.
+
+    Raises:
+        ConfigurationError: the setting is no text.
+    """
     named = app.conf.get("idempotency_namespace")
+    if named and not isinstance(named, str):
+        raise ConfigurationError(
+            f'Expected idempotency_namespace to be a text, got {named!r}. Write "shop", or leave it out.'
+        )
     if named or store or app.conf.get("idempotency_store"):
         return named or NAMESPACE
     options = (app.conf.result_backend_transport_options or {}, app.conf.broker_transport_options or {})

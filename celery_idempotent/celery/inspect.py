@@ -71,7 +71,7 @@ def leases(app: Any, destination: Iterable[str] | None = None, timeout: float = 
     if silent or not replies:
         raise NoReply(
             f"Expected a reply within {timeout:g} s from {', '.join(silent) or 'at least one worker'}, got none. "
-            "Look whether it runs (celery status) and whether its main process is busy, or wait longer: timeout=5."
+            "Check that it runs (celery status) and whether its main process is busy, or wait longer: timeout=5."
         )
     return {name: _read(name, reply) for name, reply in sorted(replies.items())}
 

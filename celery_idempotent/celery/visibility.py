@@ -151,7 +151,10 @@ class VisibilityStep(bootsteps.StartStopStep):
         """
         wanted = c.app.conf.get("idempotency_visibility_refresh")
         if wanted not in (None, True, False):
-            raise ConfigurationError(f"Expected idempotency_visibility_refresh to be True or False, got {wanted!r}.")
+            raise ConfigurationError(
+                f"Expected idempotency_visibility_refresh to be True or False, got {wanted!r}. "
+                "Write False, or leave it out."
+            )
         return wanted is None or bool(wanted)
 
     def start(self, c: Any) -> None:

@@ -183,9 +183,18 @@ class RenewalStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def include_if(self, worker: Any) -> bool:
-        """Return whether it is set, and of use."""
+        """Return whether it is set, and of use.
+
+        Raises:
+            ConfigurationError: the setting is neither True nor False.
+        """
+        wanted = worker.app.conf.get(OPTION)
+        if wanted not in (None, True, False):
+            raise ConfigurationError(
+                f"Expected {OPTION} to be True or False, got {wanted!r}. Write True, or leave it out."
+            )
         forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
-        return bool(forks and worker.app.conf.get(OPTION) and _leases(worker.app))
+        return bool(forks and wanted and _leases(worker.app))
 
     def create(self, worker: Any) -> MainRenewal:
         """Return what the worker starts once its pool has its children."""

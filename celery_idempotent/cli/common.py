@@ -218,6 +218,13 @@ def _call_options(*, with_app: bool) -> list[click.Option]:
         if value not in (None, ()):
             ctx.meta.setdefault(_CALL, {})[option.name] = value
 
+    def refuse(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+        if value not in (None, ()):
+            raise click.UsageError(
+                f"Expected an app for {option.opts[0]}, which composes the key of a call, got none. Write "
+                f"`celery -A proj idempotency {ctx.info_name}`, or --arg NAME=VALUE."
+            )
+
     options: dict[str, dict[str, Any]] = {
         "--task": {"metavar": "NAME", "help": "The task whose key it is; KEY is then the key without its prefix."},
         "--arg": {
@@ -234,11 +241,13 @@ def _call_options(*, with_app: bool) -> list[click.Option]:
             "help": "A header of the message, where the scope of the key is one.",
         },
     }
-    return [
-        click.Option([name], expose_value=False, callback=remember, **more)
-        for name, more in options.items()
-        if with_app or name in ("--task", "--arg")
-    ]
+    made = []
+    for name, more in options.items():
+        if with_app or name in ("--task", "--arg"):
+            made.append(click.Option([name], expose_value=False, callback=remember, **more))
+        else:
+            made.append(click.Option([name], expose_value=False, callback=refuse, hidden=True))
+    return made
 
 
 class Json(click.ParamType):  # type: ignore[type-arg, unused-ignore]

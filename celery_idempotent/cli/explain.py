@@ -80,12 +80,12 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
     lines = [f"{key} in {store}" if store else key, *_lines(history, width)]
-    for title, text in (("Now", _standing(record, history)), ("What this means", advice(record))):
+    for title, text in (("Now", describe_standing(record, history)), ("What this means", advice(record))):
         lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
-def _standing(record: Record | None, history: Sequence[PastEvent]) -> str:
+def describe_standing(record: Record | None, history: Sequence[PastEvent]) -> str:
     """Return how things stand; a release by an operator is recorded as that of a worker that was stopped."""
     from ..stores.history import facts_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -30,6 +31,9 @@ INSIDE = _Constant("INSIDE")
 _REQUIRED: Any = object()
 #: Ways to compare bodies.
 COMPARISONS = ("bytes", "json", "headers")
+
+#: The names that headers can have: RFC 9110, section 5.6.2.
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 Remember = Callable[[Response], object]
 
@@ -193,8 +197,13 @@ def _paths(value: Any, option: str) -> Any:
     raise unfit(option, "paths that begin with a slash, or a callable", value, 'write ["/orders"]')
 
 
+def _is_name(value: Any) -> bool:
+    """Return whether a header can have this name: no request has one with a blank or a colon in it."""
+    return isinstance(value, str) and _TOKEN.fullmatch(value) is not None
+
+
 def _names(value: Any, option: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+    if isinstance(value, str) or not all(map(_is_name, value)):
         raise unfit(option, "names of headers", value, 'write ["Accept"]')
     return tuple(value)
 
@@ -214,11 +223,13 @@ def _text(value: Any, option: str) -> str:
 
 
 def _header(value: Any, option: str) -> Any:
-    return value if callable(value) else _text(value, option)
+    if callable(value) or _is_name(value):
+        return value
+    raise unfit(option, "the name of a header, or a callable over the request", value, 'write "Idempotency-Key"')
 
 
 def _scope(value: Any, option: str) -> Any:
-    if value in (None, INSIDE) or value is _REQUIRED or callable(value) or (isinstance(value, str) and value):
+    if value in (None, INSIDE) or value is _REQUIRED or callable(value) or _is_name(value):
         return value
     hint = "write lambda request: request.user.id"
     raise unfit(option, "a callable over the request, the name of a header, None or INSIDE", value, hint)

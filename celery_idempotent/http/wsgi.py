@@ -8,11 +8,13 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from http import HTTPStatus
+from inspect import iscoroutinefunction
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..core.lease import HeldLease, LeaseSlot, running
+from ..errors import ConfigurationError
 from ..functions import finish_within
 from . import problems
 from .delivery import HttpBinding, HttpDelivery
@@ -44,7 +46,7 @@ class IdempotencyMiddleware:
             them.
 
     Raises:
-        ConfigurationError: an option is wrong or missing.
+        ConfigurationError: an option is wrong or missing, or the application is one for ASGI.
 
     Example::
 
@@ -52,6 +54,11 @@ class IdempotencyMiddleware:
     """
 
     def __init__(self, app: App, **options: Unpack[HttpOptions]) -> None:
+        if iscoroutinefunction(app) or iscoroutinefunction(type(app).__call__):
+            raise ConfigurationError(
+                f"Expected an application for WSGI, got {app!r}, which is one for ASGI. Write from "
+                "celery_idempotent.http import IdempotencyMiddleware."
+            )
         self.app, self.options = app, Options.of(options)
         self.binding = HttpBinding(self.options)
 

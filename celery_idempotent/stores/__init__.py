@@ -65,8 +65,14 @@ def open_store(url: str) -> Store:
             ``cached+postgresql://`` and the like, or ``memory://`` for one process; the guides list the options.
 
     Raises:
-        ConfigurationError: the scheme is unknown, the URL cannot be parsed, or a driver is not installed.
+        ConfigurationError: it is no text, the scheme is unknown, the URL cannot be parsed, or a driver is not
+            installed.
     """
+    if not isinstance(url, str):
+        raise ConfigurationError(
+            f"Expected the URL of an idempotency store as a text, got {url!r}. Write redis://localhost/1, or "
+            "sqlite:///path for a file."
+        )
     scheme = url.partition("://")[0].lower() if "://" in url else ""
     if scheme.startswith("cached+"):
         scheme = "cached"
@@ -105,7 +111,7 @@ def _known_schemes() -> str:
 
 def _with_scheme(shown: str) -> str:
     """Return what to write instead of a URL that has no scheme."""
-    name, _, rest = shown.partition(":")
+    name, _, rest = re.sub(r"^([\w+]+)//", r"\1:", shown).partition(":")  # redis//localhost
     if name.lower() in SCHEMES:
         meant = f"{name.lower()}://{rest.lstrip('/')}"
     elif shown.startswith(("/", ".")) or re.search(r"\.(db|sqlite3?)$", shown):

@@ -96,7 +96,10 @@ def crash_at(point: Point, *, of: Any = None) -> Iterator[Crash]:
         AssertionError: no delivery reached the point.
     """
     if point not in POINTS:
-        raise ConfigurationError(f"Expected a point of {', '.join(POINTS)}, got {point!r}.")
+        raise ConfigurationError(
+            f"Expected a point of {', '.join(POINTS)}, got {point!r}. "
+            'Write crash_at("after_effect") for the window that is the task\'s own to close.'
+        )
     crash = Crash(point, None if of is None else binding_of(of))
     with override.watch(crash):
         try:
@@ -179,10 +182,13 @@ def deliver_twice(sig: Any) -> tuple[Any, Any]:
 
     Raises:
         ConfigurationError: it is no signature of an idempotent task.
+        Exception: what keeps the message from being delivered: arguments that do not fit, or that have no key.
     """
     binding_of(getattr(sig, "type", sig))
     with override.watch():
         first = sig.apply()
+        if first.id not in override.deliveries:
+            first.get(disable_sync_subtasks=False)
         return first, redeliver(first)
 
 

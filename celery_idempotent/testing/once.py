@@ -68,10 +68,17 @@ def assert_takes_effect_once(
 
     Raises:
         AssertionError: it takes effect more than once, or has none. The message names the window and what closes it.
-        ConfigurationError: nothing guards the target.
+        ConfigurationError: nothing guards the target, or an argument of this function is of another type.
         Exception: what the task raises.
     """
     __tracebackhide__ = True  # pytest shows the user's line, and not these
+    if not callable(effects):
+        raise ConfigurationError(
+            f"Expected effects to be a function that returns what the task has done, got {effects!r}. Write "
+            "effects=lambda: len(gateway.charges)."
+        )
+    if isinstance(args, (str, bytes)):
+        raise ConfigurationError(f"Expected the positional arguments in a tuple, got {args!r}. Write ({args!r},).")
     subject = _subject_of(target, args, dict(kwargs or {}), queue)
     if not is_active():
         raise ConfigurationError(

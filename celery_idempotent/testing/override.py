@@ -16,11 +16,12 @@ from ..core import binding as bindings
 from ..core.binding import Binding, heartbeat
 from ..core.guard import Acquiring, Commit, Decision, Delivery, Guard
 from ..core.lease import HeldLease
-from ..errors import LeaseLost
+from ..errors import ConfigurationError, LeaseLost
 from ..events import RanUnprotected, emit
 from ..stores.base import Store
 from ..stores.memory import MemoryStore
 from ..stores.records import Claim, Lease, Outcome, Release, State
+from ..units import hide_password
 
 if TYPE_CHECKING:
     from unittest import TestCase as _TestCase
@@ -240,7 +241,15 @@ def override_store(store: Any = None) -> Iterator[Any]:
 
     Yields:
         The store.
+
+    Raises:
+        ConfigurationError: it is no store.
     """
+    if store is not None and (isinstance(store, type) or not hasattr(store, "acquire")):
+        raise ConfigurationError(
+            f"Expected a store, got {hide_password(repr(store))}. Leave it out for an empty one in memory, or pass "
+            "open_store(url)."
+        )
     used, before, deliveries = LocalStore() if store is None else store, override.store, override.deliveries
     override.use(used)
     try:

@@ -161,7 +161,7 @@ def test_a_worker_that_does_not_reply_is_named(app: Celery, start_worker: StartW
         inspection.leases(app, timeout=0.1)
     node = start_worker(SHOP)
     assert held(app, node) == []
-    with pytest.raises(NoReply, match=r"within 3 s from celery@gone, got none\. Look whether it runs"):
+    with pytest.raises(NoReply, match=r"within 3 s from celery@gone, got none\. Check that it runs"):
         inspection.leases(app, [node.hostname(), "celery@gone"], timeout=3)
     assert inspection.leases(app, timeout=3) == {node.hostname(): []}
 

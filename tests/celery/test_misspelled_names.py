@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from celery import Celery, Task, chain
@@ -13,6 +13,7 @@ from celery.app.amqp import AMQP
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.canvas import Signature, StampingVisitor
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool
 from celery.utils import uuid
 from celery.utils.imports import symbol_by_name
@@ -22,7 +23,7 @@ from kombu.messaging import Producer
 from celery_idempotent import ConfigurationError, IdempotentTask, Policy
 from celery_idempotent.celery import declarations
 from celery_idempotent.celery.task import check_when_started
-from celery_idempotent.celery.worker import DeclarationStep, IdempotencyStep
+from celery_idempotent.celery.worker import DeclarationStep, IdempotencyStep, RenewalStep
 from celery_idempotent.stores.memory import MemoryStore
 from tests.celery.test_declaration import declare
 from tests.support.celery.fixtures import StartWorker
@@ -385,6 +386,19 @@ def test_a_setting_that_nothing_reads_is_found(
     assert declarations.mistaken_settings(app) == wrong
     app.conf.update(idempotency_stroe="x")
     assert "idempotency_stroe" in declarations.mistaken_settings(app)
+
+
+@pytest.mark.parametrize("pool", [TaskPool, PreforkPool])
+def test_a_setting_that_is_no_switch_is_refused(app: Celery, pool: type[Any]) -> None:
+    app.conf.idempotency_renew_from_main = "no"
+    with pytest.raises(ConfigurationError, match=r"True or False, got 'no'\. Write True"):
+        RenewalStep.include_if(cast(Any, None), SimpleNamespace(app=app, pool_cls=pool))
+
+
+def test_a_namespace_that_is_no_text_is_refused_when_declared(app: Celery) -> None:
+    app.conf.idempotency_namespace = 7
+    with pytest.raises(ConfigurationError, match="Expected idempotency_namespace to be a text, got 7"):
+        declare(app)
 
 
 # -- when a worker starts ----------------------------------------------------------------------------------------------

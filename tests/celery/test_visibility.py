@@ -702,7 +702,7 @@ def test_the_refresh_can_be_switched_off(app: Celery, setting: object, included:
 
 def test_a_setting_that_is_no_switch_is_refused(app: Celery) -> None:
     app.conf.idempotency_visibility_refresh = "false"
-    with pytest.raises(ConfigurationError, match="True or False, got 'false'"):
+    with pytest.raises(ConfigurationError, match=r"True or False, got 'false'\. Write False"):
         VisibilityStep.include_if(SimpleNamespace(), SimpleNamespace(app=app))
 
 

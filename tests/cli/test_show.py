@@ -326,6 +326,18 @@ def test_a_key_that_cannot_be_told_is_a_usage_error(shelf: Shelf, typed: tuple[s
     assert words in said.err
 
 
+@pytest.mark.parametrize("named", [("--args", '["ORD-1"]'), ("--kwargs", "{}"), ("--header", "tenant=acme")], ids=str)
+@pytest.mark.parametrize("command", ["show", "explain", "release", "forget"])
+def test_what_takes_an_app_says_so_without_one(
+    by_url: Callable[..., Said], shelf: Shelf, command: str, named: tuple[str, str]
+) -> None:
+    said = by_url(shelf, (command, "--task", "shop.charge", *named), None)
+    assert said.status == Exit.USAGE, said
+    assert f"Expected an app for {named[0]}" in said.err
+    assert f"`celery -A proj idempotency {command}`, or --arg NAME=VALUE." in said.err
+    assert f"{named[0]} " not in by_url(shelf, (command, "--help"), None).out
+
+
 def test_a_task_tells_the_key_of_a_call(shelf: Shelf) -> None:
     tasks = shop(shelf).tasks
     assert tasks["shop.charge"].key_for("ORD-1", 999) == tasks["shop.charge"].key_for(order_id="ORD-1") == KEY

@@ -470,6 +470,7 @@ def test_a_release_is_confirmed_and_noted(shelf: Shelf, changing: Visitor) -> No
     assert done.status == 303
     after = changing.get(done.headers["Location"])
     assert f"{HELD} is released" in after.text
+    assert "Now: released: by an operator" in after.text
     assert "(celery-idempotent web) from host:1, task T1" in after.text
     record = shelf.get(HELD)
     assert record is not None

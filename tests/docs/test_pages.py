@@ -32,6 +32,11 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("page", pages())
+def test_a_page_has_at_most_1500_words_with_its_code(page: str) -> None:
+    assert len(text_of(page).split()) <= 1500, f"{page}: shorten it, or give a part of it a page of its own"
+
+
 def options_in(page: str) -> dict[str, str]:
     return {row["option"]: row["default"] for row in ROW.finditer(text_of(page)) if row["option"] in OPTIONS}
 

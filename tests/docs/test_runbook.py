@@ -26,11 +26,13 @@ pytestmark = [pytest.mark.worker, pytest.mark.thorough]
 
 APP = "tests.support.docs.runbook_app"
 TASK = "idem:shop.charge::"
-PAGE = (ROOT / "docs/guides/runbook.md").read_text(encoding="utf-8")
+PAGES = "\n".join(
+    (ROOT / "docs/guides" / page).read_text(encoding="utf-8") for page in ("runbook.md", "runbook-stores.md")
+)
 #: The sections with commands; the others are prose.
 SECTIONS = {
     title: text
-    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^##? |\Z)", PAGES, re.MULTILINE | re.DOTALL)
     if "```console" in text
 }
 #: What is another one in each run, and what stands for it.

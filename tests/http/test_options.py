@@ -38,7 +38,11 @@ from tests.support.http.inproc import request_asgi, request_wsgi
         ({"on_store_error": "maybe"}, "on_store_error: expected one of"),
         ({"settle_at": "end"}, "settle_at: expected one of"),
         ({"remember": "all"}, "remember: expected a callable"),
-        ({"header": ""}, "header: expected a text"),
+        ({"header": ""}, "header: expected the name of a header"),
+        ({"header": "Idempotency Key"}, "header: expected the name of a header"),
+        ({"header": "Idempotency-Key:"}, 'write "Idempotency-Key"'),
+        ({"scope": "X Api Key"}, "scope: expected a callable over the request, the name of a header"),
+        ({"keep_headers": ["X-Total", "Link: next"]}, "keep_headers: expected names of headers"),
         ({"result_ttl": 0}, "result_ttl: expected a duration from 0.5 s"),
         ({"lease_ttl": "soon"}, "lease_ttl: expected a duration"),
         ({"request_max_bytes": "big"}, "request_max_bytes: expected a size"),
@@ -52,6 +56,19 @@ def test_a_wrong_option_is_refused_when_the_application_is_made(options: dict[st
         with pytest.raises(ConfigurationError, match="expected") as error:
             middleware(lambda *_: None, **given)  # type: ignore[arg-type,return-value]
         assert said in str(error.value)
+
+
+def test_the_middleware_for_wsgi_refuses_an_application_for_asgi() -> None:
+    async def function(scope: Any, receive: Any, send: Any) -> None: ...
+
+    class Application:
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    for app in (function, Application()):
+        with pytest.raises(
+            ConfigurationError, match=r"got .*, which is one for ASGI\. Write from celery_idempotent\.http "
+        ):
+            wsgi.IdempotencyMiddleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
 
 
 class Shop:

@@ -37,6 +37,20 @@ class TestUrls:
         assert SECRET not in str(caught.value)
 
     @pytest.mark.parametrize(
+        ("url", "advice"),
+        [
+            ("redis://host:6379/one", "Write numbers for the port and the database."),
+            ("redis://host:port/1", "Write numbers for the port and the database."),
+            (f"redis://:{SECRET}/x@host:6379/1", "Write special characters of a password as %2F"),
+        ],
+    )
+    def test_the_advice_is_about_what_the_url_has(self, url: str, advice: str) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            open_store(url)
+        assert advice in str(caught.value)
+        assert ("password as" in str(caught.value)) == ("@" in url)
+
+    @pytest.mark.parametrize(
         "url",
         [
             f"redis://:{SECRET}@host:port/0",

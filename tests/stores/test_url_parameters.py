@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import redis
@@ -128,6 +129,9 @@ def test_what_the_drivers_know_is_a_parameter(url: str) -> None:
         ("shop.sqlite", "Did you mean sqlite:///shop.sqlite?"),
         ("redis:localhost", "Did you mean redis://localhost?"),
         ("redis:/localhost/1", "Did you mean redis://localhost/1?"),
+        ("redis//localhost/1", "got 'redis//localhost/1', which has no scheme. Did you mean redis://localhost/1?"),
+        ("redis+cluster//a,b", "Did you mean redis+cluster://a,b?"),
+        ("cache//shop", "Did you mean redis://cache//shop?"),
         (" ", "which has no scheme. Write redis://host:6379/1."),
         ("memory", "Did you mean memory://?"),
     ],
@@ -137,6 +141,12 @@ def test_a_url_without_a_scheme_is_answered_with_the_one_that_is_meant(url: str,
         open_store(url)
     assert advice in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", [6379, None, Path("shop.db"), b"redis://localhost/1"])
+def test_what_is_no_text_is_no_url(url: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^Expected the URL .* as a text, got .*Write redis://localhost/1"):
+        open_store(url)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

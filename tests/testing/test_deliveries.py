@@ -185,7 +185,7 @@ def test_a_block_that_reaches_no_point_fails(store: MemoryStore, charge: Any) ->
         charge("B")
     with pytest.raises(ZeroDivisionError), crash_at("after_effect"):
         raise ZeroDivisionError
-    with pytest.raises(ConfigurationError, match="got 'after'"), crash_at("after"):
+    with pytest.raises(ConfigurationError, match=r"got 'after'\. Write crash_at"), crash_at("after"):
         pass
 
 
@@ -255,6 +255,14 @@ def test_what_was_not_delivered_here_is_not_delivered_again(charge: Any) -> None
         redeliver(charge.AsyncResult("elsewhere"))
     with pytest.raises(ConfigurationError, match="which nothing guards"):
         deliver_twice("charge")
+
+
+def test_a_message_that_cannot_be_delivered_fails_with_the_reason(keyed: Any) -> None:
+    for sig in (keyed.s(), keyed):
+        with pytest.raises(TypeError, match="order_id"):
+            deliver_twice(sig)
+    with pytest.raises(MissingKey, match="pass a value that is not empty"):
+        deliver_twice(keyed.s(None))
 
 
 def test_a_call_has_the_lease_that_a_delivery_of_its_arguments_has(keyed: Any, charges: list[Any]) -> None:

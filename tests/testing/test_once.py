@@ -215,6 +215,14 @@ def test_nothing_is_proved_with_the_guards_off_or_of_what_has_none(keyed: Any) -
         assert_takes_effect_once(print, ("A",), effects=lambda: 0)
 
 
+def test_arguments_of_another_type_are_refused(keyed: Any, charges: list[Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"got 3\. Write effects=lambda"):
+        assert_takes_effect_once(keyed, ("A",), effects=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"in a tuple, got 'AB'\. Write \('AB',\)\."):
+        assert_takes_effect_once(keyed, "AB", effects=lambda: len(charges))
+    assert charges == []
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_functions_and_coroutines_are_tried_too(charges: list[Any], safe: bool) -> None:
     def act(order_id: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rq import Queue
 
-from celery_idempotent import add_hook, current_lease, idempotent, remove_hook
+from celery_idempotent import ConfigurationError, add_hook, current_lease, idempotent, remove_hook
 from celery_idempotent import rq as idempotent_rq
 from celery_idempotent.events import Event, RanUnprotected
 from celery_idempotent.http import wsgi
@@ -42,6 +42,13 @@ def test_of_several_stores_the_innermost_is_in_force(charge: Any, charges: list[
         charge.apply(("A",))
     assert charges == ["A", "A"]
     assert len(list(own.scan())) == 1
+
+
+@pytest.mark.parametrize("wrong", ["redis://:hunter2@localhost/1", MemoryStore, 7])
+def test_what_is_no_store_is_refused(wrong: Any, charge: Any) -> None:
+    message = r"^(?!.*hunter2)Expected a store, got .*open_store\(url\)"
+    with pytest.raises(ConfigurationError, match=message), override_store(wrong):
+        charge.apply(("A",))
 
 
 def test_after_the_block_each_has_its_own_store_again() -> None:

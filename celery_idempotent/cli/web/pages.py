@@ -22,7 +22,7 @@ from ...stores.records import State
 from ...units import format_duration
 from .. import tables
 from ..common import Json, Stores
-from ..explain import advice, describe_event, describe_record
+from ..explain import advice, describe_event, describe_record, describe_standing
 from ..forget import forget_record, question_of_held
 from ..release import QUESTION, holder_facts, release_for_holder, why_not_held
 from ..search import Filter, duration
@@ -395,7 +395,7 @@ def _explanation(used: NamedStore, record: Record | None, history: Sequence[Past
     facts = {} if record is None else {name: _word(value) for name, value in facts_of_record(record).items()}
     return Explanation(
         store=used.name,
-        now=describe_record(record),
+        now=describe_standing(record, history),
         means=advice(record),
         lines=lines,
         facts={name: value for name, value in facts.items() if name != "key"},

@@ -140,8 +140,9 @@ class RedisStore(Store):
         except ValueError as error:
             # A password with a slash in it ends up in the text of the error, as the port that it is not.
             why = "" if "@" in url else f" ({error})"
+            advice = ESCAPING if "@" in url else "Write numbers for the port and the database."
             raise ConfigurationError(
-                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {ESCAPING}"
+                f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {advice}"
             ) from None
         return cls(client, url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
 
