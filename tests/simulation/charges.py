@@ -103,6 +103,8 @@ class Charges(Law):
         #: the order that kills whatever charges it
         self.deadly = choices.one_of("deadly", [""] * 11 + ["ORD-1"])
         self.spares = choices.one_of("spares", [0, 0, 0.3])
+        if self.deadly:  # what lives for longer may be killed for ever
+            self.long = [seconds for seconds in self.long if 2 * seconds < STEADY]
         self.calls = self._calls()
         self.published_calls: list[tuple[str, str]] = []
 
