@@ -221,8 +221,8 @@ def _call_options(*, with_app: bool) -> list[click.Option]:
     def refuse(ctx: click.Context, option: click.Parameter, value: Any) -> None:
         if value not in (None, ()):
             raise click.UsageError(
-                f"Expected an app for {option.opts[0]}, which composes the key of a call, got none. Write "
-                f"`celery -A proj idempotency {ctx.info_name}`, or --arg NAME=VALUE."
+                f"Expected an app for {option.opts[0]}, which composes the key of a call, got none. Use "
+                "`celery -A proj idempotency`, which has it, or write --arg NAME=VALUE."
             )
 
     options: dict[str, dict[str, Any]] = {

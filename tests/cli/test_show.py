@@ -334,7 +334,7 @@ def test_what_takes_an_app_says_so_without_one(
     said = by_url(shelf, (command, "--task", "shop.charge", *named), None)
     assert said.status == Exit.USAGE, said
     assert f"Expected an app for {named[0]}" in said.err
-    assert f"`celery -A proj idempotency {command}`, or --arg NAME=VALUE." in said.err
+    assert "`celery -A proj idempotency`, which has it, or write --arg NAME=VALUE." in said.err
     assert f"{named[0]} " not in by_url(shelf, (command, "--help"), None).out
 
 
