@@ -112,7 +112,7 @@ def test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash(
     options = {"concurrency": 1, "visibility_timeout": 1, "env": env}
     node = start_worker(PARTING, **options)
     result = parting.module.part.delay("ORD-1", "hold on at first")
-    aftermath.journal.wait_for_count(1, "charged")
+    aftermath.journal.wait_for_count(1, "deaf")
     tell(node, number)
     if number == signal.SIGQUIT and not soft:
         aftermath.journal.wait_for_count(1, "heard")
