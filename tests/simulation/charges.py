@@ -91,8 +91,8 @@ class Charges(Law):
         self.time_is_over: set[str] = set()
         #: by order: how many children died that had it, or lost their leases, since a run last ended in order
         self.deaths: Counter[str] = Counter()
-        #: the tasks that the store has refused for that
-        self.loops: set[str] = set()
+        #: the tasks that the store has refused for that, each time
+        self.loops: list[str] = []
         choices = self.choices
         self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
         self.requeues, self.quietly = choices.one_of("requeues", [0, 0, 0.2]), choices.one_of("quietly", [False, True])
@@ -258,7 +258,9 @@ class Charges(Law):
                 died = 0 if steady else died + 1
         interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
         ids = len({task_id for order, task_id in self.published_calls if order == run.order})
-        most = MAX_CRASHES if ids == 1 else 2 * MAX_CRASHES + ids  # several take turns, and each has one try after that
+        # Several take turns; and once one is refused, the next may try.
+        refusals = sum(task_id.startswith(run.order) for task_id in self.loops)
+        most = MAX_CRASHES if ids == 1 else 2 * MAX_CRASHES + refusals
         if died >= most and is_copy(request) and not interrupted:
             self.fail(f"{run.order} has killed its holder {died} times in a row, and is run again")
 
@@ -408,7 +410,7 @@ class Charges(Law):
         deaths = self.deaths[claim.task_id[:5]]
         if deaths < MAX_CRASHES:
             self.fail(f"{claim.task_id} is a crash loop after {deaths} deaths")
-        self.loops.add(claim.task_id)
+        self.loops.append(claim.task_id)
 
     def check_conflict(self, claim: Any, record: Any) -> None:
         """Check whom a delivery waits for."""
