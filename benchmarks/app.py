@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
 
-__all__ = ["app", "configured", "guarded", "keyed", "once_only", "plain", "unique"]
+from .bare import BareRuns
+
+__all__ = ["app", "configured", "guarded", "keyed", "once_only", "one_script", "plain", "two_scripts", "unique"]
 
 
 def configured(app: Celery) -> Celery:
@@ -31,6 +34,24 @@ app = configured(Celery("benchmarks.app"))
 @app.task(acks_late=True)
 def plain(number: int) -> None:
     """Do nothing, as plain Celery does it."""
+
+
+@cache
+def _runs() -> BareRuns:
+    return BareRuns(os.environ["STORE_URL"])
+
+
+@app.task(acks_late=True)
+def two_scripts(number: int) -> None:
+    """Send what a first run sends, unprotected."""
+    _runs().acquire(number)
+    _runs().settle(number)
+
+
+@app.task(acks_late=True)
+def one_script(number: int) -> None:
+    """Send half of it."""
+    _runs().acquire(number)
 
 
 @app.task(base=IdempotentTask)

@@ -6,10 +6,13 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import redis
+from redis.cluster import RedisCluster
 
 from celery_idempotent.stores.postgres.connections import TABLE as POSTGRES
 from celery_idempotent.stores.sqlite.connections import TABLE as SQLITE
@@ -42,9 +45,19 @@ def fill(url: str, model: str, records: int) -> None:
     """Have the store at ``url`` remember that many copies of its settled record ``model``, with keys as long."""
     if url.startswith("redis:"):
         with redis.Redis.from_url(url) as client:
-            copy = client.register_script(_COPY)
-            for start in range(0, records, BATCH):
-                copy(keys=[model], args=[start, min(start + BATCH, records) - 1])
+            _copy_on(client, model, records)
+        return
+    if url.startswith("redis+cluster:"):
+        with _cluster(url) as cluster:
+            fields, nodes = cluster.hgetall(model), cluster.get_primaries()
+            for node in nodes:
+                # All have one slot of it, so that its server may make them.
+                names = (f"idem:{{{number}}}{model}" for number in count())
+                own = next(name for name in names if cluster.get_node_from_key(name) == node)
+                with redis.Redis(host=node.host, port=node.port) as client:
+                    client.hset(own, mapping=fields)
+                    _copy_on(client, own, records // len(nodes))
+                    client.delete(own)
         return
     with _database(url) as database:
         for start in range(0, records, BATCH):
@@ -60,6 +73,17 @@ def fill(url: str, model: str, records: int) -> None:
     _settle_down(url)
 
 
+def _copy_on(client: redis.Redis, model: str, records: int) -> None:
+    copy = client.register_script(_COPY)
+    for start in range(0, records, BATCH):
+        copy(keys=[model], args=[start, min(start + BATCH, records) - 1])
+
+
+def _cluster(url: str) -> RedisCluster:
+    host, _, port = url.partition("://")[2].partition(",")[0].rpartition(":")
+    return RedisCluster(host=host, port=int(port))
+
+
 def expire(url: str, key_like: str) -> int:
     """Make the SQL store at ``url`` believe that the records with such keys have expired; return how many."""
     table, mark = (SQLITE, "?") if url.startswith("sqlite:") else (POSTGRES, "%s")
@@ -71,13 +95,25 @@ def expire(url: str, key_like: str) -> int:
 
 
 def bytes_each(url: str, records: int) -> float:
-    """Return the bytes on disk per record of a SQL store that holds so many, its indexes included."""
+    """Return the bytes per record of a store that holds so many: on disk with the indexes, of Redis in memory."""
+    if url.startswith("redis+cluster:"):
+        with _cluster(url) as cluster:
+            nodes = [cluster.info(target_nodes=node) for node in cluster.get_primaries()]
+        return sum(map(_memory, nodes)) / records
+    if url.startswith("redis:"):
+        with redis.Redis.from_url(url) as client:
+            return _memory(client.info()) / records
     with _database(url) as database:
         if isinstance(database, sqlite3.Connection):
             path = Path(Business(url).url.partition("://")[2].removeprefix("/"))
             return path.stat().st_size / records
         [size] = database.execute("SELECT pg_total_relation_size(%s)", (POSTGRES,)).fetchone()
         return float(size / records)
+
+
+def _memory(info: Any) -> float:
+    """Return what a server spends on its records, with its tables of keys."""
+    return float(info["used_memory"] - info["used_memory_startup"])
 
 
 @contextmanager

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from celery_idempotent.stores import Claim
@@ -39,16 +37,8 @@ def measure(binary: str) -> list[Figure]:
         version = subject.client.info("server")["redis_version"]
         return [
             Figure("memory", f"record, {kind}, Redis {version}", _size(subject, claim), "bytes", reach=RECORD_BYTES)
-            for kind, claim in _claims(subject).items()
+            for kind, claim in {"key = task id": subject.claim(), 'key="order_id"': subject.order()}.items()
         ]
-
-
-def _claims(subject: Subject) -> dict[str, Claim]:
-    explicit = subject.claim("idem:shop.charge::ORD-1234567")
-    return {
-        "key = task id": subject.claim(),
-        'key="order_id"': replace(explicit, task_id=str(uuid.uuid4()), fingerprint=uuid.uuid4().hex),
-    }
 
 
 def _size(subject: Subject, claim: Claim) -> float:

@@ -11,6 +11,7 @@ from . import (
     commands,
     duplicates,
     growth,
+    held,
     hooks,
     http,
     http_rivals,
@@ -86,11 +87,14 @@ def _history(quick: bool) -> list[Figure]:
 
 
 def _scale(quick: bool) -> list[Figure]:
-    sizes, blocks = ((100, 10_000), 60) if quick else ((1000, 1_000_000), 400)
+    blocks = 60 if quick else 400
     figures: list[Figure] = []
     for kind in scale.REACH:
-        with places((kind,)) as few, places((kind,)) as many:
-            figures += scale.measure(kind, few[kind], many[kind], sizes=sizes, blocks=blocks, calls=10)
+        # In memory, three gigabytes of them.
+        many = 10_000 if quick else 10_000_000 if kind in ("redis", "cluster") else 1_000_000
+        sizes = (100 if quick else 1000, many)
+        with places((kind,)) as small, places((kind,)) as large:
+            figures += scale.measure(kind, small[kind], large[kind], sizes=sizes, blocks=blocks, calls=10)
     return figures
 
 
@@ -144,6 +148,12 @@ def _rivals(quick: bool) -> list[Figure]:
         return rivals.measure(server, blocks=3 if quick else 8, messages=200 if quick else 600)
 
 
+def _held(quick: bool) -> list[Figure]:
+    messages, seconds, rounds = (1000, 8.0, 1) if quick else (10_000, 60.0, 3)
+    with RedisServer() as server:
+        return held.measure(server, messages=messages, seconds=seconds, rounds=rounds, visibility=12 if quick else 60)
+
+
 def _growth(quick: bool) -> list[Figure]:
     blocks, messages, seconds = (2, 200, 0.5) if quick else (5, 500, 3.0)
     numbers = (1, 2) if quick else (1, 2, 4, 8)
@@ -167,6 +177,7 @@ PARTS: dict[str, Part] = {
     "memory": _memory,
     "heartbeat": _heartbeat,
     "history": _history,
+    "held": _held,
     "scale": _scale,
     "growth": _growth,
     "stores": _stores,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import redis
@@ -68,6 +69,11 @@ class StoreSubject:
             task_id=task_id,
             holder="worker-7.example.org:4711",
         )
+
+    def order(self) -> Claim:
+        """Return what a delivery of a task with ``key="order_id"`` asks for, with the fingerprint of its arguments."""
+        key = f"idem:shop.charge::ORD-{uuid.uuid4().int % 10_000_000:07d}"
+        return replace(self.claim(key, str(uuid.uuid4())), fingerprint=uuid.uuid4().hex)
 
     def first_run(self, claim: Claim) -> Claim:
         """Acquire and settle."""

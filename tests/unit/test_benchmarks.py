@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks import (
     commands,
     duplicates,
     growth,
+    held,
     hooks,
     http,
     http_rivals,
@@ -41,6 +43,7 @@ from benchmarks.parts import PARTS, chosen
 from benchmarks.places import NAMES, places
 from benchmarks.sampling import Sample, difference, interleave, ratio
 from benchmarks.subject import Subject
+from benchmarks.worker import STORE_DB
 
 pytestmark = pytest.mark.thorough  # figures are made on one Python, with the newest of everything
 
@@ -115,6 +118,16 @@ def test_a_filled_store_holds_what_it_was_filled_with(kind: str) -> None:
         store.close()
 
 
+def test_a_worker_is_looked_at_while_it_refreshes_what_it_holds(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The benchmark itself asserts that the guarded worker does, and the plain one does not."""
+    monkeypatch.setattr(held, "REST", 0.5)
+    share, stall = held.measure(server, messages=30, seconds=3.5, rounds=1, visibility=6)
+    assert share.note.endswith("refreshed every 2 s")
+    assert 0 < stall.value < 3500
+
+
 def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> None:
     with places() as urls:
         figures = by_name(table.measure(urls, blocks=1, calls=2))
@@ -164,8 +177,12 @@ def test_of_a_unique_task_what_is_published_is_confirmed_many_at_once_and_what_i
 @pytest.mark.worker
 def test_a_worker_drains_what_was_published(server: RedisServer, subject: Subject) -> None:
     figures = throughput.measure(server, pool="threads", ignore_result=True, blocks=1, messages=5)
-    assert [figure.part for figure in figures] == ["throughput"] * 2
+    assert [figure.part for figure in figures] == ["throughput"] * 4
     assert all(figure.value > 0 for figure in figures)
+    with server.client(STORE_DB) as client:
+        states = Counter(client.hget(key, "state") for key in client.scan_iter())
+    # Of five messages to warm up and five that count, with and without a second script.
+    assert states == {b"completed": 3 * 10, b"in_progress": 10}
 
 
 @pytest.mark.worker
