@@ -42,6 +42,8 @@ from .world import Choices, Process, Step, World
 
 T = TypeVar("T")
 LEASE_TTL = 6.0
+#: So many deaths in a row are one too many, unless a holder has renewed its lease for so many seconds.
+MAX_CRASHES, STEADY = 5, LEASE_TTL * 9 / 3
 #: Seconds after which the broker delivers again what was not acked.
 VISIBILITY = 12.0
 EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)

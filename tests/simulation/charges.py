@@ -18,15 +18,11 @@ from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFail
 from celery_idempotent.stores import Claim, Lease, Reason, Release, State, Verdict
 from celery_idempotent.stores.records import RETRIES_LIMIT
 
-from .celery import EPOCH, INFINITE, LEASE_TTL, VISIBILITY
+from .celery import EPOCH, INFINITE, LEASE_TTL, MAX_CRASHES, STEADY, VISIBILITY
 from .law import Law
 from .world import Process, Step
 
 ORDERS = ("ORD-1", "ORD-2")
-#: So many deaths in a row are one too many.
-MAX_CRASHES = 5
-#: Seconds after which a holder whose renewals arrive is no crash loop.
-STEADY = LEASE_TTL * 9 / 3
 
 #: A message that was given back so often at one moment goes in circles.
 HOT = 12

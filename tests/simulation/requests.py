@@ -16,16 +16,13 @@ from celery_idempotent.events import CrashLooped, LeaseLost, ReleaseFailed, Sett
 from celery_idempotent.http.wsgi import IdempotencyMiddleware
 from celery_idempotent.stores import Lease, State
 
-from .celery import LEASE_TTL, Host, HostStore, OfHost
+from .celery import LEASE_TTL, MAX_CRASHES, STEADY, Host, HostStore, OfHost
 from .law import Law
 from .world import Process
 
 SERVERS = 2
 #: How often a client sends its request, and for how many seconds it waits for the answer.
 TRIES, PATIENCE = 40, 12.0
-MAX_CRASHES = 5
-#: Seconds after which a holder whose renewals arrive is no crash loop.
-STEADY = LEASE_TTL * 9 / 3
 
 
 @dataclass(eq=False)
