@@ -72,6 +72,16 @@ def test_an_unconfirmed_message_stands_for_none_and_is_not_confirmed_when_it_has
     assert (record.state, record.reason) == (State.RELEASED, Reason.STARTED)
 
 
+def test_a_publisher_that_confirms_after_its_record_is_gone_revives_nothing(any_store: Store) -> None:
+    """Its message has long begun: a reservation would have calls skipped for nothing."""
+    first, _ = reserve(any_store, "first")
+    assert reservations.release(any_store, first, Reason.STARTED)
+    any_store.delete(SLOT)  # as in a minute
+    assert not reservations.confirm(any_store, first, 30.0)
+    assert any_store.get(SLOT) is None
+    assert isinstance(reserve(any_store, "second")[1], Reserved)
+
+
 def test_a_call_for_which_the_message_does_not_do_takes_its_place(any_store: Store) -> None:
     publish(any_store, "late")
     sooner, found = reserve(any_store, "sooner", "due later")
