@@ -243,7 +243,7 @@ class Guard:
             return held
         if not held.fence:
             value = delivery.body(held)
-            return Ran(value if held.within is None else held.within[0])
+            return Ran(value if held.within is None else _committed(held))
         try:
             try:
                 self.start(delivery, held)
@@ -517,8 +517,7 @@ class Guard:
             return Dropped()
         if held.within is not None:
             self.heartbeat.forget(held)
-            (result,) = held.within
-            decision = retry_if_interrupted(lambda: self._settled_within(delivery, held, result))
+            decision = retry_if_interrupted(lambda: self._settled_within(delivery, held))
         else:
             settled = retry_if_interrupted(lambda: self._settle_value(delivery, held, value))
             decision = Ran(value) if settled or not self.policy.result_ttl else None
@@ -547,11 +546,11 @@ class Guard:
         return self._answer_as_duplicate(delivery)
 
     def _record_failure(self, delivery: Delivery, held: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
-        within = held.within if isinstance(error, Exception) else None
-        if within and self._find_commit(delivery, held, error) is Commit.YES:
+        settled = held.within is not None and isinstance(error, Exception)
+        if settled and self._find_commit(delivery, held, error) is Commit.YES:
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
             events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
-            return Ran(within[0])
+            return Ran(_committed(held))
         if isinstance(ending, Outcome) and not self.policy.result_ttl:
             ending = Release(Reason.DONE)  # an end without a result: none that fails is remembered
         if isinstance(ending, Release):
@@ -605,7 +604,7 @@ class Guard:
                 delivery.emit_end(held, events.Failed, error=type(error).__qualname__, ran=ran, took=took)
             return True
 
-    def _settled_within(self, delivery: Delivery, held: HeldLease, result: object) -> Decision | None:
+    def _settled_within(self, delivery: Delivery, held: HeldLease) -> Decision | None:
         found = self._find_commit(delivery, held)
         if found is Commit.LOST:
             return None
@@ -613,7 +612,7 @@ class Guard:
             error = _not_committed(held.key)
             self.release(delivery, held, Release(Reason.FAILED), error)
             raise error
-        return Ran(result)
+        return Ran(_committed(held))
 
     def _find_commit(self, delivery: Delivery, held: HeldLease, error: BaseException | None = None) -> Commit | None:
         """Return whether the transaction in which the body settled was committed; None if the store cannot answer."""
@@ -630,6 +629,9 @@ class Guard:
             if record is None:
                 return Commit.NO
             if record.fence == held.fence and record.state is State.COMPLETED:
+                if len(held.within or ()) > 1:  # and only the record tells which of them counts
+                    payload = self.codec.decode(record.payload)
+                    held.within = (payload.data,) if payload.kind is Kind.VALUE else held.within
                 delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
                 return Commit.YES
             if record.state is State.IN_PROGRESS and record.owner == held.lease.owner:
@@ -684,6 +686,11 @@ def _lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> b
     text = State.COMPLETED.value if error is None else "".join(traceback.format_exception_only(error)).strip()
     delivery.emit_end(held, events.LeaseLost, ending=text)
     return False
+
+
+def _committed(held: HeldLease) -> Any:
+    """Return the result that a body settled within its own transaction."""
+    return held.within[-1] if held.within else None
 
 
 def _settle_pauses(held: HeldLease, since: float) -> Backoff:

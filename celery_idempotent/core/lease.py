@@ -98,8 +98,8 @@ class HeldLease:
         self.encode = encode
         self.result_ttl = result_ttl
         self.task_ids = task_ids
-        #: what `settle` wrote within the task's own transaction, in a tuple; None if nothing
-        self.within: tuple[Any] | None = None
+        #: what `settle` was given within the task's own transactions; None if it was not called
+        self.within: tuple[Any, ...] | None = None
         self.until = since + max_lease if max_lease is not None else float("inf")
         #: how often the store has renewed it
         self.renewals = -1  # the first grant is none
@@ -142,8 +142,8 @@ class HeldLease:
                 Django or its alias; on DynamoDB the list of items that you will pass to ``TransactWriteItems``.
 
         Raises:
-            errors.LeaseLost: another delivery may run the operation now, or has run it; nothing was written. Let the
-                error roll your transaction back.
+            errors.LeaseLost: another delivery may run the operation now, or has run it, or an earlier transaction of
+                this run has settled it and was committed. Let the error roll your transaction back.
             ConfigurationError: the store cannot write there, no transaction is open, or the task has ``result_ttl=0``.
             StoreUnreachable: this run has no lease to settle (``on_store_error="run"``).
         """
@@ -164,7 +164,15 @@ class HeldLease:
         except LeaseLost:
             self.lost = True
             raise self._lost() from None
-        self.within = (result,)
+        if self.within is not None:
+            # The reply to a commit may have been lost. This transaction is open: what others see is an earlier one's.
+            record = self.store.get(self.key)
+            if record is not None and record.state is State.COMPLETED and self._is_owner(record):
+                raise self.lost_error(
+                    f"{self.key!r} was settled by an earlier transaction of this run, which was committed after all. "
+                    "Have this error roll the present one back: the task has succeeded with what was settled first."
+                )
+        self.within = (*(self.within or ()), result)
 
     def _lost(self) -> LeaseLost:
         if self.given_up:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,8 @@ class Database(MemoryStore):
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
         record = self.get(lease.key)
-        if record is None or record.owner != lease.owner:
+        settled = record is not None and record.state is State.COMPLETED and record.fence == lease.fence
+        if not settled and (record is None or record.owner != lease.owner):
             raise LeaseLost("not ours")
         using.writes.append(lambda: self.settle(lease, outcome, ttl=ttl))
 
@@ -122,6 +123,32 @@ def test_a_body_may_settle_again_after_it_rolled_back(shop: Bench) -> None:
         settles(holding, "second")
 
     assert shop.deliver(tries_twice) == Ran("second")
+
+
+def test_a_transaction_that_is_repeated_after_its_commit_is_rolled_back(shop: Bench) -> None:
+    """As by a body whose COMMIT got no reply, though the database had done it."""
+    effects = []
+
+    def repeats(holding: HeldLease) -> str:
+        for attempt in (1, 2, 3):
+            with suppress(LeaseLost), transaction() as opened:
+                opened.writes.append(lambda attempt=attempt: effects.append(attempt))
+                holding.settle(attempt, using=opened)
+        holding.check()
+        return "whatever"
+
+    assert shop.deliver(repeats) == Ran(1)
+    assert effects == [1]
+    assert shop.deliver(repeats) == Replayed(1, shop.record)
+
+
+def test_of_two_results_that_are_settled_the_recorded_one_counts(shop: Bench) -> None:
+    def settles_twice(holding: HeldLease) -> None:
+        with transaction() as opened:
+            holding.settle("first", using=opened)
+            holding.settle("second", using=opened)  # which changes nothing
+
+    assert shop.deliver(settles_twice) == Ran("first")
 
 
 def test_a_body_that_raises_after_its_commit_has_succeeded(shop: Bench, caplog: pytest.LogCaptureFixture) -> None:
