@@ -629,7 +629,7 @@ class Guard:
             if record is None:
                 return Commit.NO
             if record.fence == held.fence and record.state is State.COMPLETED:
-                if len(held.within or ()) > 1:  # and only the record tells which of them counts
+                if len(held.within or ()) > 1:  # only the record has the one that counts
                     payload = self.codec.decode(record.payload)
                     held.within = (payload.data,) if payload.kind is Kind.VALUE else held.within
                 delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
