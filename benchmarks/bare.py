@@ -37,7 +37,7 @@ class BareRuns(threading.local):
                 client.script_load(script(verb)[0])
         self._socket = socket.create_connection((place["host"], place["port"]))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._ask(b"*2\r\n$6\r\nSELECT\r\n$%d\r\n%d\r\n" % (len(str(place["db"])), place["db"]), b"+OK\r\n")
+        self._ask(_packed("SELECT", place["db"]), b"+OK\r\n")
 
     def acquire(self, number: int) -> None:
         """Take the lease on a key that no other has."""
@@ -63,9 +63,12 @@ class BareRuns(threading.local):
         return reply
 
 
+def _packed(*command: Any) -> bytes:
+    return b"".join(redis.Connection().pack_command(*command))
+
+
 def _around(verb: str, args: tuple[Any, ...]) -> tuple[bytes, bytes]:
     """Return the command for a script before its key, and after it."""
-    command = ("EVALSHA", script(verb)[1], 1, "0" * DIGITS, *args)
-    packed = b"".join(redis.Connection().pack_command(*command))
-    before, _, after = packed.partition(b"0" * DIGITS + b"\r\n")
+    command = _packed("EVALSHA", script(verb)[1], 1, "0" * DIGITS, *args)
+    before, _, after = command.partition(b"0" * DIGITS + b"\r\n")
     return before, b"\r\n" + after

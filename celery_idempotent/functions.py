@@ -462,7 +462,7 @@ def finish_within(
 
 def _ran(held: HeldLease, value: object) -> Ran:
     """Return the decision for a body whose end is not known to be recorded: what it settled itself, or returned."""
-    return Ran(value if held.within is None else held.within[-1])
+    return Ran(held.result(value))
 
 
 async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:

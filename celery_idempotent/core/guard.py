@@ -242,8 +242,7 @@ class Guard:
         if not isinstance(held, HeldLease):
             return held
         if not held.fence:
-            value = delivery.body(held)
-            return Ran(value if held.within is None else _committed(held))
+            return Ran(held.result(delivery.body(held)))
         try:
             try:
                 self.start(delivery, held)
@@ -550,7 +549,7 @@ class Guard:
         if settled and self._find_commit(delivery, held, error) is Commit.YES:
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
             events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
-            return Ran(_committed(held))
+            return Ran(held.result(None))
         if isinstance(ending, Outcome) and not self.policy.result_ttl:
             ending = Release(Reason.DONE)  # an end without a result: none that fails is remembered
         if isinstance(ending, Release):
@@ -612,7 +611,7 @@ class Guard:
             error = _not_committed(held.key)
             self.release(delivery, held, Release(Reason.FAILED), error)
             raise error
-        return Ran(_committed(held))
+        return Ran(held.result(None))
 
     def _find_commit(self, delivery: Delivery, held: HeldLease, error: BaseException | None = None) -> Commit | None:
         """Return whether the transaction in which the body settled was committed; None if the store cannot answer."""
@@ -629,9 +628,7 @@ class Guard:
             if record is None:
                 return Commit.NO
             if record.fence == held.fence and record.state is State.COMPLETED:
-                if len(held.within or ()) > 1:  # only the record has the one that counts
-                    payload = self.codec.decode(record.payload)
-                    held.within = (payload.data,) if payload.kind is Kind.VALUE else held.within
+                held.keep(record.payload)
                 delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
                 return Commit.YES
             if record.state is State.IN_PROGRESS and record.owner == held.lease.owner:
@@ -686,11 +683,6 @@ def _lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> b
     text = State.COMPLETED.value if error is None else "".join(traceback.format_exception_only(error)).strip()
     delivery.emit_end(held, events.LeaseLost, ending=text)
     return False
-
-
-def _committed(held: HeldLease) -> Any:
-    """Return the result that a body settled within its own transaction."""
-    return held.within[-1] if held.within else None
 
 
 def _settle_pauses(held: HeldLease, since: float) -> Backoff:

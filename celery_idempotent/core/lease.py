@@ -98,8 +98,8 @@ class HeldLease:
         self.encode = encode
         self.result_ttl = result_ttl
         self.task_ids = task_ids
-        #: what `settle` was given within the task's own transactions; None if it was not called
-        self.within: tuple[Any, ...] | None = None
+        #: the results that were settled within the task's own transactions, by their payloads; None if none was
+        self.within: dict[bytes, Any] | None = None
         self.until = since + max_lease if max_lease is not None else float("inf")
         #: how often the store has renewed it
         self.renewals = -1  # the first grant is none
@@ -109,6 +109,15 @@ class HeldLease:
     def doubtful(self) -> bool:
         """Whether the lease may have expired."""
         return monotonic() >= self.deadline
+
+    def result(self, returned: object) -> Any:
+        """Return the result of a body that ``returned``: what it settled itself last, if it did."""
+        return list(self.within.values())[-1] if self.within else returned
+
+    def keep(self, recorded: bytes) -> None:
+        """Of the results that the body settled, let the recorded one count."""
+        if self.within and recorded in self.within:
+            self.within = {recorded: self.within[recorded]}
 
     def trust(self, since: float) -> None:
         """Trust the lease for its ttl from ``since`` on."""
@@ -159,8 +168,9 @@ class HeldLease:
                 f"Expected a result to be remembered where it is settled, and {self.key!r} has result_ttl=0: a "
                 'redelivery would repeat what the transaction does. Write result_ttl="24h".'
             )
+        outcome = self.encode(result)
         try:
-            self.store.settle_within(self.lease, self.encode(result), ttl=self.result_ttl, using=using)
+            self.store.settle_within(self.lease, outcome, ttl=self.result_ttl, using=using)
         except LeaseLost:
             self.lost = True
             raise self._lost() from None
@@ -172,7 +182,7 @@ class HeldLease:
                     f"{self.key!r} was settled by an earlier transaction of this run, which was committed after all. "
                     "Have this error roll the present one back: the task has succeeded with what was settled first."
                 )
-        self.within = (*(self.within or ()), result)
+        self.within = {**(self.within or {}), outcome.payload: result}
 
     def _lost(self) -> LeaseLost:
         if self.given_up:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
+from ..core.lease import HeldLease
 from ..errors import ConfigurationError, LeaseLost, StoreError
 from ..stores.base import Store
 from ..stores.records import Lease, Outcome, Reason, Release, State, Verdict
@@ -179,6 +181,23 @@ class WithinFacts(Ages):
             store.settle_within(lease, Outcome(State.COMPLETED, b"json:other"), ttl=RESULT, using=using)
         assert known(store).payload == DONE.payload
         assert self.inserted(store) == {"effect", "more"}
+
+    def test_a_run_that_repeats_its_transaction_after_the_commit_has_it_rolled_back(self, store: Store) -> None:
+        """The commit got no reply: its effect is there, and must not be there twice."""
+        held = HeldLease(store, take(store), time.monotonic(), encode=lambda result: DONE, result_ttl=RESULT)
+        with self.begin(store) as using:
+            self.insert(using, "effect")
+            held.settle("paid", using=using)
+
+        def again() -> None:
+            with self.begin(store) as using:
+                self.insert(using, "effect again")
+                held.settle("paid again", using=using)
+
+        with pytest.raises(LeaseLost, match="earlier transaction"):
+            again()
+        assert self.inserted(store) == {"effect"}
+        assert (held.result(None), held.lost) == ("paid", False)
 
     @pytest.mark.parametrize(("first", "second"), [(DONE, BROKEN), (BROKEN, DONE)])
     def test_what_is_settled_is_not_settled_the_other_way_in_a_transaction(

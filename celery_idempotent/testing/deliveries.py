@@ -231,7 +231,7 @@ class StandInLease(HeldLease):
     @property
     def settled(self) -> Any:
         """What the function settled within its transaction; None if nothing."""
-        return None if self.within is None else self.within[0]
+        return self.result(None)
 
 
 @contextmanager

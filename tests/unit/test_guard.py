@@ -891,7 +891,7 @@ def test_an_unprotected_run_has_nothing_to_give_up(bench: Bench) -> None:
 
 def test_what_a_run_settled_within_its_transaction_is_not_given_up(bench: Bench) -> None:
     def body(holding: HeldLease) -> Any:
-        holding.within = ("mine",)
+        holding.within = {b"": "mine"}
         bench.settle(holding.lease, "mine")
         bench.guard().give_up(delivery, holding, Release(Reason.RETRY), Exception("a retry"))
         return "not this"

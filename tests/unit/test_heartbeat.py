@@ -251,7 +251,7 @@ def test_a_holding_that_settled_within_its_transaction_asks_the_record_what_beca
     store: ScriptedStore, clock: Clock, state: State, later: int, ours: bool, max_lease: float | None
 ) -> None:
     holding = hold(store, clock, max_lease=max_lease)
-    holding.within = ("result",)
+    holding.within = {b"": "result"}
     store.answer("renew", [holding.lease])
     store.answer("get", Record("k", state, holding.fence + later, holding.lease.owner))
     clock.advance(54.0)
@@ -482,7 +482,7 @@ def test_what_was_settled_within_its_transaction_is_not_marked_lost_but_left_to_
     heart: Heartbeat, store: ScriptedStore, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     holding = heart.watch(hold(store, clock))
-    holding.within = ("result",)
+    holding.within = {b"": "result"}
     store.inner.settle(holding.lease, Outcome(State.COMPLETED, b"json:1"), ttl=60.0)
     clock.advance(20.0)
     assert heart.beat(clock()) == float("inf")
