@@ -317,7 +317,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "what is not committed is a result": [(GUARD, "        if found is Commit.NO:\n", "        if False:\n")],
         "what raises after its commit has failed": [
-            (GUARD, "if within and self._find_commit(delivery, held, error) is Commit.YES:", "if False:")
+            (GUARD, "if settled and self._find_commit(delivery, held, error) is Commit.YES:", "if False:")
         ],
         "any settled record is the run's own": [
             (
