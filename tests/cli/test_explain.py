@@ -44,11 +44,10 @@ def test_what_happened_is_told_in_order_and_what_it_means(on_redis: Run, redis_s
     assert lines[0] == KEY
     assert lines[1].endswith("(2 min ago)  taken over by worker-2:4711, task 00000000..., after 1")
     assert lines[2].strip() == "crash"
-    for line, ago, what in ((lines[3], 90, "completed after 31 s"), (lines[4], 40, "replayed to task 00000000...")):
-        found = re.search(r"\((\d+) s ago\) +(.*)$", line)
-        assert found is not None
-        assert ago <= int(found[1]) < ago + 10  # the command itself takes some of it
-        assert found[2] == what
+    assert lines[3].endswith("(2 min ago)  completed after 31 s")
+    found = re.search(r"\((\d+) s ago\)   replayed to task 00000000\.\.\.$", lines[4])
+    assert found is not None
+    assert 40 <= int(found[1]) < 50  # the command itself takes some of it
     assert lines[5].startswith("Now: completed ")
     assert lines[6].startswith("What this means: It is done")
 
