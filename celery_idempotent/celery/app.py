@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -457,7 +458,8 @@ class _Use:
 def _name_of(store: Store, wanted: object) -> str:
     """Return what to call a store: its URL without a password, or its class where the app gives the object."""
     url = wanted if isinstance(wanted, str) else getattr(store, "url", "") if wanted is None else ""
-    return ";".join(hide_password(part).rstrip("/") for part in url.split(";")) if url else type(store).__name__
+    parts = re.split(";(?=[a-z+]+://)", url)  # a password may have a semicolon
+    return ";".join(hide_password(part).rstrip("/") for part in parts) if url else type(store).__name__
 
 
 def _named(found: dict[Store, _Use]) -> list[NamedStore]:
