@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
 import re
 import sys
 import threading
@@ -42,6 +43,15 @@ GRACE = 60.0
 heartbeat.renewed = pool.refresh
 _stores: WeakKeyDictionary[Any, dict[str, Store]] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Have a new lock, in a child that was just forked: a thread of its parent may have held the other."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def store_of(app: Any, wanted: object = None) -> Store:
