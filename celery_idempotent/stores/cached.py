@@ -318,7 +318,7 @@ class CacheEntries:
 
     def forget(self, key: str) -> None:
         """Forget a key, and keep nothing under it for as long as a process may still write what was deleted."""
-        self._redis._call("forget", (PREFIX + key,), (ms(self._max_age),))
+        self._redis._call("forget", (PREFIX + key,), (ms(max(self._max_age, 2 * LATE)),))
 
     def close(self) -> None:
         """Close the connections of this process."""
