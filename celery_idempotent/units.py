@@ -73,8 +73,11 @@ def unfit(option: str, expected: str, got: object, hint: str) -> ConfigurationEr
 def hide_password(url: str) -> str:
     """Return the URL fit for a log: without credentials and without its query, which may hold them too."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    _, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}{'***@' if at else ''}{host.partition('?')[0]}"
+    base, _, query = rest.partition("?")
+    if "@" in query and not ("@" in base and re.match("[a-z_]+=", query)):  # the base may be a part of a password
+        return f"{scheme}{separator}***"
+    _, at, host = base.rpartition("@")
+    return f"{scheme}{separator}{'***@' if at else ''}{host}"
 
 
 def masked(url: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +43,15 @@ GRACE = 60.0
 heartbeat.renewed = pool.refresh
 _stores: WeakKeyDictionary[Any, dict[str, Store]] = WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Have a new lock, in a child that was just forked: a thread of its parent may have held the other."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def store_of(app: Any, wanted: object = None) -> Store:
@@ -457,7 +468,8 @@ class _Use:
 def _name_of(store: Store, wanted: object) -> str:
     """Return what to call a store: its URL without a password, or its class where the app gives the object."""
     url = wanted if isinstance(wanted, str) else getattr(store, "url", "") if wanted is None else ""
-    return ";".join(hide_password(part).rstrip("/") for part in url.split(";")) if url else type(store).__name__
+    parts = re.split(";(?=[a-z+]+://)", url)  # a password may have a semicolon
+    return ";".join(hide_password(part).rstrip("/") for part in parts) if url else type(store).__name__
 
 
 def _named(found: dict[Store, _Use]) -> list[NamedStore]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -22,7 +23,7 @@ class Breaker:
 
     def __init__(self) -> None:
         self._open: WeakKeyDictionary[Store, tuple[float, str]] = WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock, self._pid = threading.Lock(), os.getpid()
 
     def call(self, store: Store, verb: Callable[..., T], *args: Any) -> T:
         """Call the verb, or fail at once if the store failed less than a second ago.
@@ -38,7 +39,7 @@ class Breaker:
             self._close(store)
             raise
         except StoreError as error:
-            with self._lock:
+            with self._own_lock():
                 known = store in self._open
                 self._open[store] = (monotonic() + PROBE_EVERY, str(error))
             if not known:
@@ -49,7 +50,7 @@ class Breaker:
         return answer
 
     def _admit(self, store: Store) -> None:
-        with self._lock:
+        with self._own_lock():
             now, known = monotonic(), self._open.get(store)
             if known is None:  # it has recovered meanwhile
                 return
@@ -57,6 +58,12 @@ class Breaker:
             if now < probe_at:
                 raise StoreUnreachable(f"{error} (not tried again yet)")
             self._open[store] = (now + PROBE_EVERY, error)
+
+    def _own_lock(self) -> threading.Lock:
+        """Return a lock of this process; a thread that its parent had may have held the other."""
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
 
     def _close(self, store: Store) -> None:
         if self._open.pop(store, None) is not None:

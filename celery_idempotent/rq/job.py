@@ -160,11 +160,13 @@ def deferral_delay(number: int, remaining: float, ttl: int | None) -> int:
 
     Arguments:
         number: How often it was.
-        remaining: Seconds until the lease in its way runs out, unless it is renewed.
+        remaining: Seconds until the lease in its way runs out, unless it is renewed; 0 where it has, and an open
+            transaction is in the way.
         ttl: Seconds after which RQ forgets a job that is scheduled, or None.
     """
     delay: float = FIRST_DELAY * 2 ** min(number, 10) * random.uniform(0.75, 1.25)
-    longest = min(max(remaining, FIRST_DELAY), LONGEST_DELAY, ttl / 2 if ttl else LONGEST_DELAY)
+    lease = max(remaining, FIRST_DELAY) if remaining else LONGEST_DELAY
+    longest = min(lease, LONGEST_DELAY, ttl / 2 if ttl else LONGEST_DELAY)
     return max(1, math.ceil(min(delay, longest)))
 
 

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 from importlib import import_module
+from urllib.parse import parse_qsl
 
 from ..errors import ConfigurationError
 from ..units import hide_password
@@ -130,11 +131,21 @@ def unknown_parameter(url: str, name: str, known: Iterable[str], others: str) ->
         known: The parameters that it may be a slip for.
         others: What there is, in a sentence, for a parameter that is like none of these.
     """
+    expected = f"Expected parameters that a store like {hide_password(url)} has, got"
+    if _may_be_secret(url.partition("?")[2], name):
+        advice = "Write special characters of a password as %3F, %26 and so on."
+        return ConfigurationError(f"{expected} one that may be a part of a password. {others} {advice}")
     near = difflib.get_close_matches(name, list(known), n=1)
-    return ConfigurationError(
-        f"Expected parameters that a store like {hide_password(url)} has, got {name!r}. "
-        f"{f'Did you mean {near[0]}?' if near else others}"
-    )
+    return ConfigurationError(f"{expected} {name!r}. {f'Did you mean {near[0]}?' if near else others}")
+
+
+def _may_be_secret(query: str, name: str) -> bool:
+    """Return whether the name of a parameter may be the rest of a password with an unescaped ``?`` or ``&`` in it."""
+    names = [each for each, _ in parse_qsl(query, keep_blank_values=True)]
+    if name not in names:  # given by code
+        return False
+    before = names[: names.index(name)]
+    return not re.fullmatch("[a-z_]+", name) or "@" in query or any("pass" in each for each in before)
 
 
 def _likeness(one: str, other: str) -> float:

@@ -67,7 +67,7 @@ class CachedUrl:
         parts = [part for part in options.split("&") if part]
         for name in (part.partition("=")[0] for part in parts):
             if name != AGE and get_close_matches(name, [AGE], cutoff=ALIKE):
-                raise unknown_parameter(url, name, [AGE], "")
+                raise unknown_parameter(url.partition("cache=")[0], name, [AGE], "")
         ages = [part.partition("=")[2] for part in parts if part.startswith("max_age=")]
         rest = "&".join(part for part in parts if not part.startswith("max_age="))
         durable = f"{base}?{rest}" if rest else base
@@ -318,7 +318,7 @@ class CacheEntries:
 
     def forget(self, key: str) -> None:
         """Forget a key, and keep nothing under it for as long as a process may still write what was deleted."""
-        self._redis._call("forget", (PREFIX + key,), (ms(self._max_age),))
+        self._redis._call("forget", (PREFIX + key,), (ms(max(self._max_age, 2 * LATE)),))
 
     def close(self) -> None:
         """Close the connections of this process."""

@@ -60,9 +60,14 @@ def _has(using: Any, package: str) -> bool:
 def _of_sqlalchemy(using: Any) -> Any:
     if hasattr(using, "registry") and callable(using):  # a scoped_session stands for the session of this thread
         using = using()
+    if any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in type(using).__mro__):
+        raise ConfigurationError(
+            f"settle: expected using= to be {TAKEN}, got {type(using).__module__}.{type(using).__qualname__}: use a "
+            "synchronous one. The store's drivers are synchronous, and share no transaction with an asynchronous one."
+        )
     # A Session hands out the connection of its transaction, and begins one where autobegin has not yet.
     connection = using.connection() if _is_session(using) else using
-    if not hasattr(connection, "in_transaction"):  # an Engine, an AsyncSession
+    if not hasattr(connection, "in_transaction"):  # an Engine
         return using
     # The driver's connection knows the mode of such an engine, and the store reads it there; to query the server would
     # cost a statement.

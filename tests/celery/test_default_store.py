@@ -12,10 +12,13 @@ import redis
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.celery import app as app_module
 from celery_idempotent.celery.app import store_of
+from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import TIMEOUT
 from tests.support import processes
+from tests.support.forks import served_after_fork
 from tests.support.servers import RedisServer, free_port, redis_binary
 from tests.support.waiting import wait_until
 
@@ -128,3 +131,11 @@ def test_apps_that_are_told_apart_by_a_key_prefix_do_not_share_keys(locked: Redi
     assert task._binding.namespace == "blue_idem"
     app.conf.idempotency_namespace = "own"
     assert app.task(base=IdempotentTask, name="u", shared=False)(charge)._binding.namespace == "own"
+
+
+def test_a_child_that_is_forked_while_a_thread_opens_a_store_opens_its_own() -> None:
+    class Opening(MemoryStore):
+        def ping(self) -> None:
+            store_of(app_with(idempotency_store="memory://"))
+
+    assert served_after_fork(Opening(), app_module._lock)

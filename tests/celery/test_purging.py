@@ -164,7 +164,7 @@ def test_runs_do_not_pile_up_where_nobody_takes_them() -> None:
 
 
 def test_stores_have_names_without_passwords_and_the_namespaces_of_their_users() -> None:
-    app = app_with("redis://:secret@127.0.0.1:1/1", "redis://127.0.0.1:1/2", idempotency_namespace="site")
+    app = app_with("redis://:secret;x@127.0.0.1:1/1", "redis://127.0.0.1:1/2", idempotency_namespace="site")
     names = {used.name: used.namespaces for used in used_stores(app)}
     assert names == {"redis://***@127.0.0.1:1/1": ("site",), "redis://127.0.0.1:1/2": ("site",)}
 

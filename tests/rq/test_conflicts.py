@@ -40,6 +40,12 @@ def when_it_conflicts(desk: Desk, do: Callable[[], object]) -> Job:
     return job
 
 
+def test_a_job_does_not_go_in_circles_while_a_transaction_is_open_for_longer_than_its_lease() -> None:
+    delays = [jobs.deferral_delay(number, 0.0, None) for number in range(12)]
+    assert delays[:6] == sorted(delays[:6])
+    assert delays[-1] == jobs.LONGEST_DELAY
+
+
 # -- where a scheduler runs --------------------------------------------------------------------------------------------
 
 

@@ -249,6 +249,14 @@ class TestWhatItAnswers:
         settled(store)
         assert not redis_client.keys()
 
+    def test_what_was_deleted_is_not_cached_by_a_reply_that_comes_late(
+        self, front: Front, redis_url: str, redis_client: Any
+    ) -> None:
+        store = front(redis_url, max_age=0.001)
+        settled(store)
+        store.delete(KEY)
+        assert redis_client.pttl(ENTRY) > 1000 * cached_module.LATE
+
     def test_what_is_kept_for_an_untold_time_is_not_cached(
         self, front: Front, redis_url: str, redis_client: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

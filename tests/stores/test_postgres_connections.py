@@ -229,11 +229,16 @@ def test_a_network_that_swallows_everything_is_unreachable_soon(postgres_url: st
         assert store.renew([lease]) == []
 
 
-def test_a_port_where_nobody_listens_is_unreachable(opens: Opens) -> None:
+def test_a_port_where_nobody_listens_is_unreachable_and_uses_up_no_connections(opens: Opens) -> None:
     store = opens(f"postgresql://postgres@127.0.0.1:{free_port()}/postgres")
-    for name in VERBS:
-        with pytest.raises(StoreUnreachable):
-            verb(store, name)()
+    gc.disable()
+    try:
+        for name in VERBS:
+            with pytest.raises(StoreUnreachable):
+                verb(store, name)()
+        assert len(store._connections._slots) == 1
+    finally:
+        gc.enable()
 
 
 def test_a_server_that_does_not_let_us_in_has_refused_and_no_message_has_the_password(

@@ -224,9 +224,13 @@ def test_what_others_made_in_a_schema_that_is_searched_is_not_executed(opens: Op
 
 def test_a_record_of_an_unknown_state_is_unreadable(store: PostgresStore) -> None:
     take(store)
-    run(store, "update {table} set state = 'pondered' returning 1")
-    with pytest.raises(RecordUnreadable, match="pondered"):
-        store.get(KEY)
+    take(store, "another")
+    planted = run(store, "update {table} t set state = 'pondered' where key = %s returning t", KEY)
+    for name in ("get", "acquire"):
+        with pytest.raises(RecordUnreadable, match="pondered"):
+            verb(store, name)()
+    assert run(store, "select t from {table} t where key = %s", KEY) == planted
+    assert [record.key for record in store.scan()] == ["another"]
 
 
 @pytest.mark.parametrize("key", ["a\\b", "\\0", "\0", "\\\0\\\\0", "\0" * 3, "a\\"])

@@ -154,6 +154,8 @@ class TestKeysThatAreNoRecords:
     def test_they_are_not_read(self, redis_store: RedisStore) -> None:
         with pytest.raises(RecordUnreadable, match=KEY):
             redis_store.get(KEY)
+        with suppress(RecordUnreadable):
+            assert redis_store.peek(KEY) is None
 
     @pytest.mark.usefixtures("planted")
     def test_they_are_not_renewed_and_do_not_keep_others_from_it(self, redis_store: RedisStore) -> None:

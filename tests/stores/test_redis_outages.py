@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Reason, Refusal, Release, State
+from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import store as redis_module
 from tests.support import servers
@@ -113,6 +113,32 @@ class TestServersThatCannotServe:
             with pytest.raises(StoreUnreachable, match=r"(?i)read only replica"):
                 store.renew([lease])  # not lost: another server may know better
         assert known(store).state is State.IN_PROGRESS
+
+    @pytest.mark.parametrize(
+        ("wait_replicas", "call"),
+        [
+            (0, lambda store: store.acquire(claim())),
+            (1, lambda store: store.acquire(claim())),
+            (1, lambda store: store.renew([NOBODYS])),
+            (0, lambda store: store.append_history([HistoryEntry(KEY, "begun", 0, 60)])),
+        ],
+        ids=["acquire", "acquire and wait", "renew and wait", "append_history"],
+    )
+    def test_a_connection_to_a_server_that_became_a_replica_is_closed(
+        self, own_redis: Start, opened: Open, wait_replicas: int, call: Callable[[RedisStore], object]
+    ) -> None:
+        """After a planned failover the same name may lead to another server."""
+        server = own_redis()
+        store = opened(f"{server.url()}?wait_replicas={wait_replicas}")
+        store.ping()
+        with server.client() as client:
+            before = client.info("clients")["connected_clients"]
+            client.replicaof("127.0.0.1", 1)
+            with pytest.raises(StoreUnreachable, match=r"(?i)read only replica"):
+                call(store)
+            wait_until(
+                lambda: client.info("clients")["connected_clients"] == before - 1, message="the connection to be closed"
+            )
 
     def test_a_server_without_its_replicas_is_unreachable(self, own_redis: Start, opened: Open) -> None:
         store = opened(own_redis(min_replicas_to_write=1).url())

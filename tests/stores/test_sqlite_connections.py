@@ -209,6 +209,38 @@ def test_threads_wait_for_a_fork(sqlite_store: SqliteStore, forked: Fork) -> Non
     assert said == ["Lease"] * 5
 
 
+def test_threads_that_fork_at_once_leave_the_store_to_the_others(sqlite_path: Path) -> None:
+    """As `multiprocessing` does, or `subprocess` with a `preexec_fn`."""
+    store = SqliteStore(str(sqlite_path))
+    started, end = threading.Event(), threading.Event()
+
+    def hold(cursor: sqlite3.Cursor) -> None:
+        started.set()
+        end.wait(30)
+
+    def fork() -> None:
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    threads = [
+        threading.Thread(target=target, args=args, daemon=True)
+        for target, args in ((store._connections.read, (hold,)), (fork, ()), (fork, ()), (store.ping, ()))
+    ]
+    threads[0].start()
+    assert started.wait(30)
+    for thread in threads[1:3]:
+        thread.start()
+        time.sleep(0.05)
+    end.set()
+    for thread in threads[:3]:
+        thread.join(30)
+    threads[3].start()
+    threads[3].join(5)
+    assert not threads[3].is_alive()
+    store.close()
+
+
 def test_a_child_that_was_forked_beside_a_thread_that_hangs_does_not_touch_the_file(
     open_sqlite: OpenSqlite, forked: Fork, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,19 @@ class TestSqlAlchemyConnection(WithSqlAlchemy):
                 store.settle_within(lease, DONE, ttl=60, using=using)
         assert known(store).state is State.IN_PROGRESS
 
+    def test_a_driver_that_commits_by_itself_is_refused(self, store: Store) -> None:
+        """SQLAlchemy neither begins nor commits anything there; the option is new in Python 3.12."""
+
+        class Connection(sqlite3.Connection):
+            autocommit = True
+
+        engine = self.sqlalchemy.create_engine(self.engine.url, connect_args={"factory": Connection})
+        lease = take(store)
+        with engine.begin() as using, pytest.raises(ConfigurationError, match="commits every statement by itself"):
+            store.settle_within(lease, DONE, ttl=60, using=using)
+        engine.dispose()
+        assert known(store).state is State.IN_PROGRESS
+
 
 class TestSqlAlchemySession(WithSqlAlchemy):
     def begin(self, store: Store) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
@@ -79,6 +80,12 @@ def test_what_is_no_connection_is_named(using: object) -> None:
 def test_an_engine_is_no_connection(engine: sqlalchemy.Engine) -> None:
     with pytest.raises(ConfigurationError, match=r"got sqlalchemy\.engine\.base\.Engine\."):
         found(engine)
+
+
+@pytest.mark.parametrize("kind", [AsyncEngine.connect, AsyncSession])
+def test_what_is_asynchronous_is_refused_with_what_to_use(kind: Callable[[AsyncEngine], Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"got sqlalchemy\.ext\.asyncio\..*: use a synchronous one"):
+        found(kind(create_async_engine("postgresql+psycopg://")))
 
 
 def test_another_driver_is_named_with_what_led_to_it(engine: sqlalchemy.Engine) -> None:

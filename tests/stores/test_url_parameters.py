@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.stores import SCHEMES, open_store
+from celery_idempotent.stores import SCHEMES, hide_password, open_store
 
 SECRET = "hunter2"
 
@@ -66,6 +66,41 @@ def test_a_parameter_that_nothing_reads_is_named_with_what_was_meant(url: str, n
     assert "Connection" not in text
     assert SECRET not in text
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{scheme}://u:S?{tail}@h/d",
+        "{scheme}://u:S?x={tail}@h/d",
+        "{scheme}://h/d?password=S&{tail}",
+        "{scheme}://h/d?password=S&{tail}=x",
+        "{scheme}://h/d?password=S&port_{tail}",
+        "{scheme}://h/d?x={tail}@y",
+        "cached+sqlite:///d?cache={scheme}://u:S?{tail}@h/d",
+    ],
+)
+@pytest.mark.parametrize("scheme", ["redis", "unix", "postgresql", "redis+cluster", "redis+sentinel", "dynamodb"])
+def test_a_part_of_a_password_is_not_taken_for_the_name_of_a_parameter(scheme: str, url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(url.format(scheme=scheme, tail=SECRET))
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"redis://u:{SECRET}@h/0", "redis://***@h/0"),
+        (f"redis://h/0?password=S@{SECRET}", "redis://***"),
+        (f"redis://u:S?{SECRET}@h/0", "redis://***"),
+        (f"redis://u:S?{SECRET}@{SECRET}@h/0", "redis://***"),
+        (f"redis+sentinel://u:{SECRET}@h/s?sentinel_password=S@{SECRET}", "redis+sentinel://***@h/s"),
+        (f"cached+postgresql://u:{SECRET}@h/d?cache=redis://:{SECRET}@c", "cached+postgresql://***@h/d"),
+        (f"u:{SECRET}@h:1?x=1", "***@h:1"),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_a_part_of_a_password(url: str, shown: str) -> None:
+    assert hide_password(url) == shown
 
 
 def test_every_scheme_is_shown() -> None:

@@ -11,6 +11,8 @@ import pytest
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.events import Event, StoreFailed, StoreRecovered
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.forks import served_after_fork
 from tests.support.unit.scripted import Clock, ScriptedStore, listening
 
 heard = pytest.fixture(listening)
@@ -217,3 +219,16 @@ def test_a_store_that_recovers_while_a_caller_is_asked_to_wait_stays_recovered(
     store.before("ping", lambda: breaker.call(store, store.ping))  # a third caller, who must not be turned away
     breaker.call(store, store.ping)
     assert heard[1:] == [StoreRecovered("", store="ScriptedStore")]
+
+
+def test_a_child_that_is_forked_while_a_thread_asks_is_spared_too() -> None:
+    class Down(MemoryStore):
+        def ping(self) -> None:
+            with pytest.raises(StoreUnreachable):
+                breaker.call(self, self.fail)
+
+        def fail(self) -> None:
+            raise StoreUnreachable("down")
+
+    breaker = Breaker()
+    assert served_after_fork(Down(), breaker._lock)

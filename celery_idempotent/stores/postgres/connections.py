@@ -166,12 +166,13 @@ class Connections:
             time.sleep(LOOK_EVERY)
 
     def _give_back(self, slot: Slot) -> None:
-        connection = slot.connection
-        if connection is None or self._pid != os.getpid():
+        if self._pid != os.getpid():
             return
-        idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        connection = slot.connection  # None where none could be opened
+        idle = connection is not None and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
         if not idle or slot.generation != self._generation:  # a reply on its way must not answer the next statement
-            connection.close()
+            if connection is not None:
+                connection.close()
             slot.connection, slot.generation = None, self._generation
         self._idle.append(slot)
 

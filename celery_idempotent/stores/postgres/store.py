@@ -17,7 +17,7 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
-from ...errors import ConfigurationError, LeaseLost, StoreError, StoreRefused, StoreUnreachable
+from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from ..base import Store
 from ..history import grouped, past_events
 from ..records import (
@@ -201,7 +201,11 @@ class PostgresStore(Store):
         while rows := self._run(f"{query} order by key limit {READ}", (last, *bounds)):
             for now, *row in rows:
                 if row[COLUMNS.index("expires")] > now and state in (None, row[1]):
-                    yield record_of(row, now)
+                    try:
+                        record = record_of(row, now)
+                    except RecordUnreadable:
+                        continue
+                    yield record
             last = rows[-1][1]
 
     def purge(self, limit: int | None = None) -> int:

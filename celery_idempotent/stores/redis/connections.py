@@ -31,6 +31,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     NoPermissionError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -103,10 +104,7 @@ class Connections:
             return self._client.execute_command(*command)
         if then is None:
             return self._lend(_one, command)
-        first, second = self._lend(_all, (command, then))
-        if isinstance(first, ResponseError):
-            raise first
-        return first, second
+        return self._lend(_both, (command, then))
 
     def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
@@ -224,10 +222,22 @@ def _one(connection: Any, command: Sequence[Any]) -> Any:
     return connection.read_response()
 
 
+def _both(connection: Any, commands: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
+    """Send two commands together and read their replies; raise the first if it is an error."""
+    first, second = _all(connection, commands)
+    if isinstance(first, ResponseError):
+        raise first
+    return first, second
+
+
 def _all(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
     """Send commands together and read their replies, of which each may be an error."""
     connection.send_packed_command(connection.pack_commands(commands))
-    return [_caught(connection.read_response, ()) for _ in commands]
+    replies = [_caught(connection.read_response, ()) for _ in commands]
+    errors = [reply for reply in replies if isinstance(reply, ResponseError)]
+    if any(isinstance(error, ReadOnlyError) or "READONLY" in str(error) for error in errors):
+        connection.disconnect()  # after a failover the same name leads to another server
+    return replies
 
 
 def _caught(call: Callable[..., Any], what: Sequence[Any]) -> Any:

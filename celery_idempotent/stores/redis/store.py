@@ -216,7 +216,7 @@ class RedisStore(Store):
         replies = self._at(self._connections.pipeline, [("HMGET", key, *PEEKED), ("TIME",)])
         for reply in replies:
             if isinstance(reply, Exception):
-                raise translate_error(reply, ("HMGET", key), self._url) from reply
+                raise translate_error(reply, ("", "", 1, key), self._url) from reply
         values, (seconds, microseconds) = replies
         found = answered(PEEKED, values, "")
         return record_of(key, found, int(seconds) * SECOND + int(microseconds)) if found else None

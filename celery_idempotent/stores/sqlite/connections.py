@@ -239,20 +239,25 @@ def _close_all(idle: list[Connection], pid: list[int]) -> None:
 @cache
 def _watch_forks() -> None:
     """Have Python close the connections of every pool before each fork, from the first pool on."""
-    stopped: list[Connections] = []
+    turn = threading.RLock()  # of two threads that fork at once, each releases what it has stopped itself
+    stopped: list[list[Connections]] = []
 
     def before() -> None:
-        stopped[:] = _POOLS
-        for pool in stopped:
+        turn.acquire()
+        stopped.append([*_POOLS])
+        for pool in stopped[-1]:
             pool.before_fork()
 
     def after_in_parent() -> None:
-        while stopped:
-            stopped.pop().after_fork_in_parent()
+        for pool in stopped.pop():
+            pool.after_fork_in_parent()
+        turn.release()
 
     def after_in_child() -> None:
-        while stopped:
-            stopped.pop().after_fork_in_child()
+        nonlocal turn
+        turn = threading.RLock()
+        for pool in stopped.pop():
+            pool.after_fork_in_child()
 
     os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 

@@ -296,8 +296,11 @@ def _begin(cursor: sqlite3.Cursor, using: Any) -> None:
             "autocommit=True or isolation_level=None only by a statement. Write the task's own rows first, or execute "
             "BEGIN IMMEDIATE"
         )
-    if cursor.connection.isolation_level is None:
-        raise no_transaction("its connection commits every statement by itself (AUTOCOMMIT, or isolation_level=None)")
+    autocommit = getattr(cursor.connection, "autocommit", None)  # new in Python 3.12
+    if autocommit is True or cursor.connection.isolation_level is None:
+        raise no_transaction(
+            "its connection commits every statement by itself (AUTOCOMMIT, autocommit=True, or isolation_level=None)"
+        )
     cursor.execute("BEGIN IMMEDIATE")
 
 

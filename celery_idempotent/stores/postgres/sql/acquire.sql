@@ -53,8 +53,8 @@ begin loop
   running := r.state = 'in_progress';
   took_over := false;
 
-  -- Settled, or other arguments: that stays so, and no lock was needed.
-  verdict := case when not gone and r.state in ('completed', 'failed') then r.state end;
+  -- Settled, unreadable (a state of a newer version), or other arguments: that stays so, and no lock was needed.
+  verdict := case when not gone and r.state not in ('in_progress', 'released') then r.state end;
   if not gone
     and not mine
     and r.state <> 'released'
