@@ -18,7 +18,7 @@ from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
 from ..errors import ConfigurationError
 from ..stores import SCHEMES
 from .app import TaskBinding, idempotent_tasks, is_idempotent
-from .message import DELIVERY_ENTRY, KEY_HEADER, META_HEADER
+from .message import DELIVERY_ENTRY, KEY_HEADER, META_HEADER, UNGUARDED
 
 #: What makes the requests of idempotent tasks. It is imported by workers alone, as their steps are.
 REQUEST = "celery_idempotent.celery.request:IdempotentRequest"
@@ -91,6 +91,21 @@ def check_declaration(task: Any) -> None:
         raise ConfigurationError(
             f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
             f"got {cls.Request!r}: without it a lost child's lease is not released."
+        )
+
+
+def check_name(cls: type[Any]) -> None:
+    """Refuse options of a policy under a name of those tasks that are never guarded.
+
+    Raises:
+        ConfigurationError: the class has such a name, and options of its own rather than those of an app's task class.
+    """
+    options = [name for name in ("idempotency", "unique") if name in vars(cls)]
+    if options and (cls.name or "").startswith(UNGUARDED):
+        raise ConfigurationError(
+            f"Expected the name of an idempotent task to begin with neither {' nor '.join(UNGUARDED)}, got {cls.name} "
+            f"with {options[0]}=: the tasks of these names, Celery's and the library's, are never guarded. Give it "
+            "another name."
         )
 
 

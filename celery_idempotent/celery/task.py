@@ -147,6 +147,8 @@ class IdempotentTask(BaseTask):
         Raises:
             ConfigurationError: an option is wrong, or contradicts another.
         """
+        if "__bound__" not in vars(cls):  # nor annotated: an annotation may be for every task
+            declarations.check_name(cls)
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
         # this one, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.

@@ -466,6 +466,26 @@ def test_an_app_whose_every_task_is_idempotent_leaves_celerys_own_alone() -> Non
     assert list(app.conf.idempotency_store.scan()) == []
 
 
+@pytest.mark.parametrize("name", ["celery.charge", "celery_idempotent.charge"])
+@pytest.mark.parametrize("options", [{"idempotency": {"key": "order_id"}}, {"unique": True}], ids=str)
+def test_options_of_a_task_whose_name_is_never_guarded_are_refused(
+    app: Celery, name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"got {name} with {next(iter(options))}=.* Give it another name"):
+        declare(app, name=name, **options)
+
+
+def test_options_of_an_apps_task_class_are_no_options_of_celerys_own_tasks() -> None:
+    class Base(IdempotentTask):
+        abstract = True
+        idempotency: ClassVar[dict[str, Any]] = {"result_ttl": 60}
+
+    app = Celery("all", broker="memory://", task_cls=Base, set_as_current=False)
+    app.conf.update(idempotency_store="memory://", task_annotations={"*": {"idempotency": {"result_ttl": 90}}})
+    app.finalize()
+    assert isinstance(app.tasks["celery.map"], Base)
+
+
 def test_class_based_and_shared_tasks_are_guarded_too(app: Celery) -> None:
     class Charge(IdempotentTask):
         name = "class based"
