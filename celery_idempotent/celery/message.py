@@ -516,6 +516,19 @@ def _within(connection: Any) -> Iterator[None]:
         raise
 
 
+def sent_arguments(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the arguments of a call as its message has them: without models of Pydantic, which Celery (>= 5.7) dumps.
+
+    Arguments:
+        task: The task.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        options: The options of the call, with those that the task is published with in any case.
+    """
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None or options.get("serializer") == "pickle" else dump(args, kwargs)
+
+
 def ignores_result(task: Any, request: Any) -> bool:
     """Return whether the value is stored nowhere, by the caller's option, else the task's."""
     option = request.__dict__.get("ignore_result")

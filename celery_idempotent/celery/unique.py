@@ -39,7 +39,7 @@ from ..stores.memory import MemoryStore
 from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_backend, is_shared, store_of
-from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively
+from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively, sent_arguments
 
 #: What of an app may not be skipped; it was logged.
 _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -208,7 +208,7 @@ class _Call:
     def _token(self) -> Token:
         binding, wanted, headers = self.task._binding, self.wanted, self.options.get("headers")
         given = self._given_key()
-        args, kwargs = _sent(self.task, self.args, self.kwargs, self.all)
+        args, kwargs = sent_arguments(self.task, self.args, self.kwargs, self.all)
         message = {**self._route(), "ignore_result": self._is_ignored(), **_kind_of(wanted)}
         if given is not None or binding.policy.key is not None:  # else the task id is the key
             message["operation"], _ = binding.operation(given, self.id, args, kwargs, headers)
@@ -408,7 +408,7 @@ def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Map
     if binding.unique is None:  # the key is an option of one call
         return False
     try:
-        args, kwargs = _sent(task, args or (), kwargs or {}, options)
+        args, kwargs = sent_arguments(task, args or (), kwargs or {}, options)
         slot = binding.slot(binding.unique.key, args, kwargs, options.get("headers"), ("any",))
     except (MissingKey, TypeError):
         return False
@@ -424,12 +424,6 @@ def _kind_of(wanted: Unique) -> dict[str, str]:
 
 def _without_message(slot: str) -> str:
     return slot.rpartition(":")[0]
-
-
-def _sent(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the arguments as the message has them."""
-    dump = getattr(task, "_dump_pydantic_arguments", None)
-    return (args, kwargs) if dump is None or options.get("serializer") == "pickle" else dump(args, kwargs)
 
 
 def _send_confirmed(

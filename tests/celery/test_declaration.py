@@ -729,3 +729,25 @@ if "pydantic" in inspect.signature(Celery._task_from_fun).parameters:  # since C
         with pytest.raises(KeyReused):
             task.apply(("A", {"cents": 2}))
         assert runs.get() == ["A"]
+
+
+if hasattr(Task, "_dump_pydantic_arguments"):  # since Celery 5.7
+
+    @pytest.mark.parametrize("serializer", ["json", "pickle"])
+    def test_a_model_in_a_call_in_place_or_for_its_key_is_what_its_message_has(app: Celery, serializer: str) -> None:
+        def charge(cart: Cart) -> str:
+            runs.get().append(cart.cents)
+            return f"{cart.cents}"
+
+        def key(cart: Any) -> int:
+            cents: int = cart.cents if serializer == "pickle" else cart["cents"]
+            return cents
+
+        task = declare(app, charge, pydantic=True, serializer=serializer, idempotency={"key": key})
+        calls: list[tuple[Any, ...]] = [((Cart(cents=5),),), ((), {"cart": Cart(cents=5)})]
+        if serializer == "json":
+            calls.append((({"cents": 5},),))
+        assert [task.apply(*call).get() for call in calls] == ["5"] * len(calls)
+        assert runs.get() == [5]
+        [record] = app.conf.idempotency_store.scan()
+        assert task.key_for(Cart(cents=5)) == task.key_for(cart=Cart(cents=5)) == record.key
