@@ -18,7 +18,7 @@ from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
 from ..errors import ConfigurationError
 from ..stores import SCHEMES
 from .app import TaskBinding, idempotent_tasks, is_idempotent
-from .message import DELIVERY_ENTRY, KEY_HEADER, META_HEADER, UNGUARDED
+from .message import DELIVERY_ENTRY, KEY_HEADER, META_FIELDS, META_HEADER, UNGUARDED
 
 #: What makes the requests of idempotent tasks. It is imported by workers alone, as their steps are.
 REQUEST = "celery_idempotent.celery.request:IdempotentRequest"
@@ -390,6 +390,12 @@ def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = Tr
     wrong = mistaken_key(options, guarded=guarded)
     if wrong:
         raise ConfigurationError(f"Expected options that Celery or {KEY_HEADER}= knows for {what}, {wrong}")
+    written = (options.get("headers") or {}).get(META_HEADER)
+    if guarded and written is not None and not (isinstance(written, dict) and written.keys() <= META_FIELDS):
+        raise ConfigurationError(
+            f"Expected headers of {what} beside {META_HEADER!r}, which is the library's own and reaches no body. Give "
+            "your header another name."
+        )
 
 
 def refuse_key_argument(task: Any, kwargs: Collection[str] | None) -> None:

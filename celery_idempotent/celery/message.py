@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 KEY_HEADER = "idempotency_key"
 #: Header with what this library writes about a message for itself: the fields of `MessageHeaders` but for the key.
 META_HEADER = "idempotency"
+#: The fields of that header.
+META_FIELDS = {
+    *("copy", "token", "from", "sending", "fingerprint", "fingerprint_of", "nesting", "operation", "within", "part"),
+    *("place", "unique", "expires", "eta"),
+}
 #: Where a message has the token of its reservation, within that header.
 RESERVATION = "unique"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
@@ -97,6 +102,12 @@ class MessageOptions(TypedDict, total=False):
     task_type: Any
     replaced_task_nesting: int
     stamped_headers: Sequence[str] | None
+
+
+def own_header(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what this library wrote into the headers of a message; {} where it wrote nothing."""
+    found = (headers or {}).get(META_HEADER)
+    return found if isinstance(found, dict) else {}
 
 
 def new_token() -> str:

@@ -274,7 +274,7 @@ class IdempotentTask(BaseTask):
         def publish(derived: str) -> Any:
             if link_error and not self.name.startswith(UNGUARDED):
                 headers = given.get("headers") or {}
-                own = {"sending": propagation.sending(task_id or derived), **(headers.get(META_HEADER) or {})}
+                own = {"sending": propagation.sending(task_id or derived), **message.own_header(headers)}
                 given["headers"] = {**headers, META_HEADER: own}
             return unique.publish(self, wanted, args, kwargs, ids, given, send, derived)
 
@@ -316,7 +316,7 @@ class IdempotentTask(BaseTask):
             ConfigurationError: an option or an argument is meant as the key of the delivery, and is not.
         """
         options.pop("unique", None)  # a call in this process waits for nothing
-        declarations.refuse_mistakes(self.name, options)
+        declarations.refuse_mistakes(self.name, {**options, "headers": headers})
         declarations.refuse_key_argument(self, kwargs)
         if idempotency_key is not None:
             headers = {**(headers or {}), KEY_HEADER: idempotency_key}

@@ -39,7 +39,16 @@ from ..stores.memory import MemoryStore
 from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_backend, is_shared, store_of
-from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively, sent_arguments
+from .message import (
+    KEY_HEADER,
+    META_HEADER,
+    RESERVATION,
+    STATE_ATTRIBUTE,
+    UNGUARDED,
+    delays_natively,
+    own_header,
+    sent_arguments,
+)
 
 #: What of an app may not be skipped; it was logged.
 _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -381,7 +390,7 @@ def publish_next(
     """
     store, wait = task._binding.guard.store, _seconds_until(options, task._get_app())
     headers = dict(options.get("headers") or {})
-    own = {name: value for name, value in (headers.get(META_HEADER) or {}).items() if name != RESERVATION}
+    own = {name: value for name, value in own_header(headers).items() if name != RESERVATION}
     if not _names_slot_of(token, task, args, kwargs, options):
         _forget_own(token)
         Reservation(token, store).end()
@@ -635,14 +644,13 @@ def _current_state() -> Any:
 
 
 def _token_of(options: Mapping[str, Any]) -> Token | None:
-    headers = options.get("headers") or {}
-    own = headers.get(META_HEADER)
-    return Token.read(own.get(RESERVATION)) if isinstance(own, Mapping) and RESERVATION in own else None
+    own = own_header(options.get("headers"))
+    return Token.read(own.get(RESERVATION)) if RESERVATION in own else None
 
 
 def _with_token(options: Mapping[str, Any], token: Token) -> dict[str, Any]:
     headers = options.get("headers") or {}
-    return {**headers, META_HEADER: {**(headers.get(META_HEADER) or {}), RESERVATION: token.header()}}
+    return {**headers, META_HEADER: {**own_header(headers), RESERVATION: token.header()}}
 
 
 def _ignores_result(task: Any, options: Mapping[str, Any]) -> bool:

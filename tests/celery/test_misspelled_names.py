@@ -231,6 +231,8 @@ def test_a_plain_task_may_have_words_of_its_own(app: Celery, options: dict[str, 
         ({"idempotency": {"key": "k"}}, r"Did you mean idempotency_key=\?"),
         ({"key": "k"}, r"Write idempotency_key="),
         ({"lease_ttl": 3}, r'an option of the task.*idempotency=\{"lease_ttl"'),
+        ({"headers": {"idempotency": "abc"}}, r"beside 'idempotency'.* Give your header another name"),
+        ({"headers": {"idempotency": {"id": 7}}}, r"beside 'idempotency'.* Give your header another name"),
     ],
     ids=str,
 )
@@ -337,6 +339,16 @@ def test_a_slip_in_what_follows_a_task_is_logged_and_leaves_that_task_its_succes
     task = declare(app, first, name="first")
     assert trace(app, task, chain=[dict(following)]).state == "SUCCESS"
     assert "got idempotence_key=. Did you mean idempotency_key=?" in caplog.text
+
+
+def test_a_header_of_the_librarys_name_in_what_follows_a_task_leaves_that_task_its_success(app: Celery) -> None:
+    following = declare(app, name="following").si("A").on_error(declare(app, name="failed").si("A"))
+    following.options["headers"] = {"idempotency": "abc"}
+
+    def first() -> str:
+        return "A"
+
+    assert trace(app, declare(app, first, name="first"), chain=[dict(following)]).state == "SUCCESS"
 
 
 def test_a_slip_in_a_retry_fails_the_task_and_does_not_drop_its_message(app: Celery) -> None:
