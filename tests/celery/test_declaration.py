@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pydantic
 import pytest
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, _state, shared_task
 from celery.worker.request import Request
 
 from celery_idempotent import (
@@ -513,6 +513,22 @@ def test_without_any_redis_and_without_a_store_the_first_use_says_what_to_set() 
     task = declare(app)
     with pytest.raises(ConfigurationError, match="idempotency_store"):
         assert task._binding.guard
+
+
+def test_an_app_without_a_store_that_gets_a_task_of_another_app_is_given_its_name_and_what_keeps_it_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_state, "_on_app_finalizers", {*_state._on_app_finalizers})
+    shop, other = (Celery(name, broker="memory://", set_as_current=False) for name in ("shop", "other"))
+    shop.conf.idempotency_store = "memory://"
+
+    def charge(order_id: str) -> None: ...
+
+    shop.task(base=IdempotentTask, name="shop.charge", idempotency={"key": "order_id"})(charge)
+    other.finalize()
+    message = rf"what shop\.charge of {__name__} has done: .* in the app other, .* declare it there with shared=False"
+    with pytest.raises(ConfigurationError, match=message):
+        assert other.tasks["shop.charge"]._binding.guard
 
 
 @pytest.mark.parametrize("url", ["reddis://localhost", "localhost:6379", "postgres//x", 17])
