@@ -15,7 +15,14 @@ from celery.utils.imports import symbol_by_name
 
 from ..core.binding import GUARDED_AS
 from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
-from ..errors import ConfigurationError
+from ..errors import (
+    ConfigurationError,
+    Conflict,
+    IdempotencyError,
+    StoreError,
+    StoreRefused,
+    StoreUnreachable,
+)
 from ..stores import SCHEMES
 from .app import TaskBinding, idempotent_tasks, is_idempotent
 from .message import DELIVERY_ENTRY, KEY_HEADER, META_FIELDS, META_HEADER, UNGUARDED
@@ -80,6 +87,7 @@ def check_declaration(task: Any) -> None:
     root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
     check_options(task, root)
     check_inner_guard(task, binding)
+    check_retries(task, policy)
     check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not cls.acks_late and not policy.allow_early_ack:
         raise ConfigurationError(
@@ -185,6 +193,26 @@ def check_inner_guard(task: Any, binding: Any) -> None:
             f"Expected one guard of {task.name}, got base=IdempotentTask around @idempotent with keys of the same "
             "name: each delivery would be refused as its own duplicate. Leave @idempotent out."
         )
+
+
+def check_retries(task: Any, policy: Policy) -> None:
+    """Refuse automatic retries for an error that the guard raises, as ``autoretry_for`` surrounds the body alone.
+
+    Raises:
+        ConfigurationError: such an error is named, and the policy has it raised. ``Exception`` may be named.
+    """
+    raised = {
+        "on_conflict": (policy.on_conflict, (Conflict,), "defer"),
+        "on_store_error": (policy.on_store_error, (StoreError, StoreUnreachable, StoreRefused), "wait"),
+    }
+    for option, (value, errors, patient) in raised.items():
+        named = [error for error in getattr(task, "autoretry_for", ()) if error in (*errors, IdempotencyError)]
+        if value == "raise" and named:
+            raise ConfigurationError(
+                f"Expected autoretry_for of {task.name} to name errors of its body, got {named[0].__name__} with "
+                f'{option}="raise": that is raised before the body runs, and never retried. Write '
+                f'{option}="{patient}": the message then comes back, or waits, by itself.'
+            )
 
 
 def check_options(task: Any, root: type) -> None:

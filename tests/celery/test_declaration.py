@@ -18,11 +18,14 @@ from celery.worker.request import Request
 
 from celery_idempotent import (
     ConfigurationError,
+    Conflict,
+    IdempotencyError,
     IdempotentTask,
     KeyReused,
     MissingKey,
     NoLease,
     Policy,
+    StoreUnreachable,
     current_lease,
     idempotent,
 )
@@ -69,6 +72,28 @@ def declare(app: Celery, fun: Callable[..., Any] | None = None, **options: Any) 
 def test_a_wrong_declaration_is_refused_with_what_to_do(app: Celery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare(app, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [("on_conflict", Conflict), ("on_conflict", IdempotencyError), ("on_store_error", StoreUnreachable)],
+)
+def test_retries_for_an_error_that_comes_before_the_body_are_refused(
+    app: Celery, option: str, error: type[Exception]
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf'got {error.__name__} with {option}="raise".* Write {option}='):
+        declare(app, autoretry_for=(OSError, error), idempotency={"key": "order_id", option: "raise"})
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({}, Conflict), ({"on_conflict": "raise"}, Exception), ({"on_conflict": "raise"}, StoreUnreachable)],
+)
+def test_retries_for_the_errors_of_a_body_and_their_bases_are_allowed(
+    app: Celery, options: dict[str, str], error: type[Exception]
+) -> None:
+    """A body that calls a guarded function raises what that raises."""
+    assert declare(app, autoretry_for=(error,), idempotency={"key": "order_id", **options}).apply(("A",)).get() == "A 5"
 
 
 async def coroutine(order_id: str) -> str:
