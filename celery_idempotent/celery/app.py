@@ -54,14 +54,14 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def store_of(app: Any, wanted: object = None) -> Store:
+def store_of(app: Any, wanted: object = None, task: Any = None) -> Store:
     """Return the store an app uses, the same object every time.
 
     Arguments:
         app: A Celery app.
         wanted: A store or a URL that a task's policy names; default is ``app.conf.idempotency_store``, else the app's
-            Redis result
-            backend, else its Redis broker.
+            Redis result backend, else its Redis broker.
+        task: The task that needs it, if it is one task's.
 
     Raises:
         ConfigurationError: none of these is there, or the URL is wrong.
@@ -75,17 +75,22 @@ def store_of(app: Any, wanted: object = None) -> Store:
         known = _stores.setdefault(app, {})
         name = wanted or ""
         if name not in known:
-            known[name] = open_store(wanted) if wanted else _default_store(app)
+            known[name] = open_store(wanted) if wanted else _default_store(app, task)
         return known[name]
 
 
-def _default_store(app: Any) -> Store:
+def _default_store(app: Any, task: Any) -> Store:
     store = store_of_backend(app) or store_of_broker(app)
     if store is None:
+        done = "is done" if task is None else f"{task.name} of {type(task).__module__} has done"
+        # Celery gives the tasks of each app to all apps of the process.
+        other = (
+            "" if task is None else " If the task is meant for another app alone, declare it there with shared=False."
+        )
         raise ConfigurationError(
-            "Expected somewhere to remember what is done: app.conf.idempotency_store is not set, and neither the "
-            "result backend nor "
-            'the broker of this app is Redis. Set app.conf.idempotency_store = "redis://host:6379/1".'
+            f"Expected somewhere to remember what {done}: idempotency_store is not set in the app "
+            f"{app.main or '(without a name)'}, and neither its result backend nor its broker is Redis. "
+            f'Set app.conf.idempotency_store = "redis://host:6379/1".{other}'
         )
     return store
 
@@ -157,7 +162,7 @@ class TaskBinding(Binding):
         return found
 
     def _store(self) -> Store:
-        return store_of(self.task._get_app(), self.policy.store)
+        return store_of(self.task._get_app(), self.policy.store, self.task)
 
     def _codec(self) -> Codec:
         conf, policy = self.task._get_app().conf, self.policy

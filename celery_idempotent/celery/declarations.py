@@ -15,10 +15,17 @@ from celery.utils.imports import symbol_by_name
 
 from ..core.binding import GUARDED_AS
 from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
-from ..errors import ConfigurationError
+from ..errors import (
+    ConfigurationError,
+    Conflict,
+    IdempotencyError,
+    StoreError,
+    StoreRefused,
+    StoreUnreachable,
+)
 from ..stores import SCHEMES
 from .app import TaskBinding, idempotent_tasks, is_idempotent
-from .message import DELIVERY_ENTRY, KEY_HEADER, META_HEADER
+from .message import DELIVERY_ENTRY, KEY_HEADER, META_FIELDS, META_HEADER, UNGUARDED
 
 #: What makes the requests of idempotent tasks. It is imported by workers alone, as their steps are.
 REQUEST = "celery_idempotent.celery.request:IdempotentRequest"
@@ -80,6 +87,7 @@ def check_declaration(task: Any) -> None:
     root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
     check_options(task, root)
     check_inner_guard(task, binding)
+    check_retries(task, policy)
     check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not cls.acks_late and not policy.allow_early_ack:
         raise ConfigurationError(
@@ -91,6 +99,21 @@ def check_declaration(task: Any) -> None:
         raise ConfigurationError(
             f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
             f"got {cls.Request!r}: without it a lost child's lease is not released."
+        )
+
+
+def check_name(cls: type[Any]) -> None:
+    """Refuse options of a policy under a name of those tasks that are never guarded.
+
+    Raises:
+        ConfigurationError: the class has such a name, and options of its own rather than those of an app's task class.
+    """
+    options = [name for name in ("idempotency", "unique") if name in vars(cls)]
+    if options and (cls.name or "").startswith(UNGUARDED):
+        raise ConfigurationError(
+            f"Expected the name of an idempotent task to begin with neither {' nor '.join(UNGUARDED)}, got {cls.name} "
+            f"with {options[0]}=: the tasks of these names, Celery's and the library's, are never guarded. Give it "
+            "another name."
         )
 
 
@@ -170,6 +193,26 @@ def check_inner_guard(task: Any, binding: Any) -> None:
             f"Expected one guard of {task.name}, got base=IdempotentTask around @idempotent with keys of the same "
             "name: each delivery would be refused as its own duplicate. Leave @idempotent out."
         )
+
+
+def check_retries(task: Any, policy: Policy) -> None:
+    """Refuse automatic retries for an error that the guard raises, as ``autoretry_for`` surrounds the body alone.
+
+    Raises:
+        ConfigurationError: such an error is named, and the policy has it raised. ``Exception`` may be named.
+    """
+    raised = {
+        "on_conflict": (policy.on_conflict, (Conflict,), "defer"),
+        "on_store_error": (policy.on_store_error, (StoreError, StoreUnreachable, StoreRefused), "wait"),
+    }
+    for option, (value, errors, patient) in raised.items():
+        named = [error for error in getattr(task, "autoretry_for", ()) if error in (*errors, IdempotencyError)]
+        if value == "raise" and named:
+            raise ConfigurationError(
+                f"Expected autoretry_for of {task.name} to name errors of its body, got {named[0].__name__} with "
+                f'{option}="raise": that is raised before the body runs, and never retried. Write '
+                f'{option}="{patient}": the message then comes back, or waits, by itself.'
+            )
 
 
 def check_options(task: Any, root: type) -> None:
@@ -375,6 +418,14 @@ def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = Tr
     wrong = mistaken_key(options, guarded=guarded)
     if wrong:
         raise ConfigurationError(f"Expected options that Celery or {KEY_HEADER}= knows for {what}, {wrong}")
+    written = (options.get("headers") or {}).get(META_HEADER)
+    # A newer version may have written more: a retry carries the header of its message on.
+    ours = isinstance(written, dict) and (not written or written.keys() & META_FIELDS)
+    if guarded and written is not None and not ours:
+        raise ConfigurationError(
+            f"Expected headers of {what} beside {META_HEADER!r}, which is the library's own and reaches no body. Give "
+            "your header another name."
+        )
 
 
 def refuse_key_argument(task: Any, kwargs: Collection[str] | None) -> None:

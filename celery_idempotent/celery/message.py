@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 KEY_HEADER = "idempotency_key"
 #: Header with what this library writes about a message for itself: the fields of `MessageHeaders` but for the key.
 META_HEADER = "idempotency"
+#: The fields of that header.
+META_FIELDS = {
+    *("copy", "token", "from", "sending", "fingerprint", "fingerprint_of", "nesting", "operation", "within", "part"),
+    *("place", "unique", "expires", "eta"),
+}
 #: Where a message has the token of its reservation, within that header.
 RESERVATION = "unique"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
@@ -97,6 +102,12 @@ class MessageOptions(TypedDict, total=False):
     task_type: Any
     replaced_task_nesting: int
     stamped_headers: Sequence[str] | None
+
+
+def own_header(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what this library wrote into the headers of a message; {} where it wrote nothing."""
+    found = (headers or {}).get(META_HEADER)
+    return found if isinstance(found, dict) else {}
 
 
 def new_token() -> str:
@@ -168,9 +179,11 @@ class MessageHeaders:
         message = own[META_HEADER]
         if message and isinstance(message, dict):  # a message of a producer alone has none
             identity._read(message)
+            # A copy carries them out of Celery's sight; to the body they are the same, the expiry to a retry too.
             if message.get("expires"):
-                # A copy carries it out of Celery's sight; to the body, and to a retry, it is the same.
                 request.expires = message["expires"]
+            if identity.copy:
+                request.eta = message.get("eta")
         return identity
 
     def _read(self, message: dict[str, Any]) -> None:
@@ -289,7 +302,7 @@ class DeliveryState:
 
 # Defer: publish the same message again with a delay, so that this delivery of it can be acked.
 #
-# A copy keeps everything its consumers can see of a message (id, canvas, priority, limits, stamps, encoding, the
+# A copy keeps everything its consumers can see of a message (id, canvas, properties, limits, stamps, encoding, the
 # shortened argument texts that may hide secrets). It is counted and carries a random token, so that the store can
 # distinguish it from other copies of the same message, which would otherwise multiply.
 
@@ -326,7 +339,7 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
     """Publish the next copy of the message that ``request`` came from, and return its number.
 
     It carries its expiry in a header of its own: a broker that drops what expired in a queue would silently drop the
-    operation with it, if its holder died meanwhile.
+    operation with it, if its holder died meanwhile. The ETA of the message is there too, since the copy has another.
 
     Arguments:
         task: The task.
@@ -339,13 +352,17 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
         kombu.exceptions.EncodeError: the arguments cannot be encoded.
     """
     signature = Task.signature_from_request(task, request, ignore_result=ignores_result(task, request))
-    options = dict(signature.options)
+    options = {**kept_properties(request), **signature.options}
     expires = _text(options.pop("expires", None))
     headers = {**(options.pop("headers", None) or {})}
     copy = identity.copy + 1
     headers.update(
         identity.headers(
-            copy=copy, token=new_token(), expires=expires, **({"from": identity.sender} if identity.sender else {})
+            copy=copy,
+            token=new_token(),
+            expires=expires,
+            eta=_text(request.eta),
+            **({"from": identity.sender} if identity.sender else {}),
         )
     )
     options.update(
@@ -361,7 +378,7 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
     for name in ("redelivered", "is_eager"):  # parts of how it came, not of where it goes
         options.pop(name, None)
     app = task._get_app()
-    options.update(destination(app, request.delivery_info), **kept_properties(request))
+    options.update(destination(app, request.delivery_info))
     with publisher(app) as certain:
         options.update(certain)
         app.send_task(
@@ -447,14 +464,20 @@ def _fanout(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
     return [queue for queue in of_it if queue.exchange.type == "fanout"]
 
 
-def kept_properties(request: Any) -> dict[str, Any]:
-    """Return the properties of a message that its copy must have too.
+#: Properties that publishing sets itself, or that belong to one delivery alone. RabbitMQ refuses a message of another
+#: user than the worker's, SQS drops a copy that has the deduplication id of the message that it replaces, and a delay
+#: or an expiry of the broker's is not that of the copy.
+OWN_PROPERTIES = {
+    *("application_headers", "content_type", "content_encoding", "body_encoding", "delivery_info", "delivery_tag"),
+    *("user_id", "MessageDeduplicationId", "DelaySeconds"),
+    *(MessageOptions.__annotations__.keys() - {"correlation_id", "delivery_mode"}),
+}
 
-    A copy of an SQS message stays in its group. It has no MessageDeduplicationId, or SQS would take it for the message
-    it is to replace, and drop it.
-    """
-    group = (request.properties or {}).get("MessageGroupId")
-    return {} if group is None else {"MessageGroupId": group}
+
+def kept_properties(request: Any) -> dict[str, Any]:
+    """Return the properties of a message that its copy must have too: those of its publisher."""
+    properties = request.properties or {}
+    return {name: value for name, value in properties.items() if name not in OWN_PROPERTIES}
 
 
 @contextmanager
@@ -502,6 +525,19 @@ def _within(connection: Any) -> Iterator[None]:
     except BaseException:
         connection.collect()  # what comes later would be taken for the answer to something else
         raise
+
+
+def sent_arguments(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the arguments of a call as its message has them: without models of Pydantic, which Celery (>= 5.7) dumps.
+
+    Arguments:
+        task: The task.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        options: The options of the call, with those that the task is published with in any case.
+    """
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None or options.get("serializer") == "pickle" else dump(args, kwargs)
 
 
 def ignores_result(task: Any, request: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from struct import Struct
 from time import monotonic
@@ -57,6 +58,12 @@ _memory: mmap.mmap | None = None
 #: The pids, then the counters of each slot.
 _cells: memoryview | None = None
 _registered = False
+
+
+def is_prefork(pool: type) -> bool:
+    """Return whether a class of pools is Celery's pool of processes or derives from it; no other is imported for it."""
+    loaded = sys.modules.get("celery.concurrency.prefork")
+    return loaded is not None and issubclass(pool, loaded.TaskPool)
 
 
 def prepare() -> None:

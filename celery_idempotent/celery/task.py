@@ -147,6 +147,8 @@ class IdempotentTask(BaseTask):
         Raises:
             ConfigurationError: an option is wrong, or contradicts another.
         """
+        if "__bound__" not in vars(cls):  # nor annotated: an annotation may be for every task
+            declarations.check_name(cls)
         bound = super().bind(app)
         # The guard stays outermost: the __call__ of a subclass, of a mixin or of an annotation, which need not call
         # this one, becomes the body's. Here, where every task passes; a mixin may keep __init_subclass__ to itself.
@@ -225,7 +227,8 @@ class IdempotentTask(BaseTask):
             MissingKey: the key is the id of each message, or the arguments or headers have none.
             TypeError: the arguments do not fit the task.
         """
-        key, arguments = self._binding.operation(idempotency_key, self.name, args, kwargs, idempotency_headers)
+        sent, named = message.sent_arguments(self, args, kwargs, self._get_exec_options())
+        key, arguments = self._binding.operation(idempotency_key, self.name, sent, named, idempotency_headers)
         if arguments is None:
             raise MissingKey(
                 f"Expected {self.name} to have a key that follows from its arguments, and its key is the id of each "
@@ -271,7 +274,7 @@ class IdempotentTask(BaseTask):
         def publish(derived: str) -> Any:
             if link_error and not self.name.startswith(UNGUARDED):
                 headers = given.get("headers") or {}
-                own = {"sending": propagation.sending(task_id or derived), **(headers.get(META_HEADER) or {})}
+                own = {"sending": propagation.sending(task_id or derived), **message.own_header(headers)}
                 given["headers"] = {**headers, META_HEADER: own}
             return unique.publish(self, wanted, args, kwargs, ids, given, send, derived)
 
@@ -299,19 +302,26 @@ class IdempotentTask(BaseTask):
         _on_commit(functools.partial(self.apply_async, *args, **options))
 
     def apply(
-        self, *args: Any, idempotency_key: str | None = None, headers: Mapping[str, Any] | None = None, **options: Any
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        *others: Any,
+        idempotency_key: str | None = None,
+        headers: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> EagerResult[Any]:
-        """Run the task in this process, guarded like a delivery.
+        """Run the task in this process, guarded like a delivery of a message with these arguments.
 
         Raises:
             ConfigurationError: an option or an argument is meant as the key of the delivery, and is not.
         """
         options.pop("unique", None)  # a call in this process waits for nothing
-        declarations.refuse_mistakes(self.name, options)
-        declarations.refuse_key_argument(self, args[1] if len(args) > 1 else options.get("kwargs"))
+        declarations.refuse_mistakes(self.name, {**options, "headers": headers})
+        declarations.refuse_key_argument(self, kwargs)
         if idempotency_key is not None:
             headers = {**(headers or {}), KEY_HEADER: idempotency_key}
-        return super().apply(*args, headers=headers, **options)
+        args, kwargs = message.sent_arguments(self, args, kwargs, {**self._get_exec_options(), **options})
+        return super().apply(args, kwargs, *others, headers=headers, **options)
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Signature[Any]:
         """Return a signature of the task, as Celery does; ``s()`` and ``si()`` make theirs here too.

@@ -39,7 +39,16 @@ from ..stores.memory import MemoryStore
 from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_backend, is_shared, store_of
-from .message import KEY_HEADER, META_HEADER, RESERVATION, STATE_ATTRIBUTE, UNGUARDED, delays_natively
+from .message import (
+    KEY_HEADER,
+    META_HEADER,
+    RESERVATION,
+    STATE_ATTRIBUTE,
+    UNGUARDED,
+    delays_natively,
+    own_header,
+    sent_arguments,
+)
 
 #: What of an app may not be skipped; it was logged.
 _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -208,7 +217,7 @@ class _Call:
     def _token(self) -> Token:
         binding, wanted, headers = self.task._binding, self.wanted, self.options.get("headers")
         given = self._given_key()
-        args, kwargs = _sent(self.task, self.args, self.kwargs, self.all)
+        args, kwargs = sent_arguments(self.task, self.args, self.kwargs, self.all)
         message = {**self._route(), "ignore_result": self._is_ignored(), **_kind_of(wanted)}
         if given is not None or binding.policy.key is not None:  # else the task id is the key
             message["operation"], _ = binding.operation(given, self.id, args, kwargs, headers)
@@ -381,7 +390,7 @@ def publish_next(
     """
     store, wait = task._binding.guard.store, _seconds_until(options, task._get_app())
     headers = dict(options.get("headers") or {})
-    own = {name: value for name, value in (headers.get(META_HEADER) or {}).items() if name != RESERVATION}
+    own = {name: value for name, value in own_header(headers).items() if name != RESERVATION}
     if not _names_slot_of(token, task, args, kwargs, options):
         _forget_own(token)
         Reservation(token, store).end()
@@ -408,7 +417,7 @@ def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Map
     if binding.unique is None:  # the key is an option of one call
         return False
     try:
-        args, kwargs = _sent(task, args or (), kwargs or {}, options)
+        args, kwargs = sent_arguments(task, args or (), kwargs or {}, options)
         slot = binding.slot(binding.unique.key, args, kwargs, options.get("headers"), ("any",))
     except (MissingKey, TypeError):
         return False
@@ -424,12 +433,6 @@ def _kind_of(wanted: Unique) -> dict[str, str]:
 
 def _without_message(slot: str) -> str:
     return slot.rpartition(":")[0]
-
-
-def _sent(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the arguments as the message has them."""
-    dump = getattr(task, "_dump_pydantic_arguments", None)
-    return (args, kwargs) if dump is None or options.get("serializer") == "pickle" else dump(args, kwargs)
 
 
 def _send_confirmed(
@@ -641,14 +644,13 @@ def _current_state() -> Any:
 
 
 def _token_of(options: Mapping[str, Any]) -> Token | None:
-    headers = options.get("headers") or {}
-    own = headers.get(META_HEADER)
-    return Token.read(own.get(RESERVATION)) if isinstance(own, Mapping) and RESERVATION in own else None
+    own = own_header(options.get("headers"))
+    return Token.read(own.get(RESERVATION)) if RESERVATION in own else None
 
 
 def _with_token(options: Mapping[str, Any], token: Token) -> dict[str, Any]:
     headers = options.get("headers") or {}
-    return {**headers, META_HEADER: {**(headers.get(META_HEADER) or {}), RESERVATION: token.header()}}
+    return {**headers, META_HEADER: {**own_header(headers), RESERVATION: token.header()}}
 
 
 def _ignores_result(task: Any, options: Mapping[str, Any]) -> bool:

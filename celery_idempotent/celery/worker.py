@@ -64,7 +64,7 @@ class IdempotencyStep(bootsteps.StartStopStep):
         """
         declarations.check_declarations(worker.app)
         pool.limits = (worker.time_limit, worker.soft_time_limit)
-        pool.enforces_limits = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        pool.enforces_limits = pool.is_prefork(worker.pool_cls)
         app.register(worker.app)
         inspect.register()
         pool.prepare()
@@ -193,7 +193,7 @@ class RenewalStep(bootsteps.StartStopStep):
             raise ConfigurationError(
                 f"Expected {OPTION} to be True or False, got {wanted!r}. Write True, or leave it out."
             )
-        forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+        forks = pool.is_prefork(worker.pool_cls)
         return bool(forks and wanted and _leases(worker.app))
 
     def create(self, worker: Any) -> MainRenewal:

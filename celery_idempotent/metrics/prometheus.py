@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -201,7 +202,8 @@ class Endpoint:
         """Listen; a worker whose port is taken works all the same, and logs that."""
         from prometheus_client import start_http_server
 
-        forks = type(getattr(sender, "pool", None)).__module__ == "celery.concurrency.prefork"
+        prefork = sys.modules.get("celery.concurrency.prefork")
+        forks = prefork is not None and isinstance(getattr(sender, "pool", None), prefork.TaskPool)
         if forks and not os.environ.get(DIRECTORY):
             logger.error(
                 "/metrics will not show what happens in this worker's children. "

@@ -126,7 +126,10 @@ SENT: dict[str, Any] = {
     "soft_time_limit": 20,
     "priority": 3,
     "reply_to": "somebody",
-    "correlation_id": "T1",
+    "correlation_id": "C1",
+    "message_id": "M1",
+    "delivery_mode": 1,
+    "customer": "acme",
     "root_id": "T0",
     "parent_id": "T0",
     "retries": 2,
@@ -150,8 +153,29 @@ def test_a_deferred_copy_carries_all_that_its_consumer_can_see_of_the_message(ch
     assert (wanted["ignore_result"], wanted["compression"]) == (True, "application/x-gzip")
     assert copy.content_type == first.content_type == "application/x-yaml"
     assert copy.args == first.args == ["ORD-1"]
-    properties = ("reply_to", "correlation_id", "priority")
-    assert [copy.message.properties[name] for name in properties] == ["somebody", "T1", 3]
+    properties = ("reply_to", "correlation_id", "priority", "message_id", "delivery_mode", "customer")
+    assert [copy.message.properties[name] for name in properties] == ["somebody", "C1", 3, "M1", 1, "acme"]
+
+
+def test_a_copy_has_none_of_what_belongs_to_one_delivery_or_to_another_publisher(charge: Any) -> None:
+    foreign = {"user_id": "guest", "expiration": "1000", "MessageDeduplicationId": "D1", "DelaySeconds": 60}
+    charge.delay("ORD-1")
+    first = received(charge)
+    first._context.properties = {**first._context.properties, **foreign}
+    copy = deferred(first)
+    assert not foreign.keys() & copy.message.properties.keys()
+    assert copy.message.delivery_tag != first.message.delivery_tag
+
+
+@pytest.mark.parametrize("eta", [NOON, None])
+def test_the_body_of_a_copy_has_the_eta_of_the_message_and_a_retry_has_its_own(
+    charge: Any, eta: datetime | None
+) -> None:
+    charge.apply_async(("ORD-1",), eta=eta)
+    copy = deferred(received(charge), 2)
+    identity = DeliveryState.of(copy._context).identity
+    assert copy._context.eta == (eta and NOON.isoformat())
+    assert "eta" not in identity.headers()[META_HEADER]
 
 
 def test_a_copy_expires_out_of_the_brokers_sight_and_its_retry_as_the_message_did(charge: Any) -> None:

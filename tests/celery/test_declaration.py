@@ -13,16 +13,19 @@ from typing import Any, ClassVar
 
 import pydantic
 import pytest
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, _state, shared_task
 from celery.worker.request import Request
 
 from celery_idempotent import (
     ConfigurationError,
+    Conflict,
+    IdempotencyError,
     IdempotentTask,
     KeyReused,
     MissingKey,
     NoLease,
     Policy,
+    StoreUnreachable,
     current_lease,
     idempotent,
 )
@@ -69,6 +72,28 @@ def declare(app: Celery, fun: Callable[..., Any] | None = None, **options: Any) 
 def test_a_wrong_declaration_is_refused_with_what_to_do(app: Celery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare(app, **options)
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [("on_conflict", Conflict), ("on_conflict", IdempotencyError), ("on_store_error", StoreUnreachable)],
+)
+def test_retries_for_an_error_that_comes_before_the_body_are_refused(
+    app: Celery, option: str, error: type[Exception]
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf'got {error.__name__} with {option}="raise".* Write {option}='):
+        declare(app, autoretry_for=(OSError, error), idempotency={"key": "order_id", option: "raise"})
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({}, Conflict), ({"on_conflict": "raise"}, Exception), ({"on_conflict": "raise"}, StoreUnreachable)],
+)
+def test_retries_for_the_errors_of_a_body_and_their_bases_are_allowed(
+    app: Celery, options: dict[str, str], error: type[Exception]
+) -> None:
+    """A body that calls a guarded function raises what that raises."""
+    assert declare(app, autoretry_for=(error,), idempotency={"key": "order_id", **options}).apply(("A",)).get() == "A 5"
 
 
 async def coroutine(order_id: str) -> str:
@@ -466,6 +491,26 @@ def test_an_app_whose_every_task_is_idempotent_leaves_celerys_own_alone() -> Non
     assert list(app.conf.idempotency_store.scan()) == []
 
 
+@pytest.mark.parametrize("name", ["celery.charge", "celery_idempotent.charge"])
+@pytest.mark.parametrize("options", [{"idempotency": {"key": "order_id"}}, {"unique": True}], ids=str)
+def test_options_of_a_task_whose_name_is_never_guarded_are_refused(
+    app: Celery, name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"got {name} with {next(iter(options))}=.* Give it another name"):
+        declare(app, name=name, **options)
+
+
+def test_options_of_an_apps_task_class_are_no_options_of_celerys_own_tasks() -> None:
+    class Base(IdempotentTask):
+        abstract = True
+        idempotency: ClassVar[dict[str, Any]] = {"result_ttl": 60}
+
+    app = Celery("all", broker="memory://", task_cls=Base, set_as_current=False)
+    app.conf.update(idempotency_store="memory://", task_annotations={"*": {"idempotency": {"result_ttl": 90}}})
+    app.finalize()
+    assert isinstance(app.tasks["celery.map"], Base)
+
+
 def test_class_based_and_shared_tasks_are_guarded_too(app: Celery) -> None:
     class Charge(IdempotentTask):
         name = "class based"
@@ -493,6 +538,22 @@ def test_without_any_redis_and_without_a_store_the_first_use_says_what_to_set() 
     task = declare(app)
     with pytest.raises(ConfigurationError, match="idempotency_store"):
         assert task._binding.guard
+
+
+def test_an_app_without_a_store_that_gets_a_task_of_another_app_is_given_its_name_and_what_keeps_it_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_state, "_on_app_finalizers", {*_state._on_app_finalizers})
+    shop, other = (Celery(name, broker="memory://", set_as_current=False) for name in ("shop", "other"))
+    shop.conf.idempotency_store = "memory://"
+
+    def charge(order_id: str) -> None: ...
+
+    shop.task(base=IdempotentTask, name="shop.charge", idempotency={"key": "order_id"})(charge)
+    other.finalize()
+    message = rf"what shop\.charge of {__name__} has done: .* in the app other, .* declare it there with shared=False"
+    with pytest.raises(ConfigurationError, match=message):
+        assert other.tasks["shop.charge"]._binding.guard
 
 
 @pytest.mark.parametrize("url", ["reddis://localhost", "localhost:6379", "postgres//x", 17])
@@ -709,3 +770,25 @@ if "pydantic" in inspect.signature(Celery._task_from_fun).parameters:  # since C
         with pytest.raises(KeyReused):
             task.apply(("A", {"cents": 2}))
         assert runs.get() == ["A"]
+
+
+if hasattr(Task, "_dump_pydantic_arguments"):  # since Celery 5.7
+
+    @pytest.mark.parametrize("serializer", ["json", "pickle"])
+    def test_a_model_in_a_call_in_place_or_for_its_key_is_what_its_message_has(app: Celery, serializer: str) -> None:
+        def charge(cart: Cart) -> str:
+            runs.get().append(cart.cents)
+            return f"{cart.cents}"
+
+        def key(cart: Any) -> int:
+            cents: int = cart.cents if serializer == "pickle" else cart["cents"]
+            return cents
+
+        task = declare(app, charge, pydantic=True, serializer=serializer, idempotency={"key": key})
+        calls: list[tuple[Any, ...]] = [((Cart(cents=5),),), ((), {"cart": Cart(cents=5)})]
+        if serializer == "json":
+            calls.append((({"cents": 5},),))
+        assert [task.apply(*call).get() for call in calls] == ["5"] * len(calls)
+        assert runs.get() == [5]
+        [record] = app.conf.idempotency_store.scan()
+        assert task.key_for(Cart(cents=5)) == task.key_for(cart=Cart(cents=5)) == record.key

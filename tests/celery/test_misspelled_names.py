@@ -21,7 +21,8 @@ from celery.worker.request import Request
 from kombu.messaging import Producer
 
 from celery_idempotent import ConfigurationError, IdempotentTask, Policy
-from celery_idempotent.celery import declarations
+from celery_idempotent.celery import declarations, monitoring
+from celery_idempotent.celery import pool as shared
 from celery_idempotent.celery.task import check_when_started
 from celery_idempotent.celery.worker import DeclarationStep, IdempotencyStep, RenewalStep
 from celery_idempotent.stores.memory import MemoryStore
@@ -230,6 +231,8 @@ def test_a_plain_task_may_have_words_of_its_own(app: Celery, options: dict[str, 
         ({"idempotency": {"key": "k"}}, r"Did you mean idempotency_key=\?"),
         ({"key": "k"}, r"Write idempotency_key="),
         ({"lease_ttl": 3}, r'an option of the task.*idempotency=\{"lease_ttl"'),
+        ({"headers": {"idempotency": "abc"}}, r"beside 'idempotency'.* Give your header another name"),
+        ({"headers": {"idempotency": {"id": 7}}}, r"beside 'idempotency'.* Give your header another name"),
     ],
     ids=str,
 )
@@ -338,6 +341,16 @@ def test_a_slip_in_what_follows_a_task_is_logged_and_leaves_that_task_its_succes
     assert "got idempotence_key=. Did you mean idempotency_key=?" in caplog.text
 
 
+def test_a_header_of_the_librarys_name_in_what_follows_a_task_leaves_that_task_its_success(app: Celery) -> None:
+    following = declare(app, name="following").si("A").on_error(declare(app, name="failed").si("A"))
+    following.options["headers"] = {"idempotency": "abc"}
+
+    def first() -> str:
+        return "A"
+
+    assert trace(app, declare(app, first, name="first"), chain=[dict(following)]).state == "SUCCESS"
+
+
 def test_a_slip_in_a_retry_fails_the_task_and_does_not_drop_its_message(app: Celery) -> None:
     """Celery rejects the message of a retry that it cannot publish; before 5.7 it stores no result either."""
 
@@ -411,9 +424,9 @@ def test_a_worker_of_which_no_task_has_the_base_does_not_start(start_worker: Sta
     assert "got tests.support.celery.unprotected_app.charge without it" in node.logs()
 
 
-def start(app: Celery, *steps: type[Any]) -> None:
+def start(app: Celery, *steps: type[Any], pool: type[Any] = TaskPool) -> None:
     """Have the steps examine an app as a worker that starts has them."""
-    stands_for = SimpleNamespace(app=app, pool_cls=TaskPool, time_limit=None, soft_time_limit=None)
+    stands_for = SimpleNamespace(app=app, pool_cls=pool, time_limit=None, soft_time_limit=None)
     check_when_started(stands_for)
     assert DeclarationStep in map(symbol_by_name, app.steps["worker"])
     for step in steps:
@@ -432,6 +445,33 @@ def test_a_worker_whose_tasks_were_declared_wrongly_and_somebody_caught_it_does_
         declare(app, key="order_id")
     with pytest.raises(ConfigurationError, match="got key= beside it"):
         start(app, DeclarationStep)
+
+
+class OwnPool(PreforkPool):
+    """A pool of processes with a hook of its owner's."""
+
+
+@pytest.mark.parametrize("pool", [PreforkPool, OwnPool])
+def test_a_pool_of_processes_and_what_derives_from_it_need_a_store_that_they_share(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, pool: type[Any]
+) -> None:
+    for name in ("limits", "enforces_limits"):
+        monkeypatch.setattr(shared, name, getattr(shared, name))
+    for module in (shared, monitoring):  # this process does not become a worker
+        monkeypatch.setattr(module, "prepare", lambda **_: None)
+    declare(app, idempotency={"key": "order_id"})
+    with pytest.raises(ConfigurationError, match=r"got memory:// with a pool of processes"):
+        start(app, IdempotencyStep, pool=pool)
+    assert shared.enforces_limits
+
+
+@pytest.mark.parametrize(("pool", "forks"), [(PreforkPool, True), (OwnPool, True), (TaskPool, False)])
+def test_leases_are_renewed_for_the_children_of_every_pool_of_processes(
+    app: Celery, pool: type[Any], forks: bool
+) -> None:
+    declare(app, idempotency={"key": "order_id"})
+    app.conf.idempotency_renew_from_main = True
+    assert RenewalStep.include_if(cast(Any, None), SimpleNamespace(app=app, pool_cls=pool)) is forks
 
 
 def test_a_worker_with_nothing_wrong_starts(app: Celery) -> None:

@@ -61,7 +61,7 @@ def test_while_the_store_is_away_every_call_is_published_and_soon(
     assert max(took) < 2.0
     assert sorted(took)[10] < 0.2  # the breaker spares the store
     proxy.heal()
-    wait_until(lambda: not binding.breaker._open or index.delay(8))
+    wait_until(lambda: not binding.breaker._failing or index.delay(8))
     wait_until(lambda: index.delay(8).id == index.delay(8).id)
 
 
@@ -129,7 +129,7 @@ def test_a_message_that_cannot_be_confirmed_is_published_and_stands_for_none(
         patched.setattr(app.amqp, "send_task_message", refusing)
         newest.delay(7, 0)
     proxy.heal()
-    wait_until(lambda: not binding.breaker._open or newest.delay(8))
+    wait_until(lambda: not binding.breaker._failing or newest.delay(8))
     store = RedisStore.from_url(app.conf.idempotency_store)
     [record] = store.scan(prefix="idem:~unique:tests.support.celery.unique_app.newest::~7")
     assert not reservations.is_confirmed(record)
@@ -282,7 +282,7 @@ def test_a_result_backend_that_is_slow_has_no_store_taken_for_one_that_is_down(
 
     monkeypatch.setattr(backend, "get_task_meta", slow)  # each thread has one
     assert index.delay(7).id != first.id
-    assert index._binding.guard.store not in binding.breaker._open
+    assert index._binding.guard.store not in binding.breaker._failing
 
 
 def test_a_killed_body_is_run_again_and_misses_no_change(

@@ -238,7 +238,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "a retry is not marked": [(RULES, "        _mark_attempt(row, release.next_attempt)\n", "")],
         "a lease that lapsed is forgotten": [(RULES, "row.lease_end + int(claim.keep_ttl * SECOND)", "row.lease_end")],
-        "a store that failed is not asked again": [("core/breaker.py", "if now < probe_at:", "if True:")],
+        "a store that failed is not asked again": [("core/breaker.py", "if now < known.probe_at:", "if True:")],
         "a retry waits for its own time": [
             (
                 RULES,

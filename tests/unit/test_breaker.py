@@ -1,4 +1,4 @@
-"""A store that cannot serve is spared: one caller a second asks, the others fail at once."""
+"""A store that cannot serve is spared: after two failures one caller a second asks, the others fail at once."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def fails(breaker: Breaker, store: ScriptedStore) -> str:
     return str(caught.value)
 
 
+def is_down(breaker: Breaker, store: ScriptedStore) -> None:
+    """Have the next two calls fail, after which the breaker takes the store for one that is down."""
+    store.fail("ping", times=2)
+    for _ in range(2):
+        fails(breaker, store)
+
+
 def test_a_store_that_serves_is_called_with_the_arguments_and_answers(breaker: Breaker, store: ScriptedStore) -> None:
     store.answer("get", "the record")
     assert breaker.call(store, store.get, "key") == "the record"
@@ -51,27 +58,55 @@ def test_a_store_that_fails_is_not_asked_again_for_a_second(
     breaker: Breaker, store: ScriptedStore, clock: Clock, error: StoreError
 ) -> None:
     store.down("ping", error=error)
-    with pytest.raises(StoreError) as caught:
-        breaker.call(store, store.ping)
-    assert caught.value is error
+    for _ in range(2):
+        with pytest.raises(StoreError) as caught:
+            breaker.call(store, store.ping)
+        assert caught.value is error
     clock.advance(0.999)
     with pytest.raises(StoreUnreachable) as spared:
         breaker.call(store, store.ping)
     assert str(spared.value) == f"{error} (not tried again yet)"
-    assert store.count("ping") == 1
+    assert store.count("ping") == 2
+
+
+def test_a_store_that_fails_once_and_serves_the_next_caller_is_called_by_all(
+    breaker: Breaker, store: ScriptedStore
+) -> None:
+    for _ in range(3):
+        store.fail("ping")
+        fails(breaker, store)
+        breaker.call(store, store.ping)
+    assert store.count("ping") == 6
+
+
+def test_calls_that_fail_at_the_same_moment_are_one_failure(
+    breaker: Breaker, store: ScriptedStore, clock: Clock
+) -> None:
+    """A server that restarts breaks the connections of all threads at once, and serves the next of them."""
+
+    def another_thread_fails_first() -> None:
+        clock.advance(0.5)
+        fails(breaker, store)
+        raise StoreUnreachable("the connection was reset")
+
+    store.before("ping", another_thread_fails_first)
+    store.fail("ping")
+    assert fails(breaker, store) == "the connection was reset"
+    breaker.call(store, store.ping)
+    assert store.count("ping") == 3
 
 
 def test_a_store_that_is_down_is_probed_once_a_second(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
     store.down("ping")
+    fails(breaker, store)
     for _ in range(100):
         fails(breaker, store)
         clock.advance(0.1)
-    assert store.count("ping") == 10
+    assert store.count("ping") == 1 + 10
 
 
 def test_while_one_caller_probes_the_others_fail_at_once(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
-    store.fail("ping")
-    fails(breaker, store)
+    is_down(breaker, store)
     clock.advance(1.0)
     others: list[str] = []
     store.before("ping", lambda: others.append(fails(breaker, store)))
@@ -80,15 +115,14 @@ def test_while_one_caller_probes_the_others_fail_at_once(breaker: Breaker, store
 
 
 def test_a_probe_that_fails_starts_another_second(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
-    store.fail("ping", StoreUnreachable("first"))
-    fails(breaker, store)
+    is_down(breaker, store)
     clock.advance(1.0)
     store.before("ping", lambda: clock.advance(5.0))
     store.down("ping", error=StoreUnreachable("second"))
     assert fails(breaker, store) == "second"
     clock.advance(0.9)
     assert fails(breaker, store) == "second (not tried again yet)"
-    assert store.count("ping") == 2
+    assert store.count("ping") == 3
 
 
 def test_a_second_is_counted_from_when_the_store_failed(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
@@ -96,6 +130,8 @@ def test_a_second_is_counted_from_when_the_store_failed(breaker: Breaker, store:
         clock.advance(3.0)
         raise StoreUnreachable("timed out")
 
+    store.fail("ping")
+    fails(breaker, store)
     store.before("ping", slowly)
     fails(breaker, store)
     clock.advance(0.9)
@@ -107,9 +143,10 @@ def test_a_second_is_counted_from_when_the_store_failed(breaker: Breaker, store:
 def test_failing_and_serving_again_are_told_once(
     breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
 ) -> None:
-    store.fail("ping", times=2)
+    store.fail("ping", times=3)
     fails(breaker, store)
     assert heard == [StoreFailed("", error="no ping", store="ScriptedStore")]
+    fails(breaker, store)
     clock.advance(1.0)
     fails(breaker, store)
     clock.advance(1.0)
@@ -119,17 +156,17 @@ def test_failing_and_serving_again_are_told_once(
 
 
 def test_a_store_that_serves_again_is_not_spared_any_more(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
-    store.fail("ping")
-    fails(breaker, store)
+    is_down(breaker, store)
     clock.advance(1.0)
     for _ in range(3):
         breaker.call(store, store.ping)
-    assert store.count("ping") == 4
+    assert store.count("ping") == 5
 
 
 def test_stores_are_spared_one_by_one(breaker: Breaker, store: ScriptedStore) -> None:
     store.down()
-    fails(breaker, store)
+    for _ in range(2):
+        fails(breaker, store)
     other = ScriptedStore()
     breaker.call(other, other.ping)
     assert other.count("ping") == 1
@@ -149,8 +186,9 @@ def test_a_record_that_cannot_be_read_is_no_fault_of_the_store(
 def test_a_store_that_answers_with_an_unreadable_record_serves_again(
     breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
 ) -> None:
-    store.fail("ping", StoreUnreachable("down"), RecordUnreadable("garbage"))
-    fails(breaker, store)
+    store.fail("ping", StoreUnreachable("down"), StoreUnreachable("down"), RecordUnreadable("garbage"))
+    for _ in range(2):
+        fails(breaker, store)
     clock.advance(1.0)
     assert fails(breaker, store) == "garbage"
     breaker.call(store, store.ping)
@@ -173,7 +211,7 @@ def test_a_store_that_nobody_uses_any_more_is_forgotten(breaker: Breaker) -> Non
     fails(breaker, store)
     del store
     gc.collect()
-    assert len(breaker._open) == 0
+    assert len(breaker._failing) == 0
 
 
 # -- several callers at once -------------------------------------------------------------------------------------------
@@ -190,8 +228,7 @@ def meanwhile(breaker: Breaker, store: ScriptedStore, clock: Clock) -> Callable[
 def test_two_probes_that_succeed_at_once_recover_the_store_once(
     breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
 ) -> None:
-    store.fail("ping")
-    fails(breaker, store)
+    is_down(breaker, store)
     clock.advance(1.0)
     store.after("ping", meanwhile(breaker, store, clock))
     breaker.call(store, store.ping)
@@ -212,8 +249,7 @@ def test_a_store_that_recovers_while_a_caller_is_asked_to_wait_stays_recovered(
         def __exit__(self, *_: object) -> None:
             real.release()
 
-    store.fail("ping")
-    fails(breaker, store)
+    is_down(breaker, store)
     monkeypatch.setattr(breaker, "_lock", Lock())
     store.after("ping", lambda: None)
     store.before("ping", lambda: breaker.call(store, store.ping))  # a third caller, who must not be turned away

@@ -609,10 +609,11 @@ def test_a_delivery_does_not_wait_for_the_store_in_a_process_that_is_about_to_st
 
 def test_a_store_that_is_down_is_asked_once_a_second_for_all_deliveries(bench: Bench) -> None:
     bench.store.down()
+    bench.deliver(stopping=lambda: True)  # after one failure it may not be down
     for _ in range(32):
         bench.deliver(stopping=lambda: True)
         bench.clock.advance(0.125)
-    assert bench.store.count("acquire") == 4
+    assert bench.store.count("acquire") == 1 + 4
     assert bench.told == ["StoreFailed"]
 
 

@@ -211,14 +211,16 @@ def test_a_port_that_is_taken_is_said_and_the_worker_works(caplog: pytest.LogCap
     assert f"/metrics cannot be served at 127.0.0.1:{endpoint.port}" in caplog.text
 
 
+@pytest.mark.parametrize("derive", [False, True])
 def test_a_pool_of_processes_without_a_folder_to_share_is_told_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, derive: bool
 ) -> None:
     from celery.concurrency.prefork import TaskPool
 
+    pool = type("OwnPool", (TaskPool,), {}) if derive else TaskPool
     monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
     endpoint = Endpoint(free_port(), "127.0.0.1")
-    endpoint.open(sender=Consumer(TaskPool(1)))
+    endpoint.open(sender=Consumer(pool(1)))
     endpoint.close()
     assert "Set PROMETHEUS_MULTIPROC_DIR to an empty folder" in caplog.text
 

@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
     initial = True
     dependencies: ClassVar[list[Any]] = []
     operations: ClassVar[list[Any]] = [
-        ApplySchema(postgresql=6, sqlite=1),
+        ApplySchema(postgresql=4, sqlite=1),
         migrations.CreateModel(
             name="Record",
             fields=[
