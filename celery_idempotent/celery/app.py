@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from itertools import product
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -554,6 +554,23 @@ class TaskResultStorage(ResultStorage):
 def is_shared(backend: Any) -> bool:
     """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
     return not isinstance(backend, DisabledBackend) and not is_backend(backend, "rpc", "RPCBackend")
+
+
+def is_done_since(meta: Mapping[str, Any], moment: float) -> bool:
+    """Return whether a result was stored at or after a moment; not if the backend does not keep when it was.
+
+    Arguments:
+        meta: What the backend has of the task.
+        moment: Seconds since the epoch.
+    """
+    done = meta.get("date_done")
+    try:
+        done = datetime.fromisoformat(done) if isinstance(done, str) else done
+    except ValueError:
+        return False
+    if not isinstance(done, datetime):
+        return False
+    return (done if done.tzinfo else done.replace(tzinfo=timezone.utc)).timestamp() >= moment
 
 
 def is_backend(backend: Any, module: str, name: str) -> bool:

@@ -139,7 +139,9 @@ def assign_callback_ids(request: Any, app: Any, fence: int) -> None:
         fence: The fence of the run whose value is returned: a task id may be used again, and its callbacks run again.
             0 for an unprotected run, which is never replayed: its callbacks get ids of their own.
     """
-    DeliveryState.of(request).fans_out = bool(request.callbacks or request.chain)
+    state = DeliveryState.of(request)
+    # Also where the body took them away: a redelivery has them again, and must not set them off.
+    state.fans_out = state.continues or bool(request.callbacks or request.chain)
     if request.callbacks and fence:
         request.callbacks = _placed(request.callbacks, f"{_run(request)}/{fence}/callbacks", app)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import states
 from celery.app.task import Task
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded, WorkerLostError
 from kombu.exceptions import OperationalError as BrokerError
 
@@ -26,7 +27,7 @@ from ..core.reservations import Token
 from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
 from . import canvas, message, monitoring, pool, unique
-from .app import TaskBinding, is_shared
+from .app import TaskBinding, is_done_since, is_shared
 from .declarations import UNFINISHED
 from .message import DeliveryState
 
@@ -62,6 +63,7 @@ class CeleryDelivery(Delivery):
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
+        self.state.continues = bool(request.callbacks or request.chain)
         if request.chord or request.chain:
             canvas.count_parts_once(task.backend)
 
@@ -97,6 +99,9 @@ class CeleryDelivery(Delivery):
                 pool.answer_unrun(self.state.identity.owner)
             if reservation is not None:
                 self._leave(reservation, ended)
+            # The request has its state, that has the lease, and that this delivery: nothing may wait for the collector.
+            self.state.give_up = None
+            del self.request, self.args, self.kwargs, self.run
 
     def _leave(self, reservation: unique.Reservation, error: BaseException | None) -> None:
         """Give the reservation back, unless a message goes on with it: this one again, a copy, a retry."""
@@ -114,8 +119,9 @@ class CeleryDelivery(Delivery):
         self.patience = PATIENCE * min(hard or float("inf"), soft or float("inf"))
         if request.is_eager:  # the caller waits, and may be serving a request
             self.patience = min(self.patience, self.binding.policy.wait_timeout)
-        self.max_lease = self.binding.max_lease(hard)
+        self.max_lease = self.binding.max_lease(None if request.is_eager else hard)  # no limit ends a call in place
         ignored = message.ignores_result(task, request)
+        ignored = ignored or (isinstance(task.backend, DisabledBackend) and not request.is_eager)
         self.wants_result = bool(not ignored or request.callbacks or request.chain or request.chord)
         # Releases of Celery differ in whether a message may overrule a task that ignores its results.
         stored = not (task.ignore_result or ignored or (request.is_eager and not task.store_eager_result))
@@ -171,7 +177,7 @@ class CeleryDelivery(Delivery):
                 continue
             if not isinstance(decision, Busy):
                 return self._conclude(decision)
-            if not (decision.awaited and self._free_if_failed(decision.holder_task_id)):
+            if not (decision.awaited and self._free_if_failed(decision)):
                 self._stand_aside(decision)
 
     def body(self, held: HeldLease) -> Any:
@@ -309,12 +315,13 @@ class CeleryDelivery(Delivery):
         own = decision.record.task_id in ("", self.request.id)
         return own and decision.nesting is not None and decision.nesting < self.state.nesting
 
-    def _free_if_failed(self, task_id: str | None) -> bool:
+    def _free_if_failed(self, busy: Busy) -> bool:
         """Release the operation if the task that is to go on with it has failed; return whether it was released.
 
         The operation was replaced by a signature that ends in itself. Where something before the end has failed, the
-        end never comes.
+        end never comes. A failure of before it was replaced is of an earlier run under the same id.
         """
+        task_id, replaced = busy.holder_task_id, time.time() - (self.binding.policy.failure_ttl - busy.remaining)
         try:
             if not is_shared(self.task.backend):
                 return False
@@ -322,7 +329,7 @@ class CeleryDelivery(Delivery):
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
             events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
-        if meta["status"] not in states.PROPAGATE_STATES:
+        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, replaced):
             return False
         # As the continuation that will not come, however deeply it would have been nested.
         claim = replace(
@@ -390,6 +397,8 @@ class CeleryDelivery(Delivery):
         if self.state.failed is not None:  # as which the operation has ended
             raise self.state.failed
         if request.is_eager:
+            if busy.error is not None:
+                raise busy.error
             raise Conflict(
                 f"{self.state.key!r} is being done elsewhere, and a call of apply() cannot be deferred. "
                 "Call apply_async(), or try again later."

@@ -238,6 +238,7 @@ class DeliveryState:
     __slots__ = (
         "begun",
         "continued",
+        "continues",
         "entered",
         "failed",
         "fans_out",
@@ -265,6 +266,8 @@ class DeliveryState:
         self.entered = False
         #: whether Celery has callbacks or a chain to dispatch, set before it does: Celery before 5.5 takes them away
         self.fans_out = False
+        #: whether the message came with callbacks or the rest of a chain
+        self.continues = False
         #: whether it failed for good, and Celery has errbacks to dispatch
         self.fans_out_failed = False
         #: the store key, once known

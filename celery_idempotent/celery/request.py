@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -22,7 +22,7 @@ from ..stores.records import Claim, Reason, new_owner
 from . import canvas, monitoring, unique
 from . import message as messages
 from . import pool as shared
-from .app import TaskBinding, is_guarded
+from .app import TaskBinding, is_done_since, is_guarded
 from .delivery import Expired, Replaced
 from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 
@@ -50,6 +50,7 @@ class IdempotentRequest(Request):
         super().__init__(message, *args, **kwargs)
         # Overwritten whatever the message holds: an owner is the proof of one delivery and of no other.
         self._owner = new_owner()
+        self._received = time()
         key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
             self._request_dict.setdefault(KEY_HEADER, key)
@@ -210,12 +211,16 @@ class IdempotentRequest(Request):
     def _success_was_stored(self) -> Any:
         """Return to Celery (>= 5.7) whether it may ack the message of a lost child, since its result is stored.
 
-        A member of a chord may not have returned its part yet, which Celery does after it has stored the result. Its
-        redelivery replays, and returns the part unless the record or the backend has it as returned.
+        Not where an earlier run under the same id has stored it, for then the message would never run. A member of a
+        chord may not have returned its part yet, which Celery does after it has stored the result. Its redelivery
+        replays, and returns the part unless the record or the backend has it as returned.
         """
-        if self._context.chord and self.task.reject_on_worker_lost and is_guarded(self.task):
+        if not is_guarded(self.task):
+            return super()._success_was_stored()
+        if self._context.chord and self.task.reject_on_worker_lost:
             return False
-        return super()._success_was_stored()
+        meta = super()._success_was_stored()
+        return meta if meta and is_done_since(meta, self._received) else False
 
     def _release(self, reason: Reason) -> None:
         if not is_guarded(self.task):

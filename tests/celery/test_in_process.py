@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -17,18 +20,28 @@ from celery.app.trace import build_tracer, trace_task
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
+from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import Conflict, IdempotentTask, KeyReused, ResultUnavailable, StoreUnreachable, events
+from celery_idempotent import (
+    Conflict,
+    IdempotentTask,
+    KeyReused,
+    ResultUnavailable,
+    StoreUnreachable,
+    current_lease,
+    events,
+)
+from celery_idempotent.celery import app as bindings
 from celery_idempotent.celery import canvas as fanout
 from celery_idempotent.celery import delivery, pool, request
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired
 from celery_idempotent.core.guard import Busy
-from celery_idempotent.stores import Claim, Lease, Reason, Record, State
+from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.records import new_owner
+from celery_idempotent.stores.records import attempt_number, new_owner
 from tests.support.waiting import wait_until
 
 
@@ -72,7 +85,8 @@ def app(store: FailingStore) -> Iterator[Celery]:
 
 
 def declare(app: Celery, fun: Callable[..., Any], **options: Any) -> Any:
-    task = app.task(base=IdempotentTask, bind=True, shared=False, idempotency={"key": "order_id"}, **options)(fun)
+    options.setdefault("idempotency", {"key": "order_id"})
+    task = app.task(base=IdempotentTask, bind=True, shared=False, **options)(fun)
     app.finalize()
     return task
 
@@ -195,6 +209,88 @@ def test_a_call_of_apply_cannot_be_deferred(app: Celery, store: FailingStore) ->
     assert isinstance(store.acquire(Claim(key, "other", 60, 60, task_id="T1")), Lease)
     with pytest.raises(Conflict, match="cannot be deferred"):
         task.apply(("A",))
+
+
+def test_a_call_of_apply_says_that_the_store_is_down_and_not_that_another_does_its_work(
+    app: Celery, store: FailingStore
+) -> None:
+    store.failing = frozenset({"acquire"})
+    task = declare(app, raising(AssertionError("it ran")), idempotency={"key": "order_id", "wait_timeout": 0.01})
+    with pytest.raises(StoreUnreachable, match="acquire fails"):
+        task.apply(("A",))
+
+
+def test_a_call_of_apply_keeps_its_lease_beyond_the_hard_limit_which_nothing_enforces_there(app: Celery) -> None:
+    def charge(self: Any, order_id: str) -> str:
+        lease = current_lease()
+        endless.append(lease is not None and lease.until == float("inf"))
+        return "done"
+
+    endless: list[bool] = []
+    declare(app, charge, time_limit=1).apply(("A",))
+    delivered(declare(app, charge, name="delivered", time_limit=1), "T1").answer()
+    assert endless == [True, False]
+
+
+def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(app: Celery, store: FailingStore) -> None:
+    """Of an earlier run under the same id; one of after it means that its end will not come."""
+
+    def charge(self: Any, order_id: str) -> str:
+        return "done"
+
+    task = declare(app, charge)
+    lease = store.acquire(Claim(f"idem:{task.name}::A", "other", 60, 60, task_id="T1"))
+    assert isinstance(lease, Lease)
+    app.backend.mark_as_failure("T1", ValueError("no A"))
+    failure_ttl = task._binding.policy.failure_ttl
+    assert store.release(lease, Release(Reason.RETRY, failure_ttl, attempt_number(1, 0)))
+    with pytest.raises(Conflict, match="cannot be deferred"):
+        task.apply(("A",))
+    app.backend.mark_as_failure("T1", ValueError("no A"))
+    assert task.apply(("A",)).get() == "done"
+
+
+def test_a_redelivery_of_what_was_not_kept_succeeds_where_no_result_backend_takes_results() -> None:
+    app = Celery("inside", broker="memory://", set_as_current=False)
+    app.conf.idempotency_store = "memory://"
+    ran: list[str] = []
+
+    def charge(self: Any, order_id: str) -> object:
+        ran.append(order_id)
+        return object()
+
+    task = declare(app, charge)
+    delivered(task, "T1").answer()
+    assert delivered(task, "T1").answer() is None
+    assert ran == ["A"]
+
+
+class Argument(dict[str, str]):
+    """An argument that can be referred to weakly."""
+
+
+def test_what_a_delivery_had_is_gone_when_it_has_ended(app: Celery) -> None:
+    """A worker may handle many large messages before Python's collector looks for cycles among old objects."""
+
+    def charge(self: Any, order_id: str) -> str:
+        return "done"
+
+    task = declare(app, charge, idempotency={"key": None})
+    order, weak = Argument(), []
+    gc.disable()
+    try:
+        weak.append(weakref.ref(order))
+        trace_task(task, "ended", (order,), {}, {"id": "ended", "task": task.name, "is_eager": False}, app=app)
+        del order
+        assert [each() for each in weak] == [None]
+    finally:
+        gc.enable()
+
+
+def delivered(task: Any, task_id: str) -> CeleryDelivery:
+    """A delivery of a message."""
+    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "called_directly": False}
+    return CeleryDelivery(task, Context(sent), task.run, ("A",), {})
 
 
 def expired(task: Any, task_id: str) -> CeleryDelivery:
@@ -341,6 +437,38 @@ def deliver(app: Celery, received: Callable[[Any], request.IdempotentRequest]) -
     return deliver
 
 
+if hasattr(Request, "_success_was_stored"):  # since Celery 5.7
+
+    def test_a_success_of_an_earlier_run_under_its_id_has_no_message_of_a_lost_child_acked(
+        app: Celery, received: Callable[[Any], request.IdempotentRequest]
+    ) -> None:
+        task = declare(app, raising(AssertionError("it ran")))
+        for task_id in ("again", "new"):
+            if task_id == "again":
+                app.backend.mark_as_done(task_id, "of before")
+            task.apply_async(("A",), task_id=task_id)
+            message = received(task)
+            app.backend.mark_as_done(task_id, "its own")
+            assert bool(message._success_was_stored()) is (task_id == "new")
+
+
+@pytest.mark.parametrize(
+    ("done", "since"),
+    [
+        ("2026-11-26T12:00:00+00:00", True),
+        ("2026-11-26T14:00:00+02:00", True),
+        ("2026-11-26T11:59:59.9", False),
+        (datetime(2026, 11, 26, 12), True),
+        (datetime(2026, 11, 26, 11, tzinfo=timezone.utc), False),
+        ("noon", False),
+        (None, False),
+    ],
+)
+def test_whether_a_result_was_stored_since_a_moment(done: object, since: bool) -> None:
+    noon = datetime(2026, 11, 26, 12, tzinfo=timezone.utc).timestamp()
+    assert bindings.is_done_since({"date_done": done}, noon) is since
+
+
 def going_on(end: Callable[[Any], Any]) -> Callable[..., Any]:
     """Return a body that publishes its retry and does not leave with it."""
 
@@ -463,6 +591,24 @@ def test_callbacks_that_were_dispatched_are_not_dispatched_by_a_redelivery(
     for _ in range(2):
         assert charge.apply_async(("A",), task_id="T1", link=collect.s()).get() == "A"
     assert seen == ["A"]
+
+
+def test_callbacks_that_the_body_took_away_are_not_dispatched_by_a_redelivery(app: Celery) -> None:
+    seen: list[Any] = []
+
+    @app.task(shared=False)
+    def collect(value: Any) -> None:
+        seen.append(value)
+
+    def charge(self: Any, order_id: str) -> str:
+        self.request.callbacks = None
+        return order_id
+
+    app.conf.task_always_eager = True
+    task = declare(app, charge)
+    for _ in range(2):
+        assert task.apply_async(("A",), task_id="T1", link=collect.s()).get() == "A"
+    assert seen == []
 
 
 def test_callbacks_that_could_not_be_published_are_not_said_to_be_out(app: Celery, store: FailingStore) -> None:

@@ -232,7 +232,7 @@ class Delivery(delivery.CeleryDelivery):
         self.identify(events)
         self.emit = lambda kind, **_: program.emitted.append(kind.__name__)
 
-    def _free_if_failed(self, task_id: str | None) -> bool:
+    def _free_if_failed(self, busy: Any) -> bool:
         """No result backend reports a failure."""
         return False
 
