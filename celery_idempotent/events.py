@@ -280,8 +280,8 @@ class PublishRepeated(Event):
 
     Arguments:
         reason: Why that one does not do: ``unconfirmed``, ``due later``, ``expires sooner``, ``own message``,
-            ``open transaction``, ``store``, ``late``, ``result backend``, ``unreadable``, ``max_wait is over``, or the
-            state that the result backend has of it.
+            ``open transaction``, ``store``, ``late``, ``result backend``, ``unreadable``, ``max_wait is over``,
+            ``period is over``, or the state that the result backend has of it.
         waiting: Its task id, where it is known.
         error: The store's, where it did not answer.
     """

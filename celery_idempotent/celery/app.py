@@ -159,6 +159,12 @@ class TaskBinding(Binding):
         found = Unique.of(wanted, base=own or Unique.of(self.task._get_app().conf.get("idempotency_unique") or True))
         if found is not None:
             found.check_signature(self.signature, self.name, hidden=self.hidden)
+        if found is not None and own is not None and found.newest and not own.newest:
+            raise ConfigurationError(
+                f"unique: expected no on_duplicate='replace' and no debounce for one call of {self.name}, got "
+                f"{wanted!r}: messages that wait look whether they were replaced only where the task itself has that. "
+                "Declare it in the task's own option unique."
+            )
         return found
 
     def _store(self) -> Store:

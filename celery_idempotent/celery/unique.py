@@ -55,6 +55,8 @@ _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 #: Why a call was published: it could not wait any longer to know whether a message waits; one of the two expires first.
 LATE, SOONER = "late", "expires sooner"
+#: Seconds by which the clocks of two publishers may differ.
+SKEW = 5.0
 #: Options of messages that are parts of a canvas.
 OF_CANVASES = {"chain", "chord", "group_id", "replaced_task_nesting"}
 
@@ -179,6 +181,8 @@ class _Call:
         self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
+        #: when the last of the messages is due that it replaces, in seconds since 1970
+        self.latest = 0.0
         # What is this thread's own; the store is waited for in another one.
         self.own, self.in_transaction = _own_token(), _in_transaction()
 
@@ -256,7 +260,15 @@ class _Call:
         """Return the note with the time at which this module has the message run, if it decides that."""
         if self.countdown is None:
             return note
-        return note._replace(eta=_text(self.app.now() + timedelta(seconds=self.countdown)))
+        due, expires = self.app.now() + timedelta(seconds=self.countdown), self._lifetime()
+        if expires is not None:
+            note = note._replace(expires=_text(due + timedelta(seconds=expires)))
+        return note._replace(eta=_text(due))
+
+    def _lifetime(self) -> float | None:
+        """Return after how many seconds it expires, if that is how its expiry is given: after it is due."""
+        expires = self.all.get("expires")
+        return expires if isinstance(expires, (int, float)) else None
 
     def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | Literal["begun"] | None:
         """Take the slot for this call; or return the record of the message that stands for it, "begun", or None."""
@@ -299,21 +311,29 @@ class _Call:
 
     def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
-        reason = reservations.REPLACED
+        reason, wanted = reservations.REPLACED, self.wanted
+        self.latest = max(self.latest, met.latest, _time(met.eta, self.app))
         if _expiry(note.expires, self.app) < _expiry(met.expires, self.app):
             reason = SOONER
-        if self.wanted.debounce is not None:
-            left = self.wanted.longest_wait - reservations.waited(record, met)
-            if left <= 0:  # it is due, and a stream of calls must not take its place again and again
-                reason, left = reservations.OVERDUE, self.wanted.longest_wait
-            self.countdown = min(self.wanted.debounce, left)
-        return self._due(note), reason
+        # What is due must run: a stream of calls must not take its place again and again.
+        if wanted.debounce is not None:
+            left = wanted.longest_wait - reservations.waited(record, met)
+            if left <= 0:
+                reason, left = reservations.OVERDUE, wanted.longest_wait
+            self.countdown = min(wanted.debounce, left)
+        elif wanted.throttle is not None and (self.countdown is not None or not note.eta):
+            left = wanted.throttle - reservations.waited(record, met)
+            if left <= 0:
+                reason, self.countdown = reservations.PERIOD_OVER, wanted.throttle
+        return self._due(note)._replace(latest=self.latest), reason
 
     def _doubt(self, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
         """Return why a message that waits does not do for this call; "" if it does."""
-        if self.countdown is None and _time(met.eta, self.app) > _time(own.eta, self.app):
+        # What a throttle gathers is due at the end of its period, by the clock of its publisher.
+        late = 0.0 if self.countdown is None else min(SKEW, self.wanted.throttle or 0.0)
+        if _time(met.eta, self.app) > _time(own.eta, self.app) + late:
             return "due later"
-        if _expiry(met.expires, self.app) < _expiry(own.expires, self.app):
+        if _expiry(met.expires, self.app) < _expiry(own.expires, self.app) - (late if self._lifetime() else 0.0):
             return SOONER
         if self.own == record.owner:
             return "own message"  # which would end its own chain
@@ -364,12 +384,18 @@ class _Call:
                 self._emit(PublishReplaced, token, self.id, replaced=replaced)
             else:
                 self._emit(PublishRepeated, token, self.id, reason=found.reason, waiting=replaced)
-        return replace(token, fence=found.lease.fence)
+        declared = self.task._binding.unique
+        keep = max(0.0, self.latest - time()) + token.hold if self.latest else 0.0
+        # Any message of a task that has its messages replaced looks whether it was.
+        newest = token.newest or (declared is not None and declared.newest)
+        return replace(token, fence=found.lease.fence, newest=newest, keep=keep)
 
     def _send(self, send: Send, token: Token, *, sure: bool) -> Any:
         options = {**self.options, "headers": _with_token(self.options, token)}
         if self.countdown is not None:
-            options["countdown"] = self.countdown
+            options["countdown"], expires = self.countdown, self._lifetime()
+            if expires is not None:
+                options["expires"] = self.countdown + expires
             if delays_natively(self.app):
                 options["countdown"] = -(-self.countdown // 1)
         return _send_confirmed(self.task, token, {**self.ids, "task_id": self.id}, options, send, sure=sure)
@@ -400,6 +426,7 @@ def publish_next(
         _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
+    note = note._replace(begun=token.fence)
     found = _try(store, lambda store: store.acquire(again.claim(UNCONFIRMED, note=note.write())))
     if not isinstance(found, Lease):
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})

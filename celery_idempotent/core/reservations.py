@@ -54,6 +54,8 @@ IS_UNCONFIRMED = "unconfirmed"
 REPLACED = "replaced"
 #: Why one takes the place of another that has waited for as long as a debounce may have it wait, and runs as well.
 OVERDUE = "max_wait is over"
+#: Likewise of a throttle, whose period it has waited for.
+PERIOD_OVER = "period is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Token:
         hold: Seconds for which it outlives the time at which the message is due.
         newest: Whether a later message takes the place of this one.
         throttle: Seconds for which the start of its run holds others back; 0 for none.
+        keep: Seconds for which the record outlives the reservation, where more than ``hold``: as long as messages that
+            it replaced may come.
     """
 
     slot: str
@@ -77,6 +81,7 @@ class Token:
     hold: float = 3600.0
     newest: bool = False
     throttle: float = 0.0
+    keep: float = 0.0
 
     @classmethod
     def read(cls, header: object) -> Token | None:
@@ -84,16 +89,16 @@ class Token:
         if not isinstance(header, Mapping):
             return None
         slot, owner, until = header.get("slot"), header.get("owner"), header.get("until")
-        numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle")]
+        numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle", "keep")]
         texts = all(isinstance(text, str) and text for text in (slot, owner)) and until in ("start", "done")
         if not texts or not all(isinstance(number, (int, float)) for number in numbers):
             return None
-        fence, hold, throttle = numbers
-        return cls(str(slot), str(owner), int(fence), str(until), hold, bool(header.get("newest")), throttle)
+        fence, hold, *others = numbers
+        return cls(str(slot), str(owner), int(fence), str(until), hold, bool(header.get("newest")), *others)
 
     def header(self) -> dict[str, Any]:
         """Return the header of a message that carries it."""
-        optional = {"newest": self.newest, "throttle": self.throttle}
+        optional = {"newest": self.newest, "throttle": self.throttle, "keep": self.keep}
         return {
             "slot": self.slot,
             "owner": self.owner,
@@ -109,7 +114,7 @@ class Token:
             key=self.slot,
             owner=self.owner,
             lease_ttl=ttl,
-            keep_ttl=max(KEEP, self.hold) if self.newest else KEEP,
+            keep_ttl=max(KEEP, self.hold, self.keep) if self.newest else KEEP,
             max_crashes=NO_CRASH_LOOP,
             sender=sender,
             holder=note,
@@ -130,6 +135,8 @@ class WaitingMessage(NamedTuple):
         waited: Seconds between the reservation of the first and its own.
         beside: Fences of earlier messages that it left alone, which run as well.
         since: Fence from which on these are all; 0 for ``first``.
+        begun: Fence of the last message before it that has begun; 0 for none.
+        latest: When the last of those which it replaced is due, in seconds since 1970; 0 for at once.
         holder: Host and process of its publisher.
     """
 
@@ -142,6 +149,8 @@ class WaitingMessage(NamedTuple):
     waited: float = 0.0
     beside: Sequence[int] = ()
     since: int = 0
+    begun: int = 0
+    latest: float = 0.0
     holder: str = ""
 
     @classmethod
@@ -212,12 +221,13 @@ def reserve(
     Raises:
         StoreError: the store cannot serve.
     """
-    begun, instead, reason, known = monotonic(), None, "", note
-    record = store.peek(token.slot) if look and not token.newest else None
-    if record is not None and is_confirmed(record):
-        met = WaitingMessage.read(record.holder)
-        if met is not None and not doubt(record, met):
-            return record
+    began, instead, reason = monotonic(), None, ""
+    if token.newest:
+        # Of what has begun the record says nothing once it is this message's.
+        note = note._replace(begun=_last_begun(store.peek(token.slot)))
+    elif look and (record := _waiting(store, token, doubt)) is not None:
+        return record
+    known = note
     while monotonic() < end:
         sender = instead.owner if instead is not None else ""
         found = store.acquire(token.claim(UNCONFIRMED, sender=sender, note=known.write()))
@@ -231,13 +241,14 @@ def reserve(
         elif met is not None and token.newest:
             known, reason = (note, REPLACED) if follow is None else follow(record, met)
             known = _after(known, record, met, certain=certain, replaces=reason == REPLACED)
+            known = known._replace(begun=max(note.begun, met.begun))
         elif met is not None and certain:
             reason = doubt(record, met)
             if not reason:
                 return record
         else:
             reason = IS_UNCONFIRMED
-            if monotonic() < begun + LOOK:
+            if monotonic() < began + LOOK:
                 instead = None
                 sleep(LOOK_PAUSE)
                 continue
@@ -264,6 +275,22 @@ def _after(
     if len(met.beside) < BESIDE:
         return note._replace(beside=[*met.beside, record.fence])
     return note._replace(beside=[*met.beside[1:], record.fence], since=met.beside[0] + 1)
+
+
+def _waiting(store: Store, token: Token, doubt: Callable[[Record, WaitingMessage], str]) -> Record | None:
+    record = store.peek(token.slot)
+    met = WaitingMessage.read(record.holder) if record is not None and is_confirmed(record) else None
+    return record if record is not None and met is not None and not doubt(record, met) else None
+
+
+def _last_begun(record: Record | None) -> int:
+    """Return the fence of the last message that has begun, as far as the record of a slot says; 0 for none."""
+    if record is None:
+        return 0
+    if record.state is State.RELEASED:
+        return record.fence if record.reason == Reason.STARTED else 0
+    met = WaitingMessage.read(record.holder)
+    return met.begun if met is not None else 0
 
 
 def waited(record: Record, met: WaitingMessage) -> float:
@@ -296,6 +323,8 @@ def replaced_by(store: Store, token: Token) -> str | None:
     if record.state is State.RELEASED:
         return "" if record.reason == Reason.STARTED else None
     met = WaitingMessage.read(record.holder)
+    if met is not None and token.fence < met.begun:
+        return ""
     if met is None or token.fence < (met.since or met.first or record.fence) or token.fence in met.beside:
         return None  # it replaced no message so old, or left this one alone
     if is_confirmed(record):

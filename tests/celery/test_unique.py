@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
-from celery_idempotent import events
+from celery_idempotent import events, open_store
+from celery_idempotent.core import reservations
 from celery_idempotent.errors import AlreadyPublished, ConfigurationError
 from celery_idempotent.events import Event, PublishRepeated, PublishReplaced, PublishSkipped
 from tests.support.celery.apps import messages
@@ -540,6 +543,93 @@ def test_a_call_that_is_due_sooner_is_not_skipped_for_what_a_debounce_or_throttl
     held = gathered.apply_async((7,), unique={"throttle": 600})
     assert gathered.apply_async((7,), unique={"throttle": 600}).id == held.id
     assert gathered.apply_async((7,), countdown=3).id != held.id
+
+
+def test_a_message_that_is_due_after_the_newer_one_has_run_does_not_run(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    first = app.module.newest.apply_async((7, 1), countdown=4)
+    assert app.module.newest.delay(7, 2).get(timeout=20) == 2
+    app.module.newest.apply_async((7, 3), countdown=600)
+    wait_until(lambda: first.state == "REVOKED", 20)
+    assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [2]
+
+
+@pytest.fixture
+def sent(app: Celery) -> Iterator[list[Any]]:
+    """The headers of what is published."""
+    seen: list[Any] = []
+
+    def note(headers: Any, **_: Any) -> None:
+        seen.append(dict(headers))
+
+    before_task_publish.connect(note)
+    yield seen
+    before_task_publish.disconnect(note)
+
+
+def until(header: str) -> float:
+    """Return the seconds until a time that a message has."""
+    return (datetime.fromisoformat(header) - datetime.now(timezone.utc)).total_seconds()
+
+
+def test_the_record_of_a_message_is_kept_until_the_last_of_those_that_it_replaced_has_come(
+    app: Celery, sent: list[Any]
+) -> None:
+    """Else that one would run, with its older arguments."""
+    for countdown in (86400, 60, 10):
+        app.module.newest.apply_async((7,), countdown=countdown)
+    keep = [headers["idempotency"]["unique"].get("keep", 0) for headers in sent]
+    assert [round(each, -2) for each in keep] == [0, 90000, 90000]  # with `for`
+
+
+def test_what_is_held_back_expires_so_long_after_it_is_due(app: Celery, sent: list[Any]) -> None:
+    app.module.quiet.apply_async((7,), expires=30)
+    app.module.gathered.delay(7)
+    assert [call.id for call in [app.module.gathered.apply_async((8,), expires=600) for _ in range(2)]]
+    assert 30 < until(sent[0]["expires"]) <= 31
+    assert until(sent[2]["expires"]) <= 600
+
+
+def test_a_throttled_call_with_an_expiry_is_skipped_for_what_waits_for_the_end_of_the_period(
+    app: Celery, start_worker: StartWorker, journal: Journal
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    assert app.module.gathered.apply_async((7, 0), expires=0.5).get(timeout=20) == 0
+    waiting = [app.module.gathered.apply_async((7, version), expires=0.5) for version in (1, 2, 3)]
+    assert len({result.id for result in waiting}) == 1
+    assert waiting[0].get(timeout=20) == 1
+
+
+def test_a_throttled_call_is_not_skipped_for_what_is_due_long_after_the_period(app: Celery, broker_url: str) -> None:
+    gathered, store = app.module.gathered, open_store(app.conf.idempotency_store)
+    later = gathered.apply_async((7,), countdown=3600)
+    [record] = store.scan(prefix="idem:~unique")
+    token = reservations.Token(record.key, "of a run", throttle=60.0)
+    assert reservations.throttle(store, token, "host:1") == 0
+    at_its_end = gathered.delay(7)
+    assert at_its_end.id != later.id
+    assert gathered.delay(7).id == at_its_end.id
+
+
+def test_what_a_throttle_has_replaced_for_its_period_runs_and_is_not_replaced_again(
+    app: Celery, heard: list[Event]
+) -> None:
+    """Else a worker that is slower than the calls would never run it."""
+    app.module.newest_gathered.delay(7, 0)
+    time.sleep(1.1)
+    for version in (1, 2):
+        app.module.newest_gathered.delay(7, version)
+    assert names(heard) == ["period is over", "PublishReplaced"]
+
+
+def test_a_call_cannot_replace_messages_that_do_not_look_whether_they_were(app: Celery, sent: list[Any]) -> None:
+    for unique in ({"on_duplicate": "replace"}, {"debounce": 1}):
+        with pytest.raises(ConfigurationError, match=r"for one call of .*index, got .* Declare it in the task's own"):
+            app.module.index.apply_async((7,), unique=unique)
+    app.module.newest.apply_async((7,), unique={"on_duplicate": "skip"})
+    assert sent[-1]["idempotency"]["unique"]["newest"]  # so that a later call replaces it
 
 
 def test_a_call_that_does_not_expire_is_not_skipped_for_a_retry_that_does(

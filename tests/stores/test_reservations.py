@@ -111,6 +111,25 @@ def test_a_later_message_does_the_work_of_an_earlier_once_it_is_confirmed_or_has
     assert reservations.replaced_by(any_store, first) is None
 
 
+def test_a_message_that_was_replaced_by_one_that_has_begun_does_not_run_while_a_third_waits(any_store: Store) -> None:
+    first = publish(any_store, "first", newest=True)
+    second = publish(any_store, "second", newest=True)
+    assert reservations.release(any_store, second, Reason.STARTED)
+    third = publish(any_store, "third", newest=True)
+    assert reservations.replaced_by(any_store, first) == ""
+    assert reservations.replaced_by(any_store, second) is None  # its worker was killed, and it is delivered again
+    assert reservations.replaced_by(any_store, third) is None
+    for _ in range(2):
+        reserve(any_store, "never published", newest=True)
+        assert reservations.replaced_by(any_store, first) == ""
+        assert reservations.replaced_by(any_store, second) is None
+
+
+def test_a_record_is_kept_for_as_long_as_what_it_replaced_may_come() -> None:
+    kept = {keep: Token(SLOT, "a", newest=True, hold=600.0, keep=keep).claim(10).keep_ttl for keep in (0.0, 5000.0)}
+    assert kept == {0.0: 600.0, 5000.0: 5000.0}
+
+
 def test_a_look_finds_a_confirmed_message_and_leaves_the_rest_to_a_claim(any_store: Store) -> None:
     """It never takes what remains of a lease for more than it is."""
     token, note = Token(SLOT, new_owner()), WaitingMessage("second")
@@ -225,7 +244,7 @@ def test_a_record_that_says_nothing_of_a_message_stands_for_none(any_store: Stor
 )
 def test_a_token_that_this_version_cannot_read_is_none(header: object) -> None:
     assert Token.read(header) is None
-    whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0)
+    whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0, keep=70.0)
     assert Token.read({**whole.header(), "later": "unknown"}) == whole
     assert Token.read({**whole.header(), "fence": "3"}) is None
 

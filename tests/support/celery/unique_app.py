@@ -70,6 +70,13 @@ def gathered(document: int, version: int = 0) -> Any:
     return version
 
 
+@app.task(base=IdempotentTask, unique={"key": "document", "throttle": 1, "on_duplicate": "replace"})
+def newest_gathered(document: int, version: int = 0) -> Any:
+    """Runs now, and at the end of each period with the newest arguments."""
+    work(document, version=version)
+    return version
+
+
 @app.task(base=IdempotentTask, unique=True)
 def elsewhere(document: int, flag: bool = False) -> Any:
     """Of equal arguments; in a queue of its own."""
