@@ -420,8 +420,8 @@ def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = Tr
         raise ConfigurationError(f"Expected options that Celery or {KEY_HEADER}= knows for {what}, {wrong}")
     written = (options.get("headers") or {}).get(META_HEADER)
     # A newer version may have written more: a retry carries the header of its message on.
-    ours = isinstance(written, dict) and (not written or written.keys() & META_FIELDS)
-    if guarded and written is not None and not ours:
+    own = isinstance(written, dict) and (not written or written.keys() & META_FIELDS)
+    if guarded and written is not None and not own:
         raise ConfigurationError(
             f"Expected headers of {what} beside {META_HEADER!r}, which is the library's own and reaches no body. Give "
             "your header another name."

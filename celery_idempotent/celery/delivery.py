@@ -26,6 +26,7 @@ from ..core.lease import HeldLease, running
 from ..core.reservations import Token
 from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, StoreError
 from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
+from ..stores.rules import SECOND
 from . import canvas, message, monitoring, pool, unique
 from .app import TaskBinding, is_done_since, is_shared
 from .declarations import UNFINISHED
@@ -319,9 +320,10 @@ class CeleryDelivery(Delivery):
         """Release the operation if the task that is to go on with it has failed; return whether it was released.
 
         The operation was replaced by a signature that ends in itself. Where something before the end has failed, the
-        end never comes. A failure of before it was replaced is of an earlier run under the same id.
+        end never comes. A failure of before its last run is of an earlier one under the same id: a fence is the time
+        at which the store granted it.
         """
-        task_id, replaced = busy.holder_task_id, time.time() - (self.binding.policy.failure_ttl - busy.remaining)
+        task_id = busy.holder_task_id
         try:
             if not is_shared(self.task.backend):
                 return False
@@ -329,7 +331,7 @@ class CeleryDelivery(Delivery):
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
             events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
-        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, replaced):
+        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, busy.awaited / SECOND):
             return False
         # As the continuation that will not come, however deeply it would have been nested.
         claim = replace(

@@ -91,13 +91,13 @@ class Ignored:
 class Busy:
     """The operation cannot be answered now: try again, at the latest in ``remaining`` seconds.
 
-    Another delivery does it, perhaps that of ``holder_task_id``; or ``error`` is why the store could not answer. It
-    is ``awaited`` where nothing does it at the moment, and that task is to go on with it.
+    Another delivery does it, perhaps that of ``holder_task_id``; or ``error`` is why the store could not answer. Where
+    nothing does it at the moment, and that task is to go on with it, ``awaited`` is the fence of its last run.
     """
 
     remaining: float
     holder_task_id: str | None = None
-    awaited: bool = field(default=False, compare=False)
+    awaited: int = field(default=0, compare=False)
     error: StoreError | None = field(default=None, compare=False)
 
 
@@ -666,7 +666,7 @@ def _runs_or_ran(record: Record) -> bool:
 def _busy_with(record: Record) -> Busy:
     # What was released for nothing that is to come, as after too many crashes, waits for no task.
     awaited = record.state is State.RELEASED and record.remaining > 0
-    return Busy(record.remaining, record.task_id, awaited=awaited)
+    return Busy(record.remaining, record.task_id, awaited=record.fence if awaited else 0)
 
 
 def _ending(delivery: Delivery, error: BaseException) -> Ending:

@@ -223,7 +223,7 @@ def reserve(
     """
     began, instead, reason = monotonic(), None, ""
     if token.newest:
-        # Of what has begun the record says nothing once it is this message's.
+        # Once the record is this message's, it no longer has what began before.
         note = note._replace(begun=_last_begun(store.peek(token.slot)))
     elif look and (record := _waiting(store, token, doubt)) is not None:
         return record
@@ -284,7 +284,7 @@ def _waiting(store: Store, token: Token, doubt: Callable[[Record, WaitingMessage
 
 
 def _last_begun(record: Record | None) -> int:
-    """Return the fence of the last message that has begun, as far as the record of a slot says; 0 for none."""
+    """Return the fence of the last message that has begun, as far as the record of a slot has that; 0 for none."""
     if record is None:
         return 0
     if record.state is State.RELEASED:

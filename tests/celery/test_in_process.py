@@ -239,9 +239,9 @@ def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(app: Cel
         return "done"
 
     task = declare(app, charge)
+    app.backend.mark_as_failure("T1", ValueError("no A"))
     lease = store.acquire(Claim(f"idem:{task.name}::A", "other", 60, 60, task_id="T1"))
     assert isinstance(lease, Lease)
-    app.backend.mark_as_failure("T1", ValueError("no A"))
     failure_ttl = task._binding.policy.failure_ttl
     assert store.release(lease, Release(Reason.RETRY, failure_ttl, attempt_number(1, 0)))
     with pytest.raises(Conflict, match="cannot be deferred"):

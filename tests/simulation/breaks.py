@@ -297,13 +297,13 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             )
         ],
         "a lost member whose result is stored is done": [
-            (REQUEST, "if self._context.chord and self.task.reject_on_worker_lost and", "if False and")
+            (REQUEST, "if self._context.chord and self.task.reject_on_worker_lost:", "if False:")
         ],
         "what was dispatched is not dispatched again": [
             (DELIVERY, "if request.id in record.dispatched:\n            canvas", "if True:\n            canvas")
         ],
         "what follows is marked before it is dispatched": [
-            (CANVAS, "fans_out = bool(request.callbacks or request.chain)", "fans_out = False"),
+            (CANVAS, "fans_out = state.continues or bool(request.callbacks or request.chain)", "fans_out = False"),
             (
                 DELIVERY,
                 "if request.id in record.dispatched:\n            canvas",

@@ -31,6 +31,7 @@ from kombu.transport import memory, virtual
 
 from celery_idempotent import IdempotentTask, add_hook, functions, remove_hook
 from celery_idempotent.celery import delivery, message, unique
+from celery_idempotent.celery import request as main_process
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
 from celery_idempotent.errors import StoreUnreachable
@@ -47,6 +48,13 @@ MAX_CRASHES, STEADY = 5, LEASE_TTL * 9 / 3
 #: Seconds after which the broker delivers again what was not acked.
 VISIBILITY = 12.0
 EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def simulated(microseconds: int) -> float:
+    """Return a store's time in seconds of the simulation."""
+    return microseconds / 1e6 - EPOCH.timestamp()
+
+
 WORKERS = 3
 PREFETCH = 2
 INFINITE = float("inf")
@@ -879,8 +887,8 @@ def simulated_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, wsgi):
             patch.setattr(module, "monotonic", now)
-        patch.setattr(memory_store, "time", now)
-        patch.setattr(unique, "time", lambda: EPOCH.timestamp() + current.world.now)
+        for module in (memory_store, unique, main_process):
+            patch.setattr(module, "time", lambda: EPOCH.timestamp() + now())
         patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
         patch.setattr(reservations, "sleep", sleep)
         for module in (backoff, delivery):

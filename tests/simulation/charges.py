@@ -18,7 +18,7 @@ from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFail
 from celery_idempotent.stores import Claim, Lease, Reason, Release, State, Verdict
 from celery_idempotent.stores.records import RETRIES_LIMIT
 
-from .celery import EPOCH, INFINITE, LEASE_TTL, MAX_CRASHES, STEADY, VISIBILITY
+from .celery import EPOCH, INFINITE, LEASE_TTL, MAX_CRASHES, STEADY, VISIBILITY, simulated
 from .law import Law
 from .world import Process, Step
 
@@ -58,8 +58,6 @@ class Charges(Law):
     """Effects once, one answer for all, nobody in another's way."""
 
     kind = "charges"
-    #: Whether schedules leave out, or excuse, what is known to break the law.
-    excuses_known = True
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
@@ -237,9 +235,7 @@ class Charges(Law):
         # Nothing has come between, and the run lived to release its lease for its retry.
         waits = self.granted[run.order][-2:-1] == [last.held.fence] and not run.held.lease.taken_over
         early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
-        # Known: where an earlier message of its id has failed, a retry is taken for one that will not come.
-        known = self.excuses_known and self.simulation.producer.backend.get_status(last.task_id) == states.FAILURE
-        if early and not known:
+        if early:
             self.fail(f"run {run.number} of {run.order} begins before the retry of run {last.number} is due")
         if not self.trusted(run):
             self.fail(f"run {run.number} of {run.order} begins with a lease that is in doubt")
@@ -250,7 +246,7 @@ class Charges(Law):
         died = 0
         for other in self.runs:
             if other.order == run.order and not self.robbed(other):  # one that ends, or is steady, is no crash loop
-                steady = other.ending != "killed" or other.ended - other.held.fence / 1e6 > STEADY
+                steady = other.ending != "killed" or other.ended - simulated(other.held.fence) > STEADY
                 died = 0 if steady else died + 1
         interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
         ids = len({task_id for order, task_id in self.published_calls if order == run.order})
@@ -479,7 +475,7 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} relies on a lease, and was told that it has lost it")
         row = self.simulation.store._rows.get(run.held.key)
         mine = row is not None and row.owner == run.held.lease.owner and not run.held.lost
-        if mine and not self.robbed(run) and run.held.deadline > row.lease_end / 1e6 - 0.5:
+        if mine and not self.robbed(run) and run.held.deadline > simulated(row.lease_end) - 0.5:
             self.fail(f"run {run.number} of {run.order} trusts its lease for longer than it has it")
 
     def ended(self) -> None:

@@ -16,7 +16,7 @@ from celery_idempotent.events import CrashLooped, LeaseLost, ReleaseFailed, Sett
 from celery_idempotent.http.wsgi import IdempotencyMiddleware
 from celery_idempotent.stores import Lease, State
 
-from .celery import LEASE_TTL, MAX_CRASHES, STEADY, Host, HostStore, OfHost
+from .celery import LEASE_TTL, MAX_CRASHES, STEADY, Host, HostStore, OfHost, simulated
 from .law import Law
 from .world import Process
 
@@ -226,7 +226,7 @@ class Requests(Law):
             self.in_a_row[name_of(args[0])] = 0
         elif verb == "renew":
             for lease in args[0]:
-                if self.world.now - lease.fence / 1e6 > STEADY:
+                if self.world.now - simulated(lease.fence) > STEADY:
                     self.in_a_row[name_of(lease)] = 0
 
     def check(self) -> None:
