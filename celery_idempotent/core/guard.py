@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -55,6 +56,8 @@ WAIT_PAUSE = (0.05, 1.0)
 UNREADABLE_PAUSE = 60.0
 #: Seconds to try to settle at least, also where the lease is in doubt: an effect without a record may happen again.
 SETTLE_PATIENCE = 5.0
+#: Bytes above which a value may be why a store does not take a record.
+LARGE = 65536
 
 
 # -- what a delivery is answered ---------------------------------------------------------------------------------------
@@ -584,10 +587,12 @@ class Guard:
         ran = since - held.began
         while True:
             try:
-                retry_if_interrupted(lambda: held.store.settle(held.lease, outcome, ttl=ttl))
+                retry_if_interrupted(partial(held.store.settle, held.lease, outcome, ttl=ttl))
             except LeaseLost:
                 return _lost(delivery, held, error)
             except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
+                if pauses is not None:
+                    outcome = self._without_large_value(held, outcome, failure)
                 pauses = pauses or _settle_pauses(held, since)
                 if retry_if_interrupted(pauses.wait):
                     continue
@@ -602,6 +607,20 @@ class Guard:
             else:
                 delivery.emit_end(held, events.Failed, error=type(error).__qualname__, ran=ran, took=took)
             return True
+
+    def _without_large_value(self, held: HeldLease, outcome: Outcome, failure: Exception) -> Outcome:
+        """Return the outcome without its value, if that may be why a store that answers has failed twice to take it."""
+        size = len(outcome.payload)
+        if outcome.state is not State.COMPLETED or size <= LARGE:
+            return outcome
+        try:
+            retry_if_interrupted(held.store.ping)
+        except Exception:  # noqa: BLE001 - the store's own: it may take the value once it is back
+            return outcome
+        events.logger.error("%s: its result of %d bytes is not kept: %s", held.key, size, failure)
+        return Outcome(
+            State.COMPLETED, self.codec.encode_unavailable(f"the store did not take {size} bytes: {failure}")
+        )
 
     def _settled_within(self, delivery: Delivery, held: HeldLease) -> Decision | None:
         found = self._find_commit(delivery, held)

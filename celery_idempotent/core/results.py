@@ -114,6 +114,10 @@ class Codec:
         head = _IGNORED if nesting is None else b"%b%d:" % (_REPLACED, nesting)
         return head + reference.encode("utf-8", "surrogatepass")
 
+    def encode_unavailable(self, reason: str) -> bytes:
+        """Write that an operation is done, and why its value is not kept."""
+        return _unavailable(reason)
+
     def encode_exception(self, exc: BaseException) -> bytes:
         """Write the type, text and arguments of an exception; what cannot be kept of them is left out.
 

@@ -11,7 +11,8 @@ from time import monotonic
 import pytest
 import redis
 
-from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent import idempotent
+from celery_idempotent.errors import ResultUnavailable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import store as redis_module
@@ -139,6 +140,21 @@ class TestServersThatCannotServe:
             wait_until(
                 lambda: client.info("clients")["connected_clients"] == before - 1, message="the connection to be closed"
             )
+
+    def test_a_result_that_the_server_does_not_take_does_not_have_its_effect_repeated(
+        self, own_redis: Start, opened: Open
+    ) -> None:
+        store, ran = opened(own_redis(proto_max_bulk_len="1mb").url()), []
+
+        @idempotent(store=store, key="day", name="shop.export", result_max_bytes="16MiB", compression="none")
+        def export(day: str) -> str:
+            ran.append(day)
+            return "x" * 2_000_000
+
+        assert len(export("monday")) == 2_000_000
+        with pytest.raises(ResultUnavailable, match="the store did not take 2000007 bytes"):
+            export("monday")
+        assert ran == ["monday"]
 
     def test_a_server_without_its_replicas_is_unreachable(self, own_redis: Start, opened: Open) -> None:
         store = opened(own_redis(min_replicas_to_write=1).url())

@@ -1040,6 +1040,41 @@ def test_to_settle_is_tried_again_until_the_store_is_back(bench: Bench, reason: 
     assert bench.told == ["Acquired", "Completed"]
 
 
+LARGE_VALUE = "x" * 100_000
+
+
+def test_a_large_value_that_a_store_does_not_take_is_left_out_so_that_the_body_does_not_run_again(bench: Bench) -> None:
+    bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
+    bench.store.fail("settle", StoreRefused("too much"), StoreRefused("too much"))
+    assert bench.deliver(LARGE_VALUE) == Ran(LARGE_VALUE)
+    assert bench.told == ["Acquired", "Completed"]
+    error = sure(ResultUnavailable, lambda: bench.deliver(wants_result=True))
+    assert "(the store did not take 100007 bytes: too much)" in str(error)
+    assert bench.store.count("ping") == 1
+
+
+@pytest.mark.parametrize("failing", [("settle",), ()], ids=["once", "with all else"])
+def test_a_large_value_is_kept_where_the_store_fails_for_other_reasons(bench: Bench, failing: tuple[str, ...]) -> None:
+    def body(_: HeldLease) -> str:
+        if failing:
+            bench.store.fail("settle")
+        else:
+            bench.store.down()
+            bench.clock.at(10.0, bench.store.up)
+        return LARGE_VALUE
+
+    bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
+    bench.deliver(body)
+    assert bench.deliver() == Replayed(LARGE_VALUE, bench.record)
+
+
+def test_a_large_failure_is_not_recorded_as_a_success(bench: Bench) -> None:
+    bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
+    bench.store.fail("settle", times=3)
+    sure(Declined, lambda: bench.deliver(Declined(LARGE_VALUE)))
+    assert bench.record.state is State.FAILED
+
+
 def test_events_say_how_long_things_took_and_who_tells_it(bench: Bench) -> None:
     bench.store.before("acquire", lambda: bench.clock.advance(0.5))
     bench.store.before("settle", lambda: bench.clock.advance(0.25))
