@@ -150,8 +150,8 @@ def _task_again(found: Delivered) -> Callable[..., Any]:
 
     def again(**options: Any) -> Any:
         return delivery.task.apply(
-            delivery.args,
-            delivery.kwargs,
+            request["args"],
+            request["kwargs"],
             task_id=request["id"],
             retries=request.get("retries"),
             headers=headers,

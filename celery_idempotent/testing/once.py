@@ -55,8 +55,8 @@ def assert_takes_effect_once(
     """Assert that a task takes effect once, whether its worker dies before its effect, after it, or after its record.
 
     It is delivered three times, each time as if for the first time, cut off at another point of `crash_at`, delivered
-    again, and published again. Everything runs in this process, on the store of `override_store`, or on an empty one in
-    memory.
+    again, and published again. A task with a key is delivered another three times, and published again before it is
+    delivered again. Everything runs in this process, on the store of `override_store`, or on an empty one in memory.
 
     Arguments:
         target: A task, a signature of one, a function with ``@idempotent`` (a coroutine function too, where no loop
@@ -86,13 +86,18 @@ def assert_takes_effect_once(
             "and set_active(False)."
         )
     with override_store() if override.store is None else nullcontext():
-        trials = [_Trial.of(subject, point, _snapshots(effects)) for point in ORDER]
-    if trials[0].before == trials[0].died:
+        for order in _orders(subject):
+            _check(subject.binding, [_Trial.of(subject, point, _snapshots(effects), order) for point in ORDER])
+
+
+def _check(binding: Binding, trials: list[_Trial]) -> None:
+    __tracebackhide__ = True
+    if trials[0].before == trials[0].died and trials[0].order.is_first:
         raise AssertionError(
-            f"Expected {subject.binding.name} to have an effect, and effects() was {trials[0].before!r} before it ran "
+            f"Expected {binding.name} to have an effect, and effects() was {trials[0].before!r} before it ran "
             "and after that. Let effects() return what the task changes: a count of rows, the calls of a fake."
         )
-    wrong = [trial.report(subject.binding) for trial in sorted(trials, key=_in_time) if not trial.is_right]
+    wrong = [trial.report(binding) for trial in sorted(trials, key=_in_time) if not trial.is_right]
     if wrong:
         raise AssertionError("\n\n".join(wrong))
 
@@ -103,34 +108,58 @@ class _Subject(NamedTuple):
     binding: Binding
     deliver: Callable[[], Any]
     again: Callable[[Any], Any]
+    has_messages: bool = True
+
+
+class _Order(NamedTuple):
+    """What comes after a crash, and what a report calls the first of that."""
+
+    after: str
+    calls: tuple[Callable[[Any], Any], ...]
+    is_first: bool = True
+
+
+def _orders(subject: _Subject) -> list[_Order]:
+    again = _Order("after the message came again", (subject.again, subject.again))
+    if subject.binding.policy.key is None:  # each message is an operation of its own
+        return [again]
+
+    def published(_: Any) -> Any:
+        return subject.deliver()
+
+    orders = [again._replace(calls=(*again.calls, published))]
+    if subject.has_messages:
+        orders.append(_Order("after it was published again", (published, subject.again), is_first=False))
+    return orders
 
 
 class _Trial(NamedTuple):
     """What ``effects()`` returned around one crash."""
 
     point: Point
+    order: _Order
     before: Any
     died: Any
     after: Any
     last: Any
 
     @classmethod
-    def of(cls, subject: _Subject, point: Point, effects: Callable[[], Any]) -> _Trial:
-        """Cut a delivery off at a point, repeat it twice, and publish it again."""
+    def of(cls, subject: _Subject, point: Point, effects: Callable[[], Any], order: _Order) -> _Trial:
+        """Cut a delivery off at a point, and have what comes after that come."""
         before = effects()
         with crash_at(point, of=subject.binding) as crash:
             subject.deliver()
         died = effects()
+        first, *others = order.calls
         with override.watch():
-            subject.again(crash)
+            _as_duplicate(first, crash)
             after = effects()
-            _as_duplicate(subject.again, crash)
-            if subject.binding.policy.key is not None:  # else each message is an operation of its own
-                _as_duplicate(subject.deliver)
+            for call in others:
+                _as_duplicate(call, crash)
             last = effects()
         for held in crash.leases:
             held.store.delete(held.key)  # the next one is to be the first
-        return cls(point, before, died, after, last)
+        return cls(point, order, before, died, after, last)
 
     @property
     def is_right(self) -> bool:
@@ -151,7 +180,7 @@ class _Trial(NamedTuple):
             f"{binding.name} does not take effect once if its worker dies {self.point}: {MEANING[self.point]}.\n\n"
             f"    effects() before:                {self.before!r}\n"
             f"    when the worker died:            {self.died!r}\n"
-            f"    after the message came again:    {self.after!r}\n"
+            f"    {self.order.after + ':':<32} {self.after!r}\n"
             f"    after further duplicates:        {self.last!r}\n\n"
             f"{self._advice(binding)}"
         )
@@ -201,7 +230,7 @@ def _subject_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], queue:
         value = target(*args, **kwargs)
         return asyncio.run(value) if inspect.iscoroutine(value) else value
 
-    return _Subject(binding, call, call)
+    return _Subject(binding, call, call, has_messages=False)
 
 
 def _task(target: Any, binding: Binding, args: Sequence[Any], kwargs: dict[str, Any]) -> _Subject:

@@ -52,6 +52,20 @@ def test_what_effects_returned_does_not_change_with_what_the_task_does_next(
     assert "after_effect" in failure_of(declare(charge), ("A",), effects=lambda: {"charges": charges})
 
 
+def test_a_key_of_one_message_is_no_key_of_the_operation(declare: Callable[..., Any], charges: list[Any]) -> None:
+    """The producer may publish twice, and the second message come before the first one comes again."""
+
+    def charge(self: Any, order_id: str) -> None:
+        if self.request.id not in charges:
+            charges.append(self.request.id)
+
+    text = failure_of(declare(charge), ("A",), effects=lambda: len(charges))
+    assert text.count("does not take effect once") == 1
+    assert "if its worker dies after_effect" in text
+    assert "when the worker died:            4" in text
+    assert "after it was published again:    5" in text
+
+
 @pytest.mark.parametrize("part", ["fence", "retries"])
 def test_a_key_that_differs_between_deliveries_is_no_key(
     declare: Callable[..., Any], charges: list[Any], part: str
