@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as WaitTimeout
@@ -35,6 +36,7 @@ from .core.lease import HeldLease, running
 from .core.policy import IdempotencyOptions, Policy
 from .core.results import Codec, Kind
 from .errors import ConfigurationError, LeaseLost
+from .events import logger
 from .stores import open_store
 from .stores.base import Store
 from .stores.maintenance import NAMESPACE
@@ -181,6 +183,8 @@ class CallDelivery(Delivery):
 
 #: By URL: functions that name the same store share it, with its connections and renewals.
 _stores: dict[str, Store] = {}
+#: By its name: the function with a closure that was declared last.
+_closures: dict[str, weakref.ref[Callable[..., Any]]] = {}
 
 
 def policy_of(given: object, options: Mapping[str, Any]) -> Policy:
@@ -258,6 +262,33 @@ def _receiver(function: Callable[..., Any], signature: inspect.Signature) -> str
     return first if first in ("self", "cls") and within and not within.endswith("<locals>") else ""
 
 
+def _warn_of_closures(function: Callable[..., Any], name: str) -> None:
+    """Log that a function was declared more than once around different values, and that its keys have none of these."""
+    if not function.__closure__:
+        return
+    before = _closures.get(name)
+    other = before() if before is not None else None
+    if other is not None and other.__code__ is function.__code__ and _around(other) != _around(function):
+        logger.warning(
+            "%s is declared again around other values of %s. To the store it is one function: one call is answered "
+            "with the result of another. Give each a name=, or pass the value as an argument.",
+            name,
+            ", ".join(function.__code__.co_freevars),
+        )
+    _closures[name] = weakref.ref(function)
+
+
+def _around(function: Callable[..., Any]) -> list[object]:
+    """Return what distinguishes the values around a function, without itself, which is not there yet."""
+    found: list[object] = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty
+            value = cell.cell_contents
+            if getattr(value, "__qualname__", "") != function.__qualname__:
+                found.append(id(value))
+    return found
+
+
 class FunctionBinding(Binding):
     """One function with its policy, on one store.
 
@@ -285,6 +316,7 @@ class FunctionBinding(Binding):
     ) -> None:
         if name is None:
             name = f"{function.__module__}.{function.__qualname__}"
+            _warn_of_closures(function, name)
         texts: dict[str, object] = {"name": name, "namespace": namespace}
         for option, text in texts.items():
             if not (isinstance(text, str) and text):

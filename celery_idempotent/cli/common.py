@@ -465,7 +465,13 @@ def from_url(ctx: click.Context) -> NamedStore:
             "With an app, use `celery -A proj idempotency`, which finds its stores.",
             ctx,
         )
-    return NamedStore(hide_password(url), open_store(url))
+    store = open_store(url)
+    if ctx.command.name != "schema" and not getattr(store, "has_file", lambda: True)():
+        raise ConfigurationError(
+            f"Expected the file of a store, got {url}, where none is: to look would make one. Check the path; one from "
+            "the root has four slashes, sqlite:////var/lib/app.sqlite. `schema --apply` makes it, or a first task."
+        )
+    return NamedStore(hide_password(url), store)
 
 
 #: Seconds to keep what an operator did where the task's options are not known: the default of `result_ttl`.

@@ -97,9 +97,12 @@ class RqDelivery(Delivery):
 
     def ending(self, error: BaseException) -> Ending:
         """Return the ending to record: RQ runs again what it retries, so that a duplicate waits for that."""
-        job, again = self.job, self.job.should_retry and not self._is_permanent(error)
+        job = self.job
+        again = job.should_retry and not (self._is_permanent(error) or self._is_synchronous)
         match error:
             case _Retried(retry=retry):
+                if self._is_synchronous:  # RQ retries nothing where it was enqueued
+                    return Release(Reason.FAILED)
                 if job.number_of_retries and job.number_of_retries >= retry.max:
                     return Release(Reason.FAILED)
                 return Release(Reason.RETRY, Retry.get_interval(job.number_of_retries or 0, retry.intervals))

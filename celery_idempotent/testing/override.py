@@ -173,6 +173,8 @@ class _Override:
 
     def __init__(self) -> None:
         self.store: Store | None = None
+        #: what `set_active` has switched off
+        self.store_when_active: Store | None = None
         self.crashes: tuple[CrashPoint, ...] = ()
         #: by the id of a message or job: its last delivery
         self.deliveries: dict[str, Delivered] = {}
@@ -281,8 +283,10 @@ def set_active(active: bool) -> None:
         active: Whether tasks, functions, jobs and applications are guarded.
     """
     if active and not is_active():
-        override.use(None)
+        override.use(override.store_when_active)
     elif not active:
+        if is_active():
+            override.store_when_active = override.store
         logger.warning("Nothing that this process runs is guarded from now on: set_active(False), which is for tests")
         override.use(NoStore())
 

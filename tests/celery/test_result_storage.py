@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, states
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from celery_idempotent import ConfigurationError, Conflict, IdempotentTask, ResultUnavailable, StoreUnreachable
+from celery_idempotent import ConfigurationError, IdempotentTask, ResultUnavailable, StoreUnreachable
 from celery_idempotent.celery.app import HANDOVER, TaskResultStorage
 from celery_idempotent.core.results import Kind, NotStored, Origin, Payload
 from celery_idempotent.stores.memory import MemoryStore
@@ -113,7 +113,7 @@ def test_a_call_of_apply_does_not_wait_for_it(app: Celery) -> None:
     app.conf.task_store_eager_result = True
     task = declare(app)
     task.backend.forget(task.apply(("A",)).id)
-    with pytest.raises(Conflict):
+    with pytest.raises(StoreUnreachable, match="is on its way there"):
         task.apply(("A",))
     assert task.runs == ["A"]
 

@@ -51,6 +51,15 @@ def test_a_prefix_is_forgotten_while_it_is_scanned(url: str, store: Store) -> No
     assert keys(store) == {"idem:a::held", "idem:b::1"}
 
 
+@pytest.mark.parametrize("command", ["list", "stats", "show k", "explain k", "doctor", "forget k", "purge"])
+def test_a_file_that_is_not_there_is_an_error_and_not_made(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(*command.split(), "--store", url) == Exit.USAGE
+    assert f"Expected the file of a store, got {url}, where none is" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_schema_is_pending_until_it_is_applied(url: str) -> None:
     assert run("schema", "--store", url) == Exit.NO
     assert run("schema", "--apply", "--store", url) == Exit.OK

@@ -359,3 +359,24 @@ def test_arguments_named_as_the_decorators_own_are_the_functions() -> None:
     assert call(self=1, args=2, kwargs=3, function="f") == [1, 2, 3, "f"]
     with pytest.raises(KeyReused):
         call(self=2, args=2, kwargs=3, function="f")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_functions_that_differ_in_what_is_around_them_alone_are_warned_of(
+    caplog: pytest.LogCaptureFixture, named: bool
+) -> None:
+    """Their keys are the same: one answers for the other."""
+
+    def fee_of(rate: int) -> Callable[[str], int]:
+        @idempotent(store=MemoryStore(), key="order_id", **({"name": f"fee.{rate}"} if named else {}))
+        def fee(order_id: str) -> int:
+            return rate if order_id else fee("none")
+
+        return fee
+
+    fees = [fee_of(rate) for rate in (1, 1, 1)]
+    assert caplog.messages == []
+    fees.append(fee_of(2))
+    said = [message for message in caplog.messages if "is declared again around other values of fee, rate" in message]
+    assert len(said) == (0 if named else 1)
+    assert fees[3]("ORD-1") == 2

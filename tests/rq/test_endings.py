@@ -309,3 +309,10 @@ def test_where_it_is_enqueued_a_body_that_raises_releases(desk: Desk) -> None:
     job = queue.enqueue(shop.charge, "ORD-1", ending="raise at first")
     assert desk.status(job) == "failed"
     assert queue.enqueue(shop.charge, "ORD-1").return_value() == "ORD-1 charged 2"
+
+
+@pytest.mark.parametrize("ending", ["raise at first", "retry 3 600 at first"])
+def test_where_it_is_enqueued_nothing_waits_for_a_retry_that_rq_does_not_make(desk: Desk, ending: str) -> None:
+    queue = Queue(is_async=False, connection=desk.connection)
+    queue.enqueue(shop.charge, "ORD-1", ending=ending, retry=Retry(max=3, interval=600))
+    assert queue.enqueue(shop.charge, "ORD-1").return_value() == "ORD-1 charged 2"

@@ -183,6 +183,10 @@ def test_what_is_switched_off_for_good_is_logged_and_each_run_is_an_event(
         set_active(True)
         charge.apply(("A",))
         assert list(store.scan())
+        for active in (False, False, True):
+            set_active(active)
+        charge.apply(("B",))
+        assert len(list(store.scan())) == 2
 
 
 SHOP = """

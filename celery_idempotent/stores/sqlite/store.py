@@ -242,8 +242,11 @@ class SqliteStore(Store):
 
     def pending_schema(self) -> str:
         """Return the statements that the next verb would execute first; the store makes its tables by itself."""
-        there = os.path.exists(self._place.path)
-        return self._connections.look(self._schema.pending) if there else self._schema.pending(None)
+        return self._connections.look(self._schema.pending) if self.has_file() else self._schema.pending(None)
+
+    def has_file(self) -> bool:
+        """Return whether its file is there; the first verb makes it."""
+        return os.path.exists(self._place.path)
 
     def apply_schema(self) -> None:
         """Make or upgrade the tables now and not at the first verb."""
