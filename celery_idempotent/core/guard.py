@@ -644,10 +644,10 @@ class Guard:
                     continue
                 delivery.emit_end(held, events.SettleFailed, error=str(failure), ran=ran)
                 return None
-            if record is None:
+            if record is None and not held.outlived_result:
                 return Commit.NO
-            if record.fence == held.fence and record.state is State.COMPLETED:
-                held.keep(record.payload)
+            if record is None or (record.fence == held.fence and record.state is State.COMPLETED):
+                held.keep(record.payload if record is not None else b"")
                 delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
                 return Commit.YES
             if record.state is State.IN_PROGRESS and record.owner == held.lease.owner:

@@ -62,6 +62,7 @@ class HeldLease:
         "open",
         "renewals",
         "result_ttl",
+        "settled_at",
         "store",
         "task_ids",
         "until",
@@ -100,6 +101,8 @@ class HeldLease:
         self.task_ids = task_ids
         #: the results that were settled within the task's own transactions, by their payloads; None if none was
         self.within: dict[bytes, Any] | None = None
+        #: monotonic time of the last of them
+        self.settled_at = since
         self.until = since + max_lease if max_lease is not None else float("inf")
         #: how often the store has renewed it
         self.renewals = -1  # the first grant is none
@@ -118,6 +121,11 @@ class HeldLease:
         """Of the results that the body settled, let the recorded one count."""
         if self.within and recorded in self.within:
             self.within = {recorded: self.within[recorded]}
+
+    @property
+    def outlived_result(self) -> bool:
+        """Whether a record that is gone was the result's, which is kept for ``result_ttl``; a lease's is kept longer."""
+        return self.result_ttl <= monotonic() - self.settled_at < self.lease.claim.keep_ttl
 
     def trust(self, since: float) -> None:
         """Trust the lease for its ttl from ``since`` on."""
@@ -182,7 +190,9 @@ class HeldLease:
                     f"{self.key!r} was settled by an earlier transaction of this run, which was committed after all. "
                     "Have this error roll the present one back: the task has succeeded with what was settled first."
                 )
-        self.within = {**(self.within or {}), outcome.payload: result}
+        self.within, self.settled_at = {**(self.within or {}), outcome.payload: result}, monotonic()
+        # A renewal must not put the lease in the place of a result that has expired.
+        self.lease = replace(self.lease, claim=replace(self.lease.claim, revive=False))
 
     def _lost(self) -> LeaseLost:
         if self.given_up:

@@ -224,6 +224,29 @@ def test_a_record_that_is_gone_was_not_committed(shop: Bench) -> None:
         shop.deliver(is_forgotten)
 
 
+@pytest.mark.parametrize("renewed", [False, True])
+def test_a_body_that_goes_on_for_longer_than_its_result_is_kept_has_succeeded(shop: Bench, renewed: bool) -> None:
+    def goes_on(holding: HeldLease) -> None:
+        settles(holding, "paid")
+        shop.clock.advance(31.0)
+        if renewed:
+            assert shop.store.renew([holding.lease]) == [holding.lease]
+
+    shop.policy = Policy(result_ttl=30)
+    assert shop.deliver(goes_on) == Ran("paid")
+    assert shop.told == ["Acquired", "Completed"]
+
+
+def test_a_body_that_goes_on_for_longer_than_any_record_is_kept_may_not_have_committed(shop: Bench) -> None:
+    def goes_on(holding: HeldLease) -> None:
+        holding.settle("mine", using=Transaction())
+        shop.clock.advance(300.0)
+
+    shop.policy = Policy(result_ttl=30, failure_ttl=60)
+    with pytest.raises(SettleNotCommitted):
+        shop.deliver(goes_on)
+
+
 def test_the_store_is_asked_for_the_commit_until_it_answers(shop: Bench) -> None:
     shop.store.fail("get", times=3)
     assert shop.deliver(settles) == Ran(42)
