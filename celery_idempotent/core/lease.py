@@ -124,7 +124,7 @@ class HeldLease:
 
     @property
     def outlived_result(self) -> bool:
-        """Whether a record that is gone was the result's, which is kept for ``result_ttl``; a lease's is kept longer."""
+        """Whether a record that is gone was the result's, kept for ``result_ttl``; a lease's is kept longer."""
         return self.result_ttl <= monotonic() - self.settled_at < self.lease.claim.keep_ttl
 
     def trust(self, since: float) -> None:

@@ -322,8 +322,8 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "any settled record is the run's own": [
             (
                 GUARD,
-                "if record.fence == held.fence and record.state is State.COMPLETED:",
-                "if record.state is State.COMPLETED:",
+                "if record is None or (record.fence == held.fence and record.state is State.COMPLETED):",
+                "if record is None or record.state is State.COMPLETED:",
             )
         ],
         "a lost child fails its task": [
