@@ -412,12 +412,13 @@ def publish_next(
     """Publish a message that goes on with one which had a reservation: a retry, or what a task is replaced by.
 
     Until its start, it takes the slot again if that is free; until its end, it keeps what it has. Where its arguments
-    name another slot it has none: what it does is not what calls of the first are skipped for.
+    name another slot, or it goes to another queue, it has none: what it does is not what calls of the first are skipped
+    for.
     """
     store, wait = task._binding.guard.store, _seconds_until(options, task._get_app())
     headers = dict(options.get("headers") or {})
     own = {name: value for name, value in own_header(headers).items() if name != RESERVATION}
-    if not _names_slot_of(token, task, args, kwargs, options):
+    if _is_moved(task, options) or not _names_slot_of(token, task, args, kwargs, options):
         _forget_own(token)
         Reservation(token, store).end()
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
@@ -433,6 +434,16 @@ def publish_next(
     again = replace(again, fence=found.fence)
     options = {**options, "headers": {**headers, META_HEADER: {**own, RESERVATION: again.header()}}}
     return _send_confirmed(task, again, ids, options, send, sure=True)
+
+
+def _is_moved(task: Any, options: Mapping[str, Any]) -> bool:
+    """Return whether a message goes to another queue than its body came from, as with ``retry(queue=...)``."""
+    queue, request = options.get("queue"), task.request_stack.top
+    if queue is None or request is None:
+        return False
+    name = getattr(queue, "name", queue)
+    known = task._get_app().amqp.queues.get(name)
+    return (request.delivery_info or {}).get("routing_key") not in (name, getattr(known, "routing_key", name))
 
 
 def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:

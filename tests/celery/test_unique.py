@@ -434,6 +434,17 @@ def test_a_retry_beside_a_message_that_waits_already_is_published_all_the_same(
     assert app.module.retried.apply_async((7,), countdown=900).id == waiting.id != first.id
 
 
+@pytest.mark.parametrize("queue", ["elsewhere", "celery"])
+def test_a_retry_that_goes_to_another_queue_stands_for_no_call_of_the_first(
+    app: Celery, start_worker: StartWorker, queue: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    first = app.module.retried.delay(7, 600.0, queue)
+    wait_until(lambda: first.state == "RETRY", 20)
+    again = app.module.retried.apply_async((7,), countdown=900)
+    assert (again.id == first.id) is (queue == "celery")
+
+
 @pytest.mark.parametrize("name", ["chained", "chained_until_done"])
 def test_a_task_that_schedules_itself_goes_on(
     app: Celery, start_worker: StartWorker, journal: Journal, name: str

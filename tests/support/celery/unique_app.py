@@ -84,12 +84,12 @@ def elsewhere(document: int, flag: bool = False) -> Any:
 
 
 @app.task(base=IdempotentTask, bind=True, unique="document", max_retries=5)
-def retried(self: Any, document: int, delay: float = 1.0) -> Any:
+def retried(self: Any, document: int, delay: float = 1.0, queue: str | None = None) -> Any:
     """Retries once."""
     Journal.from_env().write("tried", document, retries=self.request.retries)
     if not self.request.retries:
         Gates.from_env().wait(f"retry {document}")
-        raise self.retry(countdown=delay)
+        raise self.retry(countdown=delay, queue=queue)
     return work(document)
 
 
