@@ -264,7 +264,7 @@ def _receiver(function: Callable[..., Any], signature: inspect.Signature) -> str
 
 def _warn_of_closures(function: Callable[..., Any], name: str) -> None:
     """Log that a function was declared more than once around different values, and that its keys have none of these."""
-    if not function.__closure__:
+    if not (getattr(function, "__closure__", None) and hasattr(function, "__code__")):
         return
     before = _closures.get(name)
     other = before() if before is not None else None

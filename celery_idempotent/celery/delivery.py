@@ -39,6 +39,8 @@ PATIENCE = 0.8
 REQUEUE_PAUSE = (2.0, 30.0)
 #: Most seconds between two looks at a message that can neither run nor be published again.
 SLOT_PAUSE = 5.0
+#: Seconds by which the clocks of a worker and of the store may differ.
+SKEW, HOUR = 5.0, 3600.0
 
 
 class TaskLeaseLost(LeaseLost, Ignore):
@@ -320,10 +322,10 @@ class CeleryDelivery(Delivery):
         """Release the operation if the task that is to go on with it has failed; return whether it was released.
 
         The operation was replaced by a signature that ends in itself. Where something before the end has failed, the
-        end never comes. A failure of before its last run is of an earlier one under the same id: a fence is the time
-        at which the store granted it.
+        end never comes. A failure of before its last run is of an earlier one under the same id: but for PostgreSQL, a
+        fence is the time at which the store granted it. Clocks may differ, unless a retry comes soon anyway.
         """
-        task_id = busy.holder_task_id
+        task_id, skew = busy.holder_task_id, SKEW if busy.remaining > HOUR else 0.0
         try:
             if not is_shared(self.task.backend):
                 return False
@@ -331,7 +333,7 @@ class CeleryDelivery(Delivery):
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
             events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
-        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, busy.awaited / SECOND):
+        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, busy.awaited / SECOND - skew):
             return False
         # As the continuation that will not come, however deeply it would have been nested.
         claim = replace(

@@ -313,7 +313,9 @@ class _Call:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
         reason, wanted = reservations.REPLACED, self.wanted
         self.latest = max(self.latest, met.latest, _time(met.eta, self.app))
-        if _expiry(note.expires, self.app) < _expiry(met.expires, self.app):
+        if _expiry(note.expires, self.app) < _expiry(met.expires, self.app) - (
+            self._skew() if self._lifetime() else 0.0
+        ):
             reason = SOONER
         # What is due must run: a stream of calls must not take its place again and again.
         if wanted.debounce is not None:
@@ -327,10 +329,14 @@ class _Call:
                 reason, self.countdown = reservations.PERIOD_OVER, wanted.throttle
         return self._due(note)._replace(latest=self.latest), reason
 
+    def _skew(self) -> float:
+        """Return by how many seconds times of gathered messages may differ; it is less than a period."""
+        return 0.0 if self.countdown is None else min(SKEW, (self.wanted.throttle or 0.0) / 2)
+
     def _doubt(self, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
         """Return why a message that waits does not do for this call; "" if it does."""
         # What a throttle gathers is due at the end of its period, by the clock of its publisher.
-        late = 0.0 if self.countdown is None else min(SKEW, self.wanted.throttle or 0.0)
+        late = self._skew()
         if _time(met.eta, self.app) > _time(own.eta, self.app) + late:
             return "due later"
         if _expiry(met.expires, self.app) < _expiry(own.expires, self.app) - (late if self._lifetime() else 0.0):

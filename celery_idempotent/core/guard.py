@@ -591,8 +591,10 @@ class Guard:
             except LeaseLost:
                 return _lost(delivery, held, error)
             except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
-                if pauses is not None:
-                    outcome = self._without_large_value(held, outcome, failure)
+                if pauses is not None and monotonic() > pauses.end - STORE_PAUSE[1] - SETTLE_PATIENCE / 2:
+                    whole, outcome = outcome, self._without_large_value(held, outcome, failure)
+                    if outcome is not whole:
+                        continue
                 pauses = pauses or _settle_pauses(held, since)
                 if retry_if_interrupted(pauses.wait):
                     continue
@@ -609,7 +611,7 @@ class Guard:
             return True
 
     def _without_large_value(self, held: HeldLease, outcome: Outcome, failure: Exception) -> Outcome:
-        """Return the outcome without its value, if that may be why a store that answers has failed twice to take it."""
+        """Return the outcome without its value, if that may be why a store that answers does not take it."""
         size = len(outcome.payload)
         if outcome.state is not State.COMPLETED or size <= LARGE:
             return outcome

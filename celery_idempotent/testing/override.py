@@ -253,12 +253,13 @@ def override_store(store: Any = None) -> Iterator[Any]:
             "open_store(url)."
         )
     used, before, deliveries = LocalStore() if store is None else store, override.store, override.deliveries
+    when_active = override.store_when_active
     override.use(used)
     try:
         yield used
     finally:
         override.use(before)
-        override.deliveries = deliveries
+        override.deliveries, override.store_when_active = deliveries, when_active
         if store is None:
             heartbeat.end(used)  # else a thread would be left of every test, for seconds
 

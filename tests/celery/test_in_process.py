@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
+from time import sleep
 from typing import Any
 
 import pytest
@@ -238,8 +239,9 @@ def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(app: Cel
     def charge(self: Any, order_id: str) -> str:
         return "done"
 
-    task = declare(app, charge)
+    task = declare(app, charge, idempotency={"key": "order_id", "failure_ttl": 10})
     app.backend.mark_as_failure("T1", ValueError("no A"))
+    sleep(0.05)  # more than clocks are taken to differ where the wait is so short
     lease = store.acquire(Claim(f"idem:{task.name}::A", "other", 60, 60, task_id="T1"))
     assert isinstance(lease, Lease)
     failure_ttl = task._binding.policy.failure_ttl

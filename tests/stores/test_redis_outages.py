@@ -146,7 +146,9 @@ class TestServersThatCannotServe:
     ) -> None:
         store, ran = opened(own_redis(proto_max_bulk_len="1mb").url()), []
 
-        @idempotent(store=store, key="day", name="shop.export", result_max_bytes="16MiB", compression="none")
+        @idempotent(
+            store=store, key="day", name="shop.export", result_max_bytes="16MiB", compression="none", lease_ttl=4
+        )
         def export(day: str) -> str:
             ran.append(day)
             return "x" * 2_000_000

@@ -1043,9 +1043,18 @@ def test_to_settle_is_tried_again_until_the_store_is_back(bench: Bench, reason: 
 LARGE_VALUE = "x" * 100_000
 
 
-def test_a_large_value_that_a_store_does_not_take_is_left_out_so_that_the_body_does_not_run_again(bench: Bench) -> None:
+def test_a_large_value_that_a_store_does_not_take_is_left_out_so_that_the_body_does_not_run_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = bench.store.settle
+
+    def refuse(lease: Lease, outcome: Outcome, *, ttl: float) -> None:
+        if len(outcome.payload) > 90_000:
+            raise StoreRefused("too much")
+        settle(lease, outcome, ttl=ttl)
+
+    monkeypatch.setattr(bench.store, "settle", refuse)
     bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
-    bench.store.fail("settle", StoreRefused("too much"), StoreRefused("too much"))
     assert bench.deliver(LARGE_VALUE) == Ran(LARGE_VALUE)
     assert bench.told == ["Acquired", "Completed"]
     error = sure(ResultUnavailable, lambda: bench.deliver(wants_result=True))
