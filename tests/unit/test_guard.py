@@ -1077,6 +1077,17 @@ def test_a_large_value_is_kept_where_the_store_fails_for_other_reasons(bench: Be
     assert bench.deliver() == Replayed(LARGE_VALUE, bench.record)
 
 
+def test_a_store_that_stays_down_is_not_taken_for_one_that_refuses_a_large_value(bench: Bench) -> None:
+    def body(_: HeldLease) -> str:
+        bench.store.down()
+        return LARGE_VALUE
+
+    bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
+    assert bench.deliver(body) == Ran(LARGE_VALUE)
+    assert bench.told == ["Acquired", "SettleFailed"]
+    assert bench.store.count("ping") > 0
+
+
 def test_a_large_failure_is_not_recorded_as_a_success(bench: Bench) -> None:
     bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
     bench.store.fail("settle", times=3)
