@@ -39,8 +39,8 @@ PATIENCE = 0.8
 REQUEUE_PAUSE = (2.0, 30.0)
 #: Most seconds between two looks at a message that can neither run nor be published again.
 SLOT_PAUSE = 5.0
-#: Seconds by which the clocks of a worker and of the store may differ.
-SKEW, HOUR = 5.0, 3600.0
+#: More seconds than most retries are put off for: who waits for longer may wait for what does not come.
+LONG_WAIT = 3600.0
 
 
 class TaskLeaseLost(LeaseLost, Ignore):
@@ -325,7 +325,7 @@ class CeleryDelivery(Delivery):
         end never comes. A failure of before its last run is of an earlier one under the same id: but for PostgreSQL, a
         fence is the time at which the store granted it. Clocks may differ, unless a retry comes soon anyway.
         """
-        task_id, skew = busy.holder_task_id, SKEW if busy.remaining > HOUR else 0.0
+        task_id, skew = busy.holder_task_id, unique.SKEW if busy.remaining > LONG_WAIT else 0.0
         try:
             if not is_shared(self.task.backend):
                 return False

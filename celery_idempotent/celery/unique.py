@@ -55,7 +55,7 @@ _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 #: Why a call was published: it could not wait any longer to know whether a message waits; one of the two expires first.
 LATE, SOONER = "late", "expires sooner"
-#: Seconds by which the clocks of two publishers may differ.
+#: Seconds by which the clocks of two machines may differ.
 SKEW = 5.0
 #: Options of messages that are parts of a canvas.
 OF_CANVASES = {"chain", "chord", "group_id", "replaced_task_nesting"}

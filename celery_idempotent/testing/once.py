@@ -152,7 +152,10 @@ class _Trial(NamedTuple):
         died = effects()
         first, *others = order.calls
         with override.watch():
-            _as_duplicate(first, crash)
+            if order.is_first:
+                first(crash)  # no duplicate: it must not be refused
+            else:
+                _as_duplicate(first, crash)
             after = effects()
             for call in others:
                 _as_duplicate(call, crash)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -628,11 +628,33 @@ def test_what_a_throttle_has_replaced_for_its_period_runs_and_is_not_replaced_ag
     app: Celery, heard: list[Event]
 ) -> None:
     """Else a worker that is slower than the calls would never run it."""
-    app.module.newest_gathered.delay(7, 0)
-    time.sleep(1.1)
-    for version in (1, 2):
-        app.module.newest_gathered.delay(7, version)
-    assert names(heard) == ["period is over", "PublishReplaced"]
+    gathered = app.module.newest_gathered
+    gathered.delay(7, 0)
+    wait_until(lambda: gathered.delay(7, 1) and "period is over" in names(heard))
+    assert set(names(heard)[:-1]) <= {"PublishReplaced"}
+    gathered.delay(7, 2)
+    assert names(heard)[-1] == "PublishReplaced"
+
+
+def test_calls_that_a_throttle_gathers_replace_one_another_though_they_expire(
+    app: Celery, heard: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the clock of the publisher of each is a little behind that of the last."""
+    now = app.now
+    for version in range(4):
+        monkeypatch.setattr(app, "now", lambda behind=version: now() - timedelta(seconds=0.2 * behind))
+        app.module.newest_gathered.apply_async((7, version), expires=60, unique={"throttle": 600})
+    assert names(heard) == ["PublishReplaced"] * 3
+
+
+def test_a_throttled_call_is_not_skipped_for_the_first_of_its_period_which_expires_before_its_end(
+    app: Celery, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the clock of its publisher is a little behind."""
+    first = app.module.gathered.apply_async((7,), expires=1, unique={"throttle": 4})
+    now = app.now
+    monkeypatch.setattr(app, "now", lambda: now() - timedelta(seconds=0.3))
+    assert app.module.gathered.apply_async((7,), expires=1, unique={"throttle": 4}).id != first.id
 
 
 def test_a_call_cannot_replace_messages_that_do_not_look_whether_they_were(app: Celery, sent: list[Any]) -> None:
