@@ -250,6 +250,42 @@ def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(app: Cel
     assert task.apply(("A",)).get() == "done"
 
 
+def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_its_id_was(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    """Not every store has fences that are times, by which a failure of after it was replaced is known."""
+
+    def charge(self: Any, order_id: str) -> str:
+        raise self.replace(chain(self.si("B"), self.si("A")))
+
+    task = declare(app, charge)
+    app.backend.mark_as_failure("replaced", ValueError("no A"))
+    task.apply_async(("A",), task_id="replaced")
+    deliver(task)
+    assert app.backend.get_task_meta("replaced", cache=False)["status"] == "STARTED"
+
+
+def test_a_task_is_replaced_by_itself_also_where_the_result_backend_takes_nothing(
+    app: Celery, deliver: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no backend")
+
+    def charge(self: Any, order_id: str) -> str:
+        if not self.request.replaced_task_nesting:
+            raise self.replace(self.si(order_id))
+        return "done"
+
+    task = declare(app, charge)
+    task.apply_async(("A",), task_id="replaced unseen")
+    with monkeypatch.context() as patched:
+        patched.setattr(app.backend, "mark_as_started", refuse)
+        deliver(task)
+    assert "no backend" in caplog.text
+    deliver(task)
+    assert app.backend.get_task_meta("replaced unseen", cache=False)["result"] == "done"
+
+
 def test_a_redelivery_of_what_was_not_kept_succeeds_where_no_result_backend_takes_results() -> None:
     app = Celery("inside", broker="memory://", set_as_current=False)
     app.conf.idempotency_store = "memory://"
