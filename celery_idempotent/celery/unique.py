@@ -181,8 +181,6 @@ class _Call:
         self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
-        #: when the last of the messages is due that it replaces, in seconds since 1970
-        self.latest = 0.0
         # What is this thread's own; the store is waited for in another one.
         self.own, self.in_transaction = _own_token(), _in_transaction()
 
@@ -312,7 +310,6 @@ class _Call:
     def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
         reason, wanted = reservations.REPLACED, self.wanted
-        self.latest = max(self.latest, met.latest, _time(met.eta, self.app))
         if _expiry(note.expires, self.app) < _expiry(met.expires, self.app) - (
             self._skew() if self._lifetime() else 0.0
         ):
@@ -327,7 +324,7 @@ class _Call:
             left = wanted.throttle - reservations.waited(record, met)
             if left <= 0:
                 reason, self.countdown = reservations.PERIOD_OVER, wanted.throttle
-        return self._due(note)._replace(latest=self.latest), reason
+        return self._due(note)._replace(latest=_time(met.eta, self.app)), reason
 
     def _skew(self) -> float:
         """Return by how many seconds times of gathered messages may differ; it is less than a period."""
@@ -391,10 +388,9 @@ class _Call:
             else:
                 self._emit(PublishRepeated, token, self.id, reason=found.reason, waiting=replaced)
         declared = self.task._binding.unique
-        keep = max(0.0, self.latest - time()) + token.hold if self.latest else 0.0
         # Any message of a task that has its messages replaced looks whether it was.
         newest = token.newest or (declared is not None and declared.newest)
-        return replace(token, fence=found.lease.fence, newest=newest, keep=keep)
+        return replace(token, fence=found.lease.fence, newest=newest, latest=found.latest)
 
     def _send(self, send: Send, token: Token, *, sure: bool) -> Any:
         options = {**self.options, "headers": _with_token(self.options, token)}
@@ -433,7 +429,7 @@ def publish_next(
         _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
-    note = note._replace(begun=token.fence)
+    note = note._replace(begun=token.fence, latest=token.latest)
     found = _try(store, lambda store: store.acquire(again.claim(UNCONFIRMED, note=note.write())))
     if not isinstance(found, Lease):
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})

@@ -887,7 +887,7 @@ def simulated_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, wsgi):
             patch.setattr(module, "monotonic", now)
-        for module in (memory_store, unique, main_process):
+        for module in (memory_store, unique, reservations, main_process):
             patch.setattr(module, "time", lambda: EPOCH.timestamp() + now())
         patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
         patch.setattr(reservations, "sleep", sleep)
