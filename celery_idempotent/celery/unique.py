@@ -40,11 +40,13 @@ from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_backend, is_shared, store_of
 from .message import (
+    DELAY_BITS,
     KEY_HEADER,
     META_HEADER,
     RESERVATION,
     STATE_ATTRIBUTE,
     UNGUARDED,
+    came_from,
     delays_natively,
     own_header,
     sent_arguments,
@@ -439,13 +441,15 @@ def publish_next(
 
 
 def _is_moved(task: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether a message goes to another queue than its body came from, as with ``retry(queue=...)``."""
-    queue, request = options.get("queue"), task.request_stack.top
-    if queue is None or request is None:
+    """Return whether a message may go to another queue than its body came from, as with ``retry(queue=...)``."""
+    request = task.request_stack.top
+    if request is None:
         return False
-    name = getattr(queue, "name", queue)
-    known = task._get_app().amqp.queues.get(name)
-    return (request.delivery_info or {}).get("routing_key") not in (name, getattr(known, "routing_key", name))
+    info, queue = request.delivery_info or {}, options.get("queue")
+    if queue is not None and options.get("exchange") is None:
+        return not came_from(task._get_app(), info, getattr(queue, "name", queue))
+    given = {name: options[name] for name in ("exchange", "routing_key") if options.get(name)}
+    return any(value != DELAY_BITS.sub("", info.get(name) or "") for name, value in given.items())
 
 
 def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from celery.worker.request import Request
+from kombu import Exchange, Queue, binding
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import (
@@ -34,7 +35,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.celery import app as bindings
 from celery_idempotent.celery import canvas as fanout
-from celery_idempotent.celery import delivery, pool, request
+from celery_idempotent.celery import delivery, pool, request, unique
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired
@@ -1252,3 +1253,63 @@ def test_a_chord_whose_header_is_a_group_is_made_of_its_members_and_its_body(app
     canvas = chord([task.s("A")], task.s("B"))
     canvas.kwargs["header"] = group(task.s("A"), task.s("C"))  # as freezing leaves it
     assert [part.args for part in fanout.parts_of(canvas)] == [("A",), ("C",), ("B",)]
+
+
+BITS = "0." * 27 + "1."
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queue"),
+    [
+        ("", "plain", "plain"),
+        ("", "default", "default"),
+        ("plain", "k", "plain"),
+        ("feeds", "feed.import", "feeds"),
+        ("celery_delayed_delivery", f"{BITS}k", "plain"),
+        ("celery_delayed_delivery", f"{BITS}feed.import", "feeds"),
+        ("east_celery_delayed_delivery", f"{BITS}feed.import", "feeds"),
+        ("second", "x", "several"),
+        ("all", "", "everybody"),
+    ],
+)
+def test_a_message_that_is_published_again_stays_in_its_queue_or_is_known_to_leave_it(
+    app: Celery, exchange: str, key: str, queue: str
+) -> None:
+    bindings = [binding(Exchange("first"), routing_key="x"), binding(Exchange("second"), routing_key="x")]
+    app.conf.task_queues = [
+        Queue("plain", Exchange("plain"), routing_key="k"),
+        Queue("same key", Exchange("another"), routing_key="k2"),
+        Queue("feeds", Exchange("feeds", "topic"), routing_key="feed.#"),
+        Queue("mails", Exchange("feeds", "topic"), routing_key="mail.*"),
+        Queue("several", bindings=bindings),
+        Queue("everybody", Exchange("all", "fanout")),
+    ]
+    came = {
+        name
+        for name in [*app.amqp.queues, "default", "unknown"]
+        if copies.came_from(app, {"exchange": exchange, "routing_key": key}, name)
+    }
+    assert came == {queue}
+
+
+@pytest.mark.parametrize(
+    ("options", "moved"),
+    [
+        ({}, False),
+        ({"queue": "plain"}, False),
+        ({"queue": "other"}, True),
+        ({"routing_key": "k", "exchange": "plain"}, False),
+        ({"routing_key": "k2"}, True),
+        ({"exchange": "another"}, True),
+    ],
+)
+def test_a_retry_that_leaves_its_queue_is_known_by_its_options(
+    app: Celery, options: dict[str, Any], moved: bool
+) -> None:
+    app.conf.task_queues = [Queue("plain", Exchange("plain"), routing_key="k"), Queue("other", routing_key="k")]
+    task = declare(app, returning)
+    task.push_request(delivery_info={"exchange": "plain", "routing_key": "k"})
+    try:
+        assert unique._is_moved(task, options) is moved
+    finally:
+        task.pop_request()
