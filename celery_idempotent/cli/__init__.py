@@ -50,4 +50,7 @@ def main(args: Sequence[str] | None = None) -> None:
         status = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         status = Exit.INTERRUPTED
+    except OSError as error:  # of what it prints to: a store's are errors of stores
+        click.echo(f"Error: Expected to write the output, got {error}. Look where it goes.", err=True)
+        status = Exit.NO
     sys.exit(status or 0)

@@ -13,6 +13,8 @@ from .problems import malformed
 
 #: Characters of the longest key.
 LONGEST_KEY = 255
+#: Digits of the longest length that is one; Python reads no number of thousands of them.
+DIGITS = 20
 #: JSON that is nested more deeply is compared by its bytes.
 DEEP = 100
 
@@ -53,7 +55,7 @@ class Request:
     def length(self) -> int | None:
         """The bytes of its body, where they were announced."""
         text = self.value("content-length")
-        return int(text) if text.isdecimal() and text.isascii() else None
+        return int(text) if text.isdecimal() and text.isascii() and len(text) <= DIGITS else None
 
 
 def read_key(header: str, values: list[bytes]) -> str | None:

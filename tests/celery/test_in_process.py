@@ -246,14 +246,14 @@ def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(
         return "done"
 
     task = declare(app, charge, idempotency={"key": "order_id", "failure_ttl": failure_ttl, "wait_timeout": 0.1})
-    with monkeypatch.context() as patched:
-        patched.setattr(app, "now", lambda: datetime.now(timezone.utc) - timedelta(seconds=10))
-        app.backend.mark_as_failure("T1", ValueError("no A"))
     lease = store.acquire(Claim(f"idem:{task.name}::A", "other", 60, 60, task_id="T1"))
     assert isinstance(lease, Lease)
     assert store.release(lease, Release(Reason.RETRY, failure_ttl, attempt_number(1, 0)))
-    with pytest.raises(Conflict, match="cannot be deferred"):
-        task.apply(("A",))
+    before = (datetime.now(timezone.utc) - timedelta(seconds=10)).isoformat()
+    with monkeypatch.context() as patched:
+        patched.setattr(app.backend, "get_task_meta", lambda *_, **__: {"status": "FAILURE", "date_done": before})
+        with pytest.raises(Conflict, match="cannot be deferred"):
+            task.apply(("A",))
     app.backend.mark_as_failure("T1", ValueError("no A"))
     if failure_ttl == 7200:
         assert task.apply(("A",)).get() == "done"

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,3 +100,12 @@ def test_celery_knows_the_command(store: RedisStore, redis_url: str) -> None:
     if "No such command" in done.stderr + done.stdout:
         pytest.fail("the package is not installed with its entry points: pip install -e .")
     assert "host:1" in done.stdout, done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_an_error_in_words() -> None:
+    command = [sys.executable, "-c", "from celery_idempotent.cli import main; main(['--help'])"]
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == Exit.NO
+    assert done.stderr.startswith("Error: Expected to write the output, got [Errno 28]")
+    assert "Traceback" not in done.stderr

@@ -114,6 +114,7 @@ def test_nothing_is_sent_that_a_browser_may_run_frame_or_keep(visitor: Visitor) 
         ("POST", "/records", {}, 405),
         ("DELETE", "/", {}, 405),
         ("POST", "/forget", {"Content-Length": "100000"}, 413),
+        ("POST", "/forget", {"Content-Length": "1" * 5000}, 413),
         ("GET", f"/records?{'&'.join(['a=b'] * 100)}", {}, 400),
     ],
 )

@@ -496,6 +496,8 @@ class Charges(Law):
         simulation = self.simulation
         for order, task_id in self.published_calls:
             meta = simulation.producer.backend.get_task_meta(task_id)
+            if meta["status"] == states.RETRY and self.failed_in_retry(task_id):
+                continue
             if meta["status"] not in states.READY_STATES:
                 self.fail(f"{task_id} was never answered: {meta['status']}")
             self.counts[meta["status"]] += 1
@@ -503,6 +505,11 @@ class Charges(Law):
                 self.check_result(order, task_id, meta["result"])
             else:
                 self.check_failure(order, task_id, meta["result"])
+
+    def failed_in_retry(self, task_id: str) -> bool:
+        """Return whether a task's retry has failed, over which its child may store RETRY if it was stopped before."""
+        *before, last = [run for run in self.runs if run.task_id == task_id]
+        return any(run.retried for run in before) and last.ending == "raised" and not last.retried
 
     def check_result(self, order: str, task_id: str, result: str) -> None:
         """Check that a caller got what was settled, or what could not be."""

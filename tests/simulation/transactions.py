@@ -11,6 +11,7 @@ from celery_idempotent.errors import LeaseLost, StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, Release, Verdict, rules
 from celery_idempotent.stores.memory import MemoryStore
 
+from .celery import LEASE_TTL
 from .charges import Charges, Run
 
 
@@ -108,7 +109,10 @@ class Transactions(Charges):
         transaction.effects.append(lambda: self.committed.setdefault(run.order, []).append(run.number))
         try:
             run.held.settle(f"receipt {run.number}", using=transaction)
-            self.world.sleep(choices.one_of(f"{name}: before it commits", self.long), f"run {run.number} has settled")
+            open_for = choices.one_of(f"{name}: before it commits", self.long)
+            self.world.sleep(open_for, f"run {run.number} has settled")
+            if open_for > LEASE_TTL:  # if it is rolled back, another one may be faster to ask for the row it had locked
+                self.simulation.calm = False
             if choices.chance(f"{name}: rolls back", self.rolls_back):
                 raise ValueError("rolled back")
             if choices.chance(f"{name}: forgets to commit", self.forgets):

@@ -31,6 +31,7 @@ NOT_SENT = {
     "hdel",
     "hget",
     "hmget",
+    "pttl",
     "hlen",
     "exists",
     "pexpire",
