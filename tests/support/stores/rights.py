@@ -4,8 +4,8 @@ from __future__ import annotations
 
 #: One server; the rest is for a database other than 0, for replicas that must confirm, and for a cluster.
 RIGHTS = (
-    "~idem:* +ping +evalsha +eval +del +scan +time +exists +hget +hmget +hgetall +hset +hdel +hlen +hincrby +pexpire "
-    "+rpush +ltrim +lrange"
+    "~idem:* +ping +evalsha +eval +del +scan +time +exists +hget +hmget +hgetall +hset +hdel +hlen +hincrby "
+    "+pexpire +pttl +rpush +ltrim +lrange"
 )
 FOR_A_DATABASE, FOR_REPLICAS, FOR_A_CLUSTER = "+select", "+wait", "+cluster|slots +asking"
 #: A user of the sentinels.
