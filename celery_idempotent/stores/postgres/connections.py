@@ -225,7 +225,7 @@ def translate_error(error: psycopg.Error, shown: str) -> StoreError:
             "Is there one that settles a task and is not committed?"
         )
     return StoreUnreachable(
-        f"The idempotency store {shown} cannot serve ({what}). Is it running, and may it be written?"
+        f"The idempotency store {shown} cannot serve ({what}). Check that it runs and may be written."
     )
 
 
