@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as WaitTimeout
 from contextlib import suppress
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .core import binding, keys
@@ -278,6 +279,10 @@ def _warn_of_closures(function: Callable[..., Any], name: str) -> None:
     _closures[name] = weakref.ref(function)
 
 
+#: Types whose equal values are the same to a function.
+_PLAIN = (str, bytes, int, float, NoneType)
+
+
 def _around(function: Callable[..., Any]) -> list[object]:
     """Return what distinguishes the values around a function, without itself, which is not there yet."""
     found: list[object] = []
@@ -285,7 +290,7 @@ def _around(function: Callable[..., Any]) -> list[object]:
         with suppress(ValueError):  # it is empty
             value = cell.cell_contents
             if getattr(value, "__qualname__", "") != function.__qualname__:
-                found.append(id(value))
+                found.append((type(value), value) if isinstance(value, _PLAIN) else id(value))
     return found
 
 

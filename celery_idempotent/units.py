@@ -70,11 +70,16 @@ def unfit(option: str, expected: str, got: object, hint: str) -> ConfigurationEr
     return ConfigurationError(f"{option}: expected {expected}, got {shown!r}: {hint}")
 
 
+#: Matches an option of a store's URL whose value may have an "@".
+_MAY_HAVE_AT = re.compile("(cache|(sentinel_)?(username|password))=").match
+
+
 def hide_password(url: str) -> str:
     """Return the URL fit for a log: without credentials and without its query, which may hold them too."""
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     base, _, query = rest.partition("?")
-    if "@" in query and not ("@" in base and re.match("[a-z_]+=", query)):  # the base may be a part of a password
+    with_at = [option for option in query.split("&") if "@" in option]
+    if with_at and not ("@" in base and all(map(_MAY_HAVE_AT, with_at))):  # the base may be a part of a password
         return f"{scheme}{separator}***"
     _, at, host = base.rpartition("@")
     return f"{scheme}{separator}{'***@' if at else ''}{host}"

@@ -14,9 +14,10 @@ from typing import Any
 
 from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_signature
 
+from ..core.reservations import NO_CRASH_LOOP
 from ..errors import ConfigurationError
 from ..events import logger
-from ..stores.records import Record
+from ..stores.records import RESERVED, Claim, Lease, Record, new_owner
 from .app import is_guarded
 from .declarations import refuse_mistakes
 from .message import KEY_HEADER, DeliveryState
@@ -106,7 +107,8 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
     looks once the claim has expired, unless a member's part is returned again.
 
     A backend that only counts the parts must not get one twice. Just after the task has settled, its process may not
-    have returned the part yet, or the backend not have noted that it did.
+    have returned the part yet, or the backend not have noted that it did. Of several deliveries that come later, one
+    returns it at a time.
     """
     backend = task.backend
     if not (request.chord and request.group) or request.is_eager:
@@ -116,7 +118,8 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
             return 0.0
         if _part_is_counted(backend, request):
             return 0.0
-        return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)
+        returning = float(task.app.conf.result_chord_join_timeout) + RETURNING
+        return max(0.0, returning - record.age) or _claim_part(task, request, returning)
     if not hasattr(type(backend), "_chord_claim_extend_script"):
         return 0.0
     try:
@@ -126,6 +129,14 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
         return float(max(backend.client.pttl(claim), 1)) / 1000
     except Exception:  # noqa: BLE001 - the backend's own; Celery meets the same outage next, and raises
         return 0.0
+
+
+def _claim_part(task: Any, request: Any, ttl: float) -> float:
+    """Claim for so many seconds to return a part; return for how many another delivery has that claim, 0 for this."""
+    key = f"{task._binding.namespace}:{RESERVED}:part:{request.group}:{request.id}"
+    claim = Claim(key, new_owner(), ttl, RETURNING, max_crashes=NO_CRASH_LOOP)
+    found = task._binding.guard.store.acquire(claim)
+    return 0.0 if isinstance(found, Lease) else max(found.record.remaining, RETURNING)
 
 
 def assign_callback_ids(request: Any, app: Any, fence: int) -> None:

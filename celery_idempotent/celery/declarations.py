@@ -211,7 +211,8 @@ def check_retries(task: Any, policy: Policy) -> None:
             raise ConfigurationError(
                 f"Expected autoretry_for of {task.name} to name errors of its body, got {named[0].__name__} with "
                 f'{option}="raise": that is raised before the body runs, and never retried. Write '
-                f'{option}="{patient}": the message then comes back, or waits, by itself.'
+                f'{option}="{patient}": the message then comes back, or waits, by itself. One that something in the '
+                "body raises: catch it there, and raise self.retry()."
             )
 
 

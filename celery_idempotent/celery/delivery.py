@@ -39,7 +39,8 @@ PATIENCE = 0.8
 REQUEUE_PAUSE = (2.0, 30.0)
 #: Most seconds between two looks at a message that can neither run nor be published again.
 SLOT_PAUSE = 5.0
-#: More seconds than most retries are put off for: who waits for longer may wait for what does not come.
+#: Seconds that a duplicate waits for what is to go on with its operation without a look whether that has failed. Most
+#: retries are due sooner, and leave the failure of another delivery of their id in the result backend.
 LONG_WAIT = 3600.0
 
 
@@ -180,7 +181,7 @@ class CeleryDelivery(Delivery):
                 continue
             if not isinstance(decision, Busy):
                 return self._conclude(decision)
-            if not (decision.awaited and self._free_if_failed(decision)):
+            if not (decision.awaited and decision.remaining > LONG_WAIT and self._free_if_failed(decision)):
                 self._stand_aside(decision)
 
     def body(self, held: HeldLease) -> Any:
@@ -323,9 +324,9 @@ class CeleryDelivery(Delivery):
 
         The operation was replaced by a signature that ends in itself. Where something before the end has failed, the
         end never comes. A failure of before its last run is of an earlier one under the same id: but for PostgreSQL, a
-        fence is the time at which the store granted it. Clocks may differ, unless a retry comes soon anyway.
+        fence is the time at which the store granted it. Clocks may differ.
         """
-        task_id, skew = busy.holder_task_id, unique.SKEW if busy.remaining > LONG_WAIT else 0.0
+        task_id, since = busy.holder_task_id, busy.awaited / SECOND - unique.SKEW
         try:
             if not is_shared(self.task.backend):
                 return False
@@ -333,7 +334,7 @@ class CeleryDelivery(Delivery):
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
             events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
-        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, busy.awaited / SECOND - skew):
+        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, since):
             return False
         # As the continuation that will not come, however deeply it would have been nested.
         claim = replace(

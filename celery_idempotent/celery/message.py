@@ -445,6 +445,28 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, 
     return {"queue": queue, "exchange": exchange, "routing_key": key, "declare": []}  # it names a way; it is no queue
 
 
+def came_from(app: Any, delivery_info: Mapping[str, Any] | None, name: str) -> bool:
+    """Return whether a message came from the queue of this name, as far as its exchange and routing key show that."""
+    exchange, key = ((delivery_info or {}).get(each) or "" for each in ("exchange", "routing_key"))
+    key = DELAY_BITS.sub("", key)
+    queue = app.amqp.queues.get(name)
+    if not exchange or queue is None:
+        return not exchange and key == name
+    ways = [(queue.exchange, queue.routing_key), *((bound.exchange, bound.routing_key) for bound in queue.bindings)]
+    return any(by is not None and _leads(by, pattern or "", exchange, key) for by, pattern in ways)
+
+
+def _leads(by: Any, pattern: str, exchange: str, key: str) -> bool:
+    """Return whether a queue that is bound to an exchange by a pattern gets what comes by an exchange and a key."""
+    if not (exchange == by.name or (exchange.endswith(DELAYED) and by.type != "fanout")):
+        return False
+    if by.type == "topic":
+        from kombu.transport.virtual.exchange import TopicExchange
+
+        return re.match(TopicExchange(None).key_to_pattern(pattern), key) is not None
+    return by.type == "fanout" or pattern == key
+
+
 def place_of(app: Any, delivery_info: Mapping[str, Any] | None, hostname: str) -> str:
     """Return which of the consumers of a fanout exchange this worker is; "" for a message that one worker gets.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
@@ -23,7 +24,7 @@ from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
 from ..errors import ConfigurationError, MissingKey, NoLease, StoreError
 from ..events import logger
 from . import canvas, declarations, message, propagation, unique
-from .app import TaskBinding
+from .app import TaskBinding, is_shared
 from .declarations import REQUEST, mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
@@ -392,6 +393,8 @@ class IdempotentTask(BaseTask):
             return super().replace(sig)
         self._check_lease("Replacing")
         continued = _mark_parts(self, request, state, sig)
+        if continued and not request.is_eager and is_shared(self.backend) and not message.ignores_result(self, request):
+            self._mark_started(request)
         try:
             return super().replace(sig)
         except Ignore:
@@ -400,6 +403,13 @@ class IdempotentTask(BaseTask):
         except Exception as error:
             state.failed = error if continued and request.is_eager else None
             raise
+
+    def _mark_started(self, request: Any) -> None:
+        """Have a failure that the result backend has of the task's id from now on be one of what replaces it."""
+        try:
+            self.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
+        except Exception as error:  # noqa: BLE001 - the backend's own
+            logger.warning("The result backend does not know that %s goes on: %r", request.id, error)
 
     def _check_lease(self, what: str) -> None:
         state = _state_of(self.request_stack.top)

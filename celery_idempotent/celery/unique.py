@@ -40,11 +40,13 @@ from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_backend, is_shared, store_of
 from .message import (
+    DELAY_BITS,
     KEY_HEADER,
     META_HEADER,
     RESERVATION,
     STATE_ATTRIBUTE,
     UNGUARDED,
+    came_from,
     delays_natively,
     own_header,
     sent_arguments,
@@ -181,8 +183,6 @@ class _Call:
         self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
-        #: when the last of the messages is due that it replaces, in seconds since 1970
-        self.latest = 0.0
         # What is this thread's own; the store is waited for in another one.
         self.own, self.in_transaction = _own_token(), _in_transaction()
 
@@ -312,7 +312,6 @@ class _Call:
     def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
         reason, wanted = reservations.REPLACED, self.wanted
-        self.latest = max(self.latest, met.latest, _time(met.eta, self.app))
         if _expiry(note.expires, self.app) < _expiry(met.expires, self.app) - (
             self._skew() if self._lifetime() else 0.0
         ):
@@ -327,7 +326,7 @@ class _Call:
             left = wanted.throttle - reservations.waited(record, met)
             if left <= 0:
                 reason, self.countdown = reservations.PERIOD_OVER, wanted.throttle
-        return self._due(note)._replace(latest=self.latest), reason
+        return self._due(note)._replace(latest=_time(met.eta, self.app)), reason
 
     def _skew(self) -> float:
         """Return by how many seconds times of gathered messages may differ; it is less than a period."""
@@ -391,10 +390,9 @@ class _Call:
             else:
                 self._emit(PublishRepeated, token, self.id, reason=found.reason, waiting=replaced)
         declared = self.task._binding.unique
-        keep = max(0.0, self.latest - time()) + token.hold if self.latest else 0.0
         # Any message of a task that has its messages replaced looks whether it was.
         newest = token.newest or (declared is not None and declared.newest)
-        return replace(token, fence=found.lease.fence, newest=newest, keep=keep)
+        return replace(token, fence=found.lease.fence, newest=newest, latest=found.latest)
 
     def _send(self, send: Send, token: Token, *, sure: bool) -> Any:
         options = {**self.options, "headers": _with_token(self.options, token)}
@@ -433,7 +431,7 @@ def publish_next(
         _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
-    note = note._replace(begun=token.fence)
+    note = note._replace(begun=token.fence, latest=token.latest)
     found = _try(store, lambda store: store.acquire(again.claim(UNCONFIRMED, note=note.write())))
     if not isinstance(found, Lease):
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
@@ -443,13 +441,15 @@ def publish_next(
 
 
 def _is_moved(task: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether a message goes to another queue than its body came from, as with ``retry(queue=...)``."""
-    queue, request = options.get("queue"), task.request_stack.top
-    if queue is None or request is None:
+    """Return whether a message may go to another queue than its body came from, as with ``retry(queue=...)``."""
+    request = task.request_stack.top
+    if request is None:
         return False
-    name = getattr(queue, "name", queue)
-    known = task._get_app().amqp.queues.get(name)
-    return (request.delivery_info or {}).get("routing_key") not in (name, getattr(known, "routing_key", name))
+    info, queue = request.delivery_info or {}, options.get("queue")
+    if queue is not None and options.get("exchange") is None:
+        return not came_from(task._get_app(), info, getattr(queue, "name", queue))
+    given = {name: options[name] for name in ("exchange", "routing_key") if options.get(name)}
+    return any(value != DELAY_BITS.sub("", info.get(name) or "") for name, value in given.items())
 
 
 def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:

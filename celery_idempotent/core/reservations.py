@@ -21,7 +21,7 @@ from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import StoreUnreachable
@@ -70,8 +70,8 @@ class Token:
         hold: Seconds for which it outlives the time at which the message is due.
         newest: Whether a later message takes the place of this one.
         throttle: Seconds for which the start of its run holds others back; 0 for none.
-        keep: Seconds for which the record outlives the reservation, where more than ``hold``: as long as messages that
-            it replaced may come.
+        latest: When the last of the messages is due that it replaced, as in `WaitingMessage`; the record is kept until
+            that has come.
     """
 
     slot: str
@@ -81,7 +81,7 @@ class Token:
     hold: float = 3600.0
     newest: bool = False
     throttle: float = 0.0
-    keep: float = 0.0
+    latest: float = 0.0
 
     @classmethod
     def read(cls, header: object) -> Token | None:
@@ -89,7 +89,7 @@ class Token:
         if not isinstance(header, Mapping):
             return None
         slot, owner, until = header.get("slot"), header.get("owner"), header.get("until")
-        numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle", "keep")]
+        numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle", "latest")]
         texts = all(isinstance(text, str) and text for text in (slot, owner)) and until in ("start", "done")
         if not texts or not all(isinstance(number, (int, float)) for number in numbers):
             return None
@@ -98,7 +98,7 @@ class Token:
 
     def header(self) -> dict[str, Any]:
         """Return the header of a message that carries it."""
-        optional = {"newest": self.newest, "throttle": self.throttle, "keep": self.keep}
+        optional = {"newest": self.newest, "throttle": self.throttle, "latest": self.latest}
         return {
             "slot": self.slot,
             "owner": self.owner,
@@ -110,11 +110,12 @@ class Token:
 
     def claim(self, ttl: float, *, sender: str = "", note: str = "") -> Claim:
         """Return the claim of its lease, which renews what is there and revives nothing."""
+        late = max(0.0, self.latest - time()) if self.latest else 0.0
         return Claim(
             key=self.slot,
             owner=self.owner,
             lease_ttl=ttl,
-            keep_ttl=max(KEEP, self.hold, self.keep) if self.newest else KEEP,
+            keep_ttl=max(KEEP, self.hold + late) if self.newest else KEEP,
             max_crashes=NO_CRASH_LOOP,
             sender=sender,
             holder=note,
@@ -180,11 +181,13 @@ class Reserved(NamedTuple):
         lease: Its lease.
         instead: The record of the reservation that it took over, or None.
         reason: Why it was taken over.
+        latest: When the last of the messages is due that it replaced, as in `WaitingMessage`.
     """
 
     lease: Lease
     instead: Record | None = None
     reason: str = ""
+    latest: float = 0.0
 
 
 def is_confirmed(record: Record) -> bool:
@@ -224,7 +227,8 @@ def reserve(
     began, instead, reason = monotonic(), None, ""
     if token.newest:
         # Once the record is this message's, it no longer has what began before.
-        note = note._replace(begun=_last_begun(store.peek(token.slot)))
+        before = store.peek(token.slot)
+        note = note._replace(begun=_last_begun(before), latest=_last_due(before, token))
     elif look and (record := _waiting(store, token, doubt)) is not None:
         return record
     known = note
@@ -232,7 +236,7 @@ def reserve(
         sender = instead.owner if instead is not None else ""
         found = store.acquire(token.claim(UNCONFIRMED, sender=sender, note=known.write()))
         if isinstance(found, Lease):
-            return Reserved(found, instead, reason)
+            return Reserved(found, instead, reason, known.latest)
         record = found.record
         met, certain = WaitingMessage.read(record.holder), is_confirmed(record) or record.owner in own
         known = note
@@ -241,7 +245,8 @@ def reserve(
         elif met is not None and token.newest:
             known, reason = (note, REPLACED) if follow is None else follow(record, met)
             known = _after(known, record, met, certain=certain, replaces=reason == REPLACED)
-            known = known._replace(begun=max(note.begun, met.begun))
+            begun, latest = max(note.begun, met.begun), max(note.latest, met.latest, known.latest)
+            known = known._replace(begun=begun, latest=latest)
         elif met is not None and certain:
             reason = doubt(record, met)
             if not reason:
@@ -291,6 +296,14 @@ def _last_begun(record: Record | None) -> int:
         return record.fence if record.reason == Reason.STARTED else 0
     met = WaitingMessage.read(record.holder)
     return met.begun if met is not None else 0
+
+
+def _last_due(record: Record | None, token: Token) -> float:
+    """Return when the last of the replaced messages is due for which a record is kept; 0 if it is kept for none."""
+    if record is None or record.state is not State.RELEASED:
+        return 0.0  # one that waits has it in its note
+    longer = record.retention - max(KEEP, token.hold)
+    return time() + longer if longer > 1.0 else 0.0
 
 
 def waited(record: Record, met: WaitingMessage) -> float:

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from celery.worker.request import Request
+from kombu import Exchange, Queue, binding
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import (
@@ -34,7 +35,7 @@ from celery_idempotent import (
 )
 from celery_idempotent.celery import app as bindings
 from celery_idempotent.celery import canvas as fanout
-from celery_idempotent.celery import delivery, pool, request
+from celery_idempotent.celery import delivery, pool, request, unique
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired
@@ -232,22 +233,69 @@ def test_a_call_of_apply_keeps_its_lease_beyond_the_hard_limit_which_nothing_enf
     assert endless == [True, False]
 
 
-def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(app: Celery, store: FailingStore) -> None:
-    """Of an earlier run under the same id; one of after it means that its end will not come."""
+@pytest.mark.parametrize("failure_ttl", [7200, 3600])
+def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(
+    app: Celery, store: FailingStore, monkeypatch: pytest.MonkeyPatch, failure_ttl: int
+) -> None:
+    """Of an earlier run under the same id; one of after it means that its end will not come.
+
+    Of a short wait the end is waited for: it may be that of a retry, which another delivery of its id does not end.
+    """
 
     def charge(self: Any, order_id: str) -> str:
         return "done"
 
-    task = declare(app, charge, idempotency={"key": "order_id", "failure_ttl": 10})
-    app.backend.mark_as_failure("T1", ValueError("no A"))
+    task = declare(app, charge, idempotency={"key": "order_id", "failure_ttl": failure_ttl, "wait_timeout": 0.1})
+    with monkeypatch.context() as patched:
+        patched.setattr(app, "now", lambda: datetime.now(timezone.utc) - timedelta(seconds=10))
+        app.backend.mark_as_failure("T1", ValueError("no A"))
     lease = store.acquire(Claim(f"idem:{task.name}::A", "other", 60, 60, task_id="T1"))
     assert isinstance(lease, Lease)
-    failure_ttl = task._binding.policy.failure_ttl
     assert store.release(lease, Release(Reason.RETRY, failure_ttl, attempt_number(1, 0)))
     with pytest.raises(Conflict, match="cannot be deferred"):
         task.apply(("A",))
     app.backend.mark_as_failure("T1", ValueError("no A"))
-    assert task.apply(("A",)).get() == "done"
+    if failure_ttl == 7200:
+        assert task.apply(("A",)).get() == "done"
+    else:
+        with pytest.raises(Conflict, match="cannot be deferred"):
+            task.apply(("A",))
+
+
+def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_its_id_was(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    """Not every store has fences that are times, by which a failure of after it was replaced is known."""
+
+    def charge(self: Any, order_id: str) -> str:
+        raise self.replace(chain(self.si("B"), self.si("A")))
+
+    task = declare(app, charge)
+    app.backend.mark_as_failure("replaced", ValueError("no A"))
+    task.apply_async(("A",), task_id="replaced")
+    deliver(task)
+    assert app.backend.get_task_meta("replaced", cache=False)["status"] == "STARTED"
+
+
+def test_a_task_is_replaced_by_itself_also_where_the_result_backend_takes_nothing(
+    app: Celery, deliver: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no backend")
+
+    def charge(self: Any, order_id: str) -> str:
+        if not self.request.replaced_task_nesting:
+            raise self.replace(self.si(order_id))
+        return "done"
+
+    task = declare(app, charge)
+    task.apply_async(("A",), task_id="replaced unseen")
+    with monkeypatch.context() as patched:
+        patched.setattr(app.backend, "mark_as_started", refuse)
+        deliver(task)
+    assert "no backend" in caplog.text
+    deliver(task)
+    assert app.backend.get_task_meta("replaced unseen", cache=False)["result"] == "done"
 
 
 def test_a_redelivery_of_what_was_not_kept_succeeds_where_no_result_backend_takes_results() -> None:
@@ -929,6 +977,17 @@ def test_a_part_that_a_living_process_may_be_returning_is_left_to_it(member: Any
     assert fanout.chord_claim(member, message, replace(settled, task_id="T0")) == 0, "a duplicate has its own part"
 
 
+def test_of_several_deliveries_that_come_later_one_returns_a_part_at_a_time(
+    app: Celery, member: Any, store: FailingStore
+) -> None:
+    message = Context({"id": "T1", "task": member.name, "group": "G1", "chord": {**BODY}})
+    settled = Record("idem:member::ORD-1", State.COMPLETED, task_id="T1", age=60.0)
+    claims = [fanout.chord_claim(member, message, settled) for _ in range(3)]
+    assert claims[0] == 0.0
+    assert all(claim > 1.9 for claim in claims[1:])
+    assert fanout.chord_claim(member, Context({**vars(message), "id": "T2"}), replace(settled, task_id="T2")) == 0.0
+
+
 def test_a_backend_that_cannot_read_the_group_of_a_chord_is_given_the_part(member: Any) -> None:
     message = Context({"id": "T1", "group": "G1", "chord": {"task": "body"}})
     assert not fanout.chord_is_over(member, message)
@@ -1216,3 +1275,63 @@ def test_a_chord_whose_header_is_a_group_is_made_of_its_members_and_its_body(app
     canvas = chord([task.s("A")], task.s("B"))
     canvas.kwargs["header"] = group(task.s("A"), task.s("C"))  # as freezing leaves it
     assert [part.args for part in fanout.parts_of(canvas)] == [("A",), ("C",), ("B",)]
+
+
+BITS = "0." * 27 + "1."
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queue"),
+    [
+        ("", "plain", "plain"),
+        ("", "default", "default"),
+        ("plain", "k", "plain"),
+        ("feeds", "feed.import", "feeds"),
+        ("celery_delayed_delivery", f"{BITS}k", "plain"),
+        ("celery_delayed_delivery", f"{BITS}feed.import", "feeds"),
+        ("east_celery_delayed_delivery", f"{BITS}feed.import", "feeds"),
+        ("second", "x", "several"),
+        ("all", "", "everybody"),
+    ],
+)
+def test_a_message_that_is_published_again_stays_in_its_queue_or_is_known_to_leave_it(
+    app: Celery, exchange: str, key: str, queue: str
+) -> None:
+    bindings = [binding(Exchange("first"), routing_key="x"), binding(Exchange("second"), routing_key="x")]
+    app.conf.task_queues = [
+        Queue("plain", Exchange("plain"), routing_key="k"),
+        Queue("same key", Exchange("another"), routing_key="k2"),
+        Queue("feeds", Exchange("feeds", "topic"), routing_key="feed.#"),
+        Queue("mails", Exchange("feeds", "topic"), routing_key="mail.*"),
+        Queue("several", bindings=bindings),
+        Queue("everybody", Exchange("all", "fanout")),
+    ]
+    came = {
+        name
+        for name in [*app.amqp.queues, "default", "unknown"]
+        if copies.came_from(app, {"exchange": exchange, "routing_key": key}, name)
+    }
+    assert came == {queue}
+
+
+@pytest.mark.parametrize(
+    ("options", "moved"),
+    [
+        ({}, False),
+        ({"queue": "plain"}, False),
+        ({"queue": "other"}, True),
+        ({"routing_key": "k", "exchange": "plain"}, False),
+        ({"routing_key": "k2"}, True),
+        ({"exchange": "another"}, True),
+    ],
+)
+def test_a_retry_that_leaves_its_queue_is_known_by_its_options(
+    app: Celery, options: dict[str, Any], moved: bool
+) -> None:
+    app.conf.task_queues = [Queue("plain", Exchange("plain"), routing_key="k"), Queue("other", routing_key="k")]
+    task = declare(app, returning)
+    task.push_request(delivery_info={"exchange": "plain", "routing_key": "k"})
+    try:
+        assert unique._is_moved(task, options) is moved
+    finally:
+        task.pop_request()

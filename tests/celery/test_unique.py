@@ -19,6 +19,7 @@ from celery_idempotent import events, open_store
 from celery_idempotent.core import reservations
 from celery_idempotent.errors import AlreadyPublished, ConfigurationError
 from celery_idempotent.events import Event, PublishRepeated, PublishReplaced, PublishSkipped
+from celery_idempotent.stores import Reason
 from tests.support.celery.apps import messages
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -585,14 +586,38 @@ def until(header: str) -> float:
     return (datetime.fromisoformat(header) - datetime.now(timezone.utc)).total_seconds()
 
 
+def token(sent: list[Any]) -> reservations.Token:
+    """Return that of the last message."""
+    found = reservations.Token.read(sent[-1]["idempotency"]["unique"])
+    assert found is not None
+    return found
+
+
 def test_the_record_of_a_message_is_kept_until_the_last_of_those_that_it_replaced_has_come(
     app: Celery, sent: list[Any]
 ) -> None:
     """Else that one would run, with its older arguments."""
-    for countdown in (86400, 60, 10):
+    app.module.newest.apply_async((7,), countdown=86400)
+    for countdown in (60, 10):
         app.module.newest.apply_async((7,), countdown=countdown)
-    keep = [headers["idempotency"]["unique"].get("keep", 0) for headers in sent]
-    assert [round(each, -2) for each in keep] == [0, 90000, 90000]  # with `for`
+        assert 90000 - 10 < token(sent).claim(10).keep_ttl <= 90000
+
+
+def test_the_record_is_kept_as_long_by_a_message_that_comes_after_one_which_has_begun(
+    app: Celery, sent: list[Any]
+) -> None:
+    newest, store = app.module.newest, open_store(app.conf.idempotency_store)
+
+    newest.apply_async((7,), countdown=86400)
+    newest.delay(7)
+    reservations.release(store, token(sent), Reason.STARTED)
+    newest.delay(7)
+    assert 90000 - 10 < token(sent).claim(10).keep_ttl <= 90000
+    reservations.release(store, token(sent), Reason.STARTED)
+    newest.apply_async((7,), headers={"idempotency": {"unique": token(sent).header()}})  # as its retry
+    assert 90000 - 10 < token(sent).claim(10).keep_ttl <= 90000
+    newest.delay(7)
+    assert 90000 - 10 < token(sent).claim(10).keep_ttl <= 90000
 
 
 def test_what_is_held_back_expires_so_long_after_it_is_due(app: Celery, sent: list[Any]) -> None:

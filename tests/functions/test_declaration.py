@@ -367,14 +367,14 @@ def test_functions_that_differ_in_what_is_around_them_alone_are_warned_of(
 ) -> None:
     """Their keys are the same: one answers for the other."""
 
-    def fee_of(rate: int) -> Callable[[str], int]:
+    def fee_of(rate: float) -> Callable[[str], float]:
         @idempotent(store=MemoryStore(), key="order_id", **({"name": f"fee.{rate}"} if named else {}))
-        def fee(order_id: str) -> int:
-            return rate if order_id else fee("none")
+        def fee(order_id: str) -> float:
+            return rate if order_id else float(fee("none"))
 
         return fee
 
-    fees = [fee_of(rate) for rate in (1, 1, 1)]
+    fees = [fee_of(float(rate)) for rate in ("1.5", "1.5", "1.5")]  # equal, and not one object
     assert caplog.messages == []
     fees.append(fee_of(2))
     said = [message for message in caplog.messages if "is declared again around other values of fee, rate" in message]

@@ -290,12 +290,9 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (CANVAS, "if guarded and _part_is_counted(self, request):", "if False:")
         ],
         "a part is returned beside another": [
-            (
-                CANVAS,
-                "return max(0.0, float(task.app.conf.result_chord_join_timeout) + RETURNING - record.age)",
-                "return 0.0",
-            )
+            (CANVAS, "return max(0.0, returning - record.age) or _claim_part(task, request, returning)", "return 0.0")
         ],
+        "several later deliveries return a part at once": [(CANVAS, "or _claim_part(task, request, returning)", "")],
         "a lost member whose result is stored is done": [
             (REQUEST, "if self._context.chord and self.task.reject_on_worker_lost:", "if False:")
         ],

@@ -8,6 +8,8 @@ from typing import Any
 
 from celery import chain, chord, states
 
+from celery_idempotent.celery.canvas import RETURNING
+
 from .law import Law
 from .world import Process, Step
 
@@ -95,6 +97,11 @@ class Canvases(Law):
         if process.counted:
             self.orders[process.host.request._args[0]].shape = ""
 
+    def counts_late(self, process: Process, seconds: float) -> None:
+        # Known: by then it is taken for dead, and another one counts the part.
+        if seconds > self.simulation.producer.conf.result_chord_join_timeout + RETURNING:
+            self.orders[process.host.request._args[0]].shape = ""
+
     def emitted(self, event: Any) -> None:
         self.failed_to_settle = self.failed_to_settle or type(event).__name__ == "SettleFailed"
 
@@ -105,6 +112,10 @@ class Canvases(Law):
                 self.check_order(order)
 
     def check_order(self, order: Order) -> None:
+        members = [f"{order.name}-{number}" for number in range(order.parts if order.shape == "chord" else 0)]
+        backend = self.simulation.producer.backend
+        if any(backend.get_task_meta(member)["status"] == states.RETRY for member in members):
+            return  # Celery looks for a success, and stores its RETRY after that: the chord fails for it
         if len(order.published) != 1:
             self.fail(f"{order.name} ({order.shape}) is to be shipped under {len(order.published)} ids")
         parts = [f"part {number}" for number in range(order.parts)]

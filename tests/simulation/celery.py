@@ -24,7 +24,7 @@ from celery.app.utils import Settings
 from celery.backends import base, cache
 from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
 from celery.worker import state
-from greenlet import getcurrent
+from greenlet import GreenletExit, getcurrent
 from kombu import transport as transports
 from kombu.serialization import dumps
 from kombu.transport import memory, virtual
@@ -840,7 +840,7 @@ class Threads:
                 ended.set_exception(error)
             waiting.wakes = min(waiting.wakes, current.world.now)
 
-        current.world.start(waiting.host, f"{waiting.name} end", work)
+        current.world.start(waiting.host, f"{waiting.name} end", work).works_for = waiting
         return ended
 
 
@@ -887,7 +887,7 @@ def simulated_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, wsgi):
             patch.setattr(module, "monotonic", now)
-        for module in (memory_store, unique, main_process):
+        for module in (memory_store, unique, reservations, main_process):
             patch.setattr(module, "time", lambda: EPOCH.timestamp() + now())
         patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
         patch.setattr(reservations, "sleep", sleep)
@@ -932,10 +932,15 @@ def _patch_celery(patch: pytest.MonkeyPatch) -> None:
 def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:
     def stepping(*args: Any, **options: Any) -> Any:
         process = getcurrent()
+        if isinstance(process, Process) and process.killed:
+            raise GreenletExit
         if not current.law.steps_in_backend or not isinstance(process, Process):
             return method(*args, **options)
+        counts, noting, since = method.__name__ == "incr", process.counted, current.world.now
         current.world.step()
-        process.counted = method.__name__ == "incr"
+        process.counted = counts
+        if (counts or noting) and current.world.now > since:
+            current.law.counts_late(process, current.world.now - since)
         return method(*args, **options)
 
     return stepping

@@ -50,6 +50,8 @@ class Run:
     ended: float = 0.0
     #: whether it has published a retry
     retried: bool = False
+    #: whether the broker did not answer whether it has that
+    unanswered: bool = False
     #: when its retry is due
     retry_due: float = 0.0
 
@@ -225,7 +227,8 @@ class Charges(Law):
         try:
             task.retry(countdown=countdown, throw=not self.quietly)
         except Reject:
-            run.retry_due = 0.0  # the broker did not take it
+            run.retry_due, run.unanswered = 0.0, True  # the broker did not take it, or did not say so
+            self.simulation.calm = False
             raise
         self.world.sleep(self.choices.one_of("after a retry", self.long), f"run {run.number} goes on")
 
@@ -321,7 +324,7 @@ class Charges(Law):
         if isinstance(event, LeaseLost) and record is not None:
             if running and record.owner == run.held.lease.owner:
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
-            told = run.task_id not in self.time_is_over  # that its retry was published
+            told = run.task_id not in self.time_is_over and not run.unanswered  # that its retry was published
             if told and run.held.lease.owner in self.overtaken and self.trusted(run):
                 self.fail(f"run {run.number} of {run.order} has published its retry, and gave its lease up for lost")
             if record.fence == run.held.fence and not (running or run.held.lost or self.robbed(run)):

@@ -74,6 +74,9 @@ class Law:
         """A child is killed."""
         self.counts["kills"] += 1
 
+    def counts_late(self, process: Process, seconds: float) -> None:
+        """A child was stopped as it counted a part of a chord."""
+
     def interrupted(self, process: Process) -> None:
         """A soft time limit rings in a child."""
         self.counts["interruptions"] += 1

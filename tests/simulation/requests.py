@@ -197,7 +197,7 @@ class Requests(Law):
     def killed(self, process: Process) -> None:
         super().killed(process)
         for run in self.runs:
-            if run.process is process:
+            if run.process in (process, process.works_for):
                 run.ending, run.excused = run.ending or "killed", True
 
     def emitted(self, event: Any) -> None:

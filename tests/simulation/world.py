@@ -118,6 +118,8 @@ class Process(greenlet):
         self.counted = False
         #: whether another one waits for it
         self.inside = False
+        #: the one whose work it does, where that has given it to another thread
+        self.works_for: Process | None = None
 
     def _begin(self) -> None:
         if not self.killed:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
 import pytest
 
@@ -126,8 +126,32 @@ def test_a_message_that_was_replaced_by_one_that_has_begun_does_not_run_while_a_
 
 
 def test_a_record_is_kept_for_as_long_as_what_it_replaced_may_come() -> None:
-    kept = {keep: Token(SLOT, "a", newest=True, hold=600.0, keep=keep).claim(10).keep_ttl for keep in (0.0, 5000.0)}
-    assert kept == {0.0: 600.0, 5000.0: 5000.0}
+    times = {"none": 0.0, "has come": 1000.0, "comes": time() + 5000.0}
+    kept = {
+        due: Token(SLOT, "a", newest=True, hold=600.0, latest=latest).claim(10).keep_ttl
+        for due, latest in times.items()
+    }
+    assert {due: round(keep, -2) for due, keep in kept.items()} == {"none": 600.0, "has come": 600.0, "comes": 5600.0}
+
+
+def test_a_record_that_a_message_leaves_has_the_next_one_keep_it_as_long(any_store: Store) -> None:
+    """Messages that it replaced may yet come."""
+    for hold in (600.0, 60.0):
+        first = Token(SLOT, new_owner(), newest=True, hold=hold, latest=time() + 5000.0)
+        first = replace(first, fence=reserved(any_store, first).lease.fence)
+        assert reservations.release(any_store, first, Reason.STARTED)
+        second = Token(SLOT, new_owner(), newest=True, hold=hold)
+        found = reserved(any_store, second)
+        assert abs(found.latest - first.latest) < 10
+        assert reservations.release(any_store, replace(second, fence=found.lease.fence), Reason.STARTED)
+        assert reserved(any_store, Token(SLOT, new_owner(), newest=True, hold=hold)).latest == 0.0
+        any_store.delete(SLOT)
+
+
+def reserved(store: Store, token: Token) -> Reserved:
+    found = reservations.reserve(store, token, WaitingMessage("a"), lambda *_: "", monotonic() + 60)
+    assert isinstance(found, Reserved)
+    return found
 
 
 def test_a_look_finds_a_confirmed_message_and_leaves_the_rest_to_a_claim(any_store: Store) -> None:
@@ -244,7 +268,7 @@ def test_a_record_that_says_nothing_of_a_message_stands_for_none(any_store: Stor
 )
 def test_a_token_that_this_version_cannot_read_is_none(header: object) -> None:
     assert Token.read(header) is None
-    whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0, keep=70.0)
+    whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0, latest=70.0)
     assert Token.read({**whole.header(), "later": "unknown"}) == whole
     assert Token.read({**whole.header(), "fence": "3"}) is None
 

@@ -96,6 +96,9 @@ def test_a_part_of_a_password_is_not_taken_for_the_name_of_a_parameter(scheme: s
         (f"redis://u:S?{SECRET}@{SECRET}@h/0", "redis://***"),
         (f"redis+sentinel://u:{SECRET}@h/s?sentinel_password=S@{SECRET}", "redis+sentinel://***@h/s"),
         (f"cached+postgresql://u:{SECRET}@h/d?cache=redis://:{SECRET}@c", "cached+postgresql://***@h/d"),
+        (f"redis://u:S@{SECRET}?{SECRET}=x@h/0", "redis://***"),
+        (f"redis://u:{SECRET}@h/0?x=1&sentinel_username={SECRET}@y", "redis://***@h/0"),
+        (f"redis://u:S@{SECRET}?password=S&x={SECRET}@h/0", "redis://***"),
         (f"u:{SECRET}@h:1?x=1", "***@h:1"),
     ],
 )

@@ -122,8 +122,14 @@ def answered(names: Sequence[bytes], values: Sequence[bytes | None], announcer: 
     return raw
 
 
-def record_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record:
-    """Return the record in the fields of a hash, seen at the server's time `now` in microseconds.
+def record_of(key: str, raw: Mapping[bytes, bytes], now: int, kept: int = 0) -> Record:
+    """Return the record in the fields of a hash.
+
+    Arguments:
+        key: Of the hash.
+        raw: Its fields.
+        now: The server's time at which they were read, in microseconds.
+        kept: Milliseconds after which the server deletes it (default: unknown).
 
     Raises:
         RecordUnreadable: they hold none, or one of a newer version.
@@ -148,6 +154,7 @@ def record_of(key: str, raw: Mapping[bytes, bytes], now: int) -> Record:
             remaining=max(0, end - now) / 1e6,
             age=max(0, now - ended) / 1e6 if ended else 0.0,
             held_for=max(0, now - whole(raw[b"fence"])) / 1e6 if state is State.IN_PROGRESS else 0.0,
+            retention=max(0, kept) / 1e3,
             waiting=0 if ended else sum(name.startswith(b"waiting:") for name in raw),
             dispatched=frozenset(name[10:].decode() for name in raw if name.startswith(b"announced:")),
         )

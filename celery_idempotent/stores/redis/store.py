@@ -208,18 +208,18 @@ class RedisStore(Store):
         return bool(self._call("mark_dispatched", (key,), (task_id,)))
 
     def get(self, key: str) -> Record | None:
-        now, found = self._call("read", (key,), ())
-        return record_of(key, by_name(found), int(now)) if found else None
+        now, found, kept = self._call("read", (key,), ())
+        return record_of(key, by_name(found), int(now), int(kept)) if found else None
 
     def peek(self, key: str) -> Record | None:
         # No script: half of its cost. The time comes last, so that what remains is never taken for more than it is.
-        replies = self._at(self._connections.pipeline, [("HMGET", key, *PEEKED), ("TIME",)])
+        replies = self._at(self._connections.pipeline, [("HMGET", key, *PEEKED), ("PTTL", key), ("TIME",)])
         for reply in replies:
             if isinstance(reply, Exception):
                 raise translate_error(reply, ("", "", 1, key), self._url) from reply
-        values, (seconds, microseconds) = replies
+        values, kept, (seconds, microseconds) = replies
         found = answered(PEEKED, values, "")
-        return record_of(key, found, int(seconds) * SECOND + int(microseconds)) if found else None
+        return record_of(key, found, int(seconds) * SECOND + int(microseconds), int(kept)) if found else None
 
     def delete(self, key: str) -> bool:
         self._command("DEL", history_key(key))  # first: after a failure the caller deletes both again
@@ -397,8 +397,8 @@ def records(
             if isinstance(reply, Exception):
                 record = get(key)
             else:
-                now, found = reply
-                record = record_of(key, by_name(found), int(now)) if found else None
+                now, found, kept = reply
+                record = record_of(key, by_name(found), int(now), int(kept)) if found else None
         except RecordUnreadable:
             continue
         if record is not None:
