@@ -143,11 +143,18 @@ class Binding:
         return keys.compose(self.namespace, self.name, key=key, scope=scope), arguments
 
     def arguments(self, args: Any, kwargs: Any) -> dict[str, object]:
-        """Return the arguments of a call by name, as `keys.bind` does, and raise what it raises."""
+        """Return the arguments of a call by name, as `keys.bind` does.
+
+        Raises:
+            TypeError: they do not fit; with what the function takes, which Python's own message leaves out.
+        """
         names = self._positional
         if names is not None and not kwargs and len(args) == len(names):  # as most are called
             return dict(zip(names, args, strict=True))
-        return keys.bind(self.signature, args, kwargs)
+        try:
+            return keys.bind(self.signature, args, kwargs)
+        except TypeError as error:
+            raise TypeError(f"Expected arguments of {self.name}{self.signature}, got others: {error}") from None
 
     def slot(
         self,

@@ -601,7 +601,7 @@ def _call(source: Callable[..., object], arguments: Mapping[str, object]) -> obj
         wanted = _wanted(source) if getattr(source, "__hash__", None) else _wanted.__wrapped__(source)
         key = source(**{name: arguments[name] for name in arguments if wanted is None or name in wanted})
     except Exception as exc:
-        got = f"{type(exc).__name__}: {exc}. It is given those it names of the arguments {sorted(arguments)}"
+        got = f"{type(exc).__name__}: {exc}. Fix it; it gets what it names of the arguments {sorted(arguments)}"
         raise MissingKey(f"Expected the key callable {_name(source)} to return a key, got {got}") from exc
     _usable(key, f"what the key callable {_name(source)} returns")
     return key

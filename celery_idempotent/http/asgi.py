@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ..errors import ConfigurationError
 from ..events import logger
 from . import problems
 from .delivery import Fact, HttpBinding, HttpDelivery
@@ -50,7 +51,7 @@ class IdempotencyMiddleware:
             them.
 
     Raises:
-        ConfigurationError: an option is wrong or missing.
+        ConfigurationError: an option is wrong or missing, or the application is one for WSGI.
 
     Example::
 
@@ -58,6 +59,11 @@ class IdempotencyMiddleware:
     """
 
     def __init__(self, app: App, **options: Unpack[HttpOptions]) -> None:
+        if _is_wsgi(app):
+            raise ConfigurationError(
+                f"Expected an application for ASGI, got {app!r}, which is one for WSGI. Write from "
+                "celery_idempotent.http.wsgi import IdempotencyMiddleware."
+            )
         self.app, self.options = app, Options.of(options)
         self.binding = HttpBinding(self.options)
 
@@ -84,6 +90,20 @@ class IdempotencyMiddleware:
         except asyncio.CancelledError:
             exchange.gone = True
             raise
+
+
+def _is_wsgi(app: Any) -> bool:
+    """Return whether an application takes environ and start_response, and so cannot take three arguments."""
+    try:
+        signature = inspect.signature(app)
+        signature.bind({}, None)
+    except (TypeError, ValueError):  # it takes other arguments, or shows none
+        return False
+    try:
+        signature.bind({}, None, None)
+    except TypeError:
+        return True
+    return False
 
 
 class _Incomplete(Exception):

@@ -212,7 +212,7 @@ def _methods(value: Any, option: str) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(each, str) and each.isupper() for each in value):
         raise unfit(option, "methods in upper case", value, 'write ["POST", "PATCH"]')
     if unsafe := {"GET", "HEAD", "OPTIONS", "TRACE"} & set(value):
-        raise unfit(option, "methods that change something", sorted(unsafe), "leave them out: repeat them as you like")
+        raise unfit(option, "methods that change something", sorted(unsafe), "leave them out, since they need no key")
     return tuple(value)
 
 

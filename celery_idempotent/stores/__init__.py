@@ -87,10 +87,10 @@ def open_store(url: str) -> Store:
         near = sorted(
             difflib.get_close_matches(scheme, SCHEMES), key=lambda name: (-_likeness(scheme, name), len(name))
         )
-        hint = f" Did you mean {near[0]}://?" if near else ""
+        hint = f"Did you mean {near[0]}://?" if near else "Write redis://localhost/1, or sqlite:///path for a file."
         raise ConfigurationError(
             f"Expected the URL of an idempotency store to begin with one of {_known_schemes()}, got "
-            f"{hide_password(url)!r}.{hint}"
+            f"{hide_password(url)!r}. {hint}"
         )
     module, name, extra = SCHEMES[scheme]
     try:

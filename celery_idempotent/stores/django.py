@@ -93,7 +93,7 @@ class DjangoDatabase:
         except ImproperlyConfigured as error:
             raise ConfigurationError(
                 f"Expected django://{self.alias} to name a database of Django's settings, and they do not serve: "
-                f"{error}. Set DJANGO_SETTINGS_MODULE, and DATABASES there."
+                f"{str(error).rstrip('.')}. Set DJANGO_SETTINGS_MODULE, and DATABASES there."
             ) from None
         return wrapper
 

@@ -29,7 +29,7 @@ from tests.support.http.inproc import request_asgi, request_wsgi
         ({"colour": 1}, "expected options of the middleware"),
         ({"scope": 3}, "scope: expected a callable over the request"),
         ({"methods": "POST"}, "methods: expected methods in upper case"),
-        ({"methods": ["GET"]}, "methods that change something"),
+        ({"methods": ["GET"]}, "methods that change something, got ['GET']: leave them out, since they need no key"),
         ({"paths": "/orders"}, "paths: expected paths that begin with a slash"),
         ({"exempt": ["orders"]}, "exempt: expected paths"),
         ({"fingerprint": "body"}, "fingerprint: expected one of"),
@@ -69,6 +69,25 @@ def test_the_middleware_for_wsgi_refuses_an_application_for_asgi() -> None:
             ConfigurationError, match=r"got .*, which is one for ASGI\. Write from celery_idempotent\.http "
         ):
             wsgi.IdempotencyMiddleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
+
+
+def test_the_middleware_for_asgi_refuses_an_application_for_wsgi() -> None:
+    def function(environ: Any, start_response: Any) -> list[bytes]: ...
+
+    for app in (function, Shop().wsgi):
+        with pytest.raises(
+            ConfigurationError, match=r"got .*, which is one for WSGI\. Write from celery_idempotent\.http\.wsgi "
+        ):
+            IdempotencyMiddleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
+
+
+def test_the_middleware_for_asgi_takes_an_application_that_shows_no_signature() -> None:
+    class Hidden:
+        __signature__ = "none"
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+    IdempotencyMiddleware(Hidden(), store="memory://", scope=None)
 
 
 class Shop:

@@ -196,4 +196,6 @@ def test_arguments_that_the_fingerprint_leaves_out_may_differ(desk: Desk) -> Non
 def test_arguments_that_do_not_fit_the_function_fail_as_python_says(desk: Desk) -> None:
     job = desk.run(shop.charge)
     assert job.get_status() == "failed"
-    assert desk.error(job).startswith("TypeError: missing a required argument: 'order'")
+    error = desk.error(job)
+    assert error.startswith("TypeError: Expected arguments of tests.support.rq.shop.charge(order")
+    assert error.endswith("got others: missing a required argument: 'order'")

@@ -109,7 +109,7 @@ def test_another_kind_of_database_is_refused_with_what_to_use(monkeypatch: pytes
 def test_settings_that_do_not_serve_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Bare(dict[str, object]):
         def __missing__(self, alias: str) -> object:
-            raise ImproperlyConfigured("DATABASES is not set")
+            raise ImproperlyConfigured("DATABASES is not set.")
 
     monkeypatch.setattr("celery_idempotent.stores.django.connections", Bare())
     with pytest.raises(ConfigurationError, match=r"DATABASES is not set\. Set DJANGO_SETTINGS_MODULE"):

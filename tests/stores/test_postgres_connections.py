@@ -352,10 +352,11 @@ def test_a_standby_is_unreachable(own_postgres: Callable[..., PostgresServer], o
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql://u:p@h/d?table=Orders", "table= .* got 'Orders'"),
+        ("postgresql://u:p@h/d?table=Orders", r"table= .* got 'Orders'\. Write table=orders\."),
+        ("postgresql://u:p@h/d?table=2026-orders", r"Write table=_2026_orders\."),
         ("postgresql://u:p@h/d?table=x%22;drop", "table="),
         ("postgresql://u:p@h/d?schema=" + "s" * 41, "schema="),
-        ("postgresql://u:p@h/d?schema=", "schema="),
+        ("postgresql://u:p@h/d?schema=", r"Write schema=idempotency\."),
         ("postgresql://u:p@h/d?connections=0", "at least 1"),
         ("postgresql://u:p@h/d?connections=many", "whole number"),
         ("postgresql://u:p@h/d?tabel=x", "got 'tabel'. Did you mean table"),

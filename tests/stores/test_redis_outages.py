@@ -31,7 +31,7 @@ class TestServersThatCannotServe:
     @pytest.mark.parametrize("name", VERBS)
     def test_a_server_that_is_down_is_unreachable(self, opened: Open, name: str) -> None:
         store = opened(f"redis://:{SECRET}@127.0.0.1:{servers.free_port()}/0")
-        with pytest.raises(StoreUnreachable, match=r"Is it running") as caught:
+        with pytest.raises(StoreUnreachable, match=r"Check that it runs") as caught:
             verb(store, name)()
         assert SECRET not in str(caught.value)
 

@@ -171,6 +171,7 @@ def test_what_the_drivers_know_is_a_parameter(url: str) -> None:
         ("redis+cluster//a,b", "Did you mean redis+cluster://a,b?"),
         ("cache//shop", "Did you mean redis://cache//shop?"),
         (" ", "which has no scheme. Write redis://host:6379/1."),
+        ("mongodb://h/1", "got 'mongodb://h/1'. Write redis://localhost/1, or sqlite:///path for a file."),
         ("memory", "Did you mean memory://?"),
     ],
 )

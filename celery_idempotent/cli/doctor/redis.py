@@ -110,7 +110,7 @@ def servers_of(store: RedisStore) -> list[RedisServer]:
 
 #: The checks of one server.
 SERVER_CHECKS = Checks()
-OLDEST = (6, 0)
+OLDEST = (6, 2)
 #: Parts of the memory that are a warning and an error, and the part of the connections that is a warning.
 FILLING, FULL, BUSY = 0.8, 0.95, 0.8
 SLOTS = 16384

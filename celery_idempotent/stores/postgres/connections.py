@@ -225,7 +225,7 @@ def translate_error(error: psycopg.Error, shown: str) -> StoreError:
             "Is there one that settles a task and is not committed?"
         )
     return StoreUnreachable(
-        f"The idempotency store {shown} cannot serve ({what}). Is it running, and may it be written?"
+        f"The idempotency store {shown} cannot serve ({what}). Check that it runs and may be written."
     )
 
 
@@ -261,6 +261,12 @@ SCHEMA, TABLE, CONNECTIONS = "public", "idempotency", 8
 NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 
 
+def _as_name(text: str) -> str:
+    """Return the name that is nearest to a text which is none."""
+    name = re.sub(r"[^a-z0-9_]", "_", text.lower())[:39] or TABLE
+    return name if NAME.fullmatch(name) else f"_{name}"
+
+
 @dataclass(frozen=True)
 class Address:
     """Where the records are.
@@ -283,7 +289,7 @@ class Address:
             if not NAME.fullmatch(name):
                 raise ConfigurationError(
                     f"Expected {option}= of a PostgreSQL store to be a name of 1 to 40 lower-case letters, digits and "
-                    f"underscores that begins with no digit, got {name!r}."
+                    f"underscores that begins with no digit, got {name!r}. Write {option}={_as_name(name)}."
                 )
         if self.connections < 1:
             raise ConfigurationError(

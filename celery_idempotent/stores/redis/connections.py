@@ -292,7 +292,7 @@ def translate_error(error: Exception, command: Sequence[Any], url: str) -> Store
             "type. Does something else use this database? Delete the key, or set idempotency_namespace."
         )
     return StoreUnreachable(
-        f"The idempotency store {url} cannot serve ({what}). Is it running, and has it memory left?"
+        f"The idempotency store {url} cannot serve ({what}). Check that it runs and has memory left."
     )
 
 
