@@ -344,9 +344,7 @@ class TaskKeys:
         try:
             key: str = task.key_for(*args, idempotency_headers=headers, **kwargs)
         except TypeError as error:
-            raise ConfigurationError(
-                f"Expected arguments of {name}{task._binding.signature}, got {_as_call(args, kwargs)}: {error}."
-            ) from error
+            raise ConfigurationError(f"{error}. Got {_as_call(args, kwargs)}.") from error
         except MissingKey as error:
             hint = _scope_hint(task, headers)
             raise ConfigurationError(hint or str(error)) from error

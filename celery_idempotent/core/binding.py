@@ -154,7 +154,9 @@ class Binding:
         try:
             return keys.bind(self.signature, args, kwargs)
         except TypeError as error:
-            raise TypeError(f"Expected arguments of {self.name}{self.signature}, got others: {error}") from None
+            raise TypeError(
+                f"Expected arguments of {self.name}{self.signature}, which these do not fit: {error}"
+            ) from None
 
     def slot(
         self,

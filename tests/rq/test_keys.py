@@ -198,4 +198,4 @@ def test_arguments_that_do_not_fit_the_function_fail_as_python_says(desk: Desk) 
     assert job.get_status() == "failed"
     error = desk.error(job)
     assert error.startswith("TypeError: Expected arguments of tests.support.rq.shop.charge(order")
-    assert error.endswith("got others: missing a required argument: 'order'")
+    assert error.endswith("which these do not fit: missing a required argument: 'order'")

@@ -37,7 +37,7 @@ def test_arguments_are_named_as_the_call_itself_would_bind_them(
     try:
         expected = keys.bind(signature, args, kwargs)
     except TypeError as error:
-        message = f"Expected arguments of task{signature}, got others: {error}"
+        message = f"Expected arguments of task{signature}, which these do not fit: {error}"
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
             binding.arguments(args, kwargs)
     else:
