@@ -477,6 +477,8 @@ KINDS = {
     "a deferred message gives its slot back": "unique",
     "a lost member whose result is stored is done": "canvases",
     "what was dispatched is not dispatched again": "canvases",
+    "callbacks of a replay get ids of their own": "canvases",
+    "callbacks are dispatched by every replay": "canvases",
     "a copy does not wait for an open transaction": "transactions",
     "what is not committed is a result": "transactions",
     "what raises after its commit has failed": "transactions",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery import chain, chord, states
+from greenlet import getcurrent
 
 from celery_idempotent.celery.canvas import RETURNING
+from celery_idempotent.stores import Refusal
 
 from .law import Law
 from .world import Process, Step
@@ -48,6 +51,8 @@ class Canvases(Law):
         for order in self.waiting:
             order.parts = choices.one_of(f"parts of {order.name}", [2, 3]) if order.shape == "chord" else 1
         self.orders: dict[str, Order] = {}
+        #: by process: the task whose continuations it knows to be dispatched, as the store has told it
+        self.knows: dict[Any, str] = {}
         #: runs of which a caller may have an answer that was not settled
         self.failed_to_settle = False
 
@@ -82,8 +87,17 @@ class Canvases(Law):
         self.orders[order].shipped[task.request.id].append(given[0])
         return f"shipped {order}"
 
+    def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if verb == "acquire":
+            id_, known = args[0].announcer, isinstance(answer, Refusal) and answer.record.dispatched
+            self.knows[getcurrent()] = id_ if known and id_ in known else ""
+        return answer
+
     def published(self, message: Any, process: Any) -> None:
         if message["headers"]["task"] == "ship":
+            if message["headers"]["parent_id"] and self.knows.get(process) == message["headers"]["parent_id"]:
+                self.fail(f"what follows {self.knows[process]} is published by a replay, and was before")
             order = next(name for name in self.orders if name in message["headers"]["argsrepr"])
             self.orders[order].published.add(message["headers"]["id"])
 
