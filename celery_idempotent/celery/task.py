@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from celery import signals
+from celery import signals, states
 from celery._state import get_current_worker_task
 from celery.app.task import Task
 from celery.exceptions import Ignore, Reject
@@ -394,7 +393,7 @@ class IdempotentTask(BaseTask):
         self._check_lease("Replacing")
         continued = _mark_parts(self, request, state, sig)
         if continued and not request.is_eager and is_shared(self.backend) and not message.ignores_result(self, request):
-            self._mark_started(request)
+            self._forget_failure(request.id)
         try:
             return super().replace(sig)
         except Ignore:
@@ -404,12 +403,13 @@ class IdempotentTask(BaseTask):
             state.failed = error if continued and request.is_eager else None
             raise
 
-    def _mark_started(self, request: Any) -> None:
+    def _forget_failure(self, task_id: str) -> None:
         """Have a failure that the result backend has of the task's id from now on be one of what replaces it."""
         try:
-            self.backend.mark_as_started(request.id, pid=os.getpid(), hostname=request.hostname)
+            if self.backend.get_task_meta(task_id, cache=False)["status"] in states.PROPAGATE_STATES:
+                self.backend.store_result(task_id, None, states.PENDING)
         except Exception as error:  # noqa: BLE001 - the backend's own
-            logger.warning("The result backend does not know that %s goes on: %r", request.id, error)
+            logger.warning("The result backend does not know that %s goes on: %r", task_id, error)
 
     def _check_lease(self, what: str) -> None:
         state = _state_of(self.request_stack.top)

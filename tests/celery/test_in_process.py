@@ -274,7 +274,7 @@ def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_i
     app.backend.mark_as_failure("replaced", ValueError("no A"))
     task.apply_async(("A",), task_id="replaced")
     deliver(task)
-    assert app.backend.get_task_meta("replaced", cache=False)["status"] == "STARTED"
+    assert app.backend.get_task_meta("replaced", cache=False)["status"] == "PENDING"
 
 
 def test_a_task_is_replaced_by_itself_also_where_the_result_backend_takes_nothing(
@@ -291,7 +291,7 @@ def test_a_task_is_replaced_by_itself_also_where_the_result_backend_takes_nothin
     task = declare(app, charge)
     task.apply_async(("A",), task_id="replaced unseen")
     with monkeypatch.context() as patched:
-        patched.setattr(app.backend, "mark_as_started", refuse)
+        patched.setattr(app.backend, "get_task_meta", refuse)
         deliver(task)
     assert "no backend" in caplog.text
     deliver(task)
