@@ -436,7 +436,7 @@ class Charges(Law):
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[lease.key.rpartition(":")[2]] = 0
-        if run is not None and reason is Reason.RETRY:
+        if run is not None and reason is Reason.RETRY and not self.robbed(run):
             self.retried[run.task_id] = run.attempt + 1
         elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
             self.retried.pop(run.task_id, None)
