@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -52,5 +54,7 @@ def main(args: Sequence[str] | None = None) -> None:
         status = Exit.INTERRUPTED
     except OSError as error:  # of what it prints to: a store's are errors of stores
         click.echo(f"Error: Expected to write the output, got {error}. Look where it goes.", err=True)
+        with suppress(OSError, ValueError):  # else Python tries again at its end, and complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = Exit.NO
     sys.exit(status or 0)

@@ -416,7 +416,9 @@ class Charges(Law):
             self.fail(f"a retry of {claim.task_id} waits for the run that published it")
         if record.state is State.RELEASED and record.task_id == claim.task_id and not claim.nesting:
             self.fail(f"{claim.task_id} waits for its own retry")
-        if record.state is State.IN_PROGRESS and record.owner in self.gone:
+        # A renewal on its way may restore what was lost or forgotten meanwhile, until that lease runs out.
+        known = record.fence > self.robbed_up_to[record.key.rpartition(":")[2]]
+        if record.state is State.IN_PROGRESS and record.owner in self.gone and known:
             self.fail(
                 f"{claim.task_id} waits for a delivery that has ended, or whose worker knows its child to be gone"
             )
