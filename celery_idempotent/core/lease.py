@@ -60,6 +60,7 @@ class HeldLease:
         "lost",
         "lost_error",
         "open",
+        "passed_over",
         "renewals",
         "result_ttl",
         "settled_at",
@@ -101,6 +102,8 @@ class HeldLease:
         self.task_ids = task_ids
         #: the results that were settled within the task's own transactions, by their payloads; None if none was
         self.within: dict[bytes, Any] | None = None
+        #: whether renewals may pass the record over, since it is being settled in an open transaction
+        self.passed_over = False
         #: monotonic time of the last of them
         self.settled_at = since
         self.until = since + max_lease if max_lease is not None else float("inf")
@@ -130,7 +133,8 @@ class HeldLease:
     def trust(self, since: float) -> None:
         """Trust the lease for its ttl from ``since`` on."""
         ttl = self.lease.claim.lease_ttl
-        self.deadline = since + ttl * (1 - MARGIN)
+        if not self.passed_over:
+            self.deadline = since + ttl * (1 - MARGIN)
         self.due = since + ttl / RENEWALS_PER_TTL
         self.renewals += 1
 
@@ -177,6 +181,7 @@ class HeldLease:
                 'redelivery would repeat what the transaction does. Write result_ttl="24h".'
             )
         outcome = self.encode(result)
+        self.passed_over = True  # first: a renewal may come between the request and its reply
         try:
             self.store.settle_within(self.lease, outcome, ttl=self.result_ttl, using=using)
         except LeaseLost:

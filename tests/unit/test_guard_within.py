@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,12 @@ class Transaction:
 
 class Database(MemoryStore):
     """A memory store with transactions, as far as the guard can tell."""
+
+    #: whether an open one has the records, so that renewals pass them over
+    locked = False
+
+    def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        return [] if self.locked else super().renew(leases)
 
     def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: Any) -> None:
         record = self.get(lease.key)
@@ -123,6 +129,28 @@ def test_a_body_may_settle_again_after_it_rolled_back(shop: Bench) -> None:
         settles(holding, "second")
 
     assert shop.deliver(tries_twice) == Ran("second")
+
+
+def test_a_lease_that_no_renewal_reached_while_a_transaction_was_open_is_looked_up_after_the_rollback(
+    shop: Bench,
+) -> None:
+    """As one on PostgreSQL, whose renewals pass over what a transaction has locked."""
+    database = shop.store.inner
+    assert isinstance(database, Database)
+
+    def is_slow(holding: HeldLease) -> None:
+        holding.settle("first", using=Transaction())
+        database.locked = True
+        for _ in range(4):
+            shop.clock.advance(holding.lease.claim.lease_ttl / 3)
+            shop.heartbeat.beat(shop.clock.now)
+        holding.check()  # nobody else can have it
+        database.locked = False
+        assert isinstance(database.acquire(shop.claim("b")), Lease)
+        with pytest.raises(LostInTask):
+            holding.check()
+
+    assert isinstance(shop.deliver(is_slow), Busy)
 
 
 def test_a_transaction_that_is_repeated_after_its_commit_is_rolled_back(shop: Bench) -> None:
