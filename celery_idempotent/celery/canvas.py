@@ -15,7 +15,7 @@ from typing import Any
 from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_signature
 
 from ..core.reservations import NO_CRASH_LOOP
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StoreError
 from ..events import logger
 from ..stores.records import RESERVED, Claim, Lease, Record, new_owner
 from .app import is_guarded
@@ -135,7 +135,12 @@ def _claim_part(task: Any, request: Any, ttl: float) -> float:
     """Claim for so many seconds to return a part; return for how many another delivery has that claim, 0 for this."""
     key = f"{task._binding.namespace}:{RESERVED}:part:{request.group}:{request.id}"
     claim = Claim(key, new_owner(), ttl, RETURNING, max_crashes=NO_CRASH_LOOP)
-    found = task._binding.guard.store.acquire(claim)
+    guard = task._binding.guard
+    try:
+        found = guard.breaker.call(guard.store, guard.store.acquire, claim)
+    except StoreError as error:
+        logger.warning("%s[%s]: whether another returns its part is not known yet: %s", task.name, request.id, error)
+        return ttl
     return 0.0 if isinstance(found, Lease) else max(found.record.remaining, RETURNING)
 
 

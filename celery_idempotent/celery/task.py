@@ -392,7 +392,7 @@ class IdempotentTask(BaseTask):
             return super().replace(sig)
         self._check_lease("Replacing")
         continued = _mark_parts(self, request, state, sig)
-        if continued and not request.is_eager and is_shared(self.backend) and not message.ignores_result(self, request):
+        if continued and not request.is_eager and is_shared(self.backend):
             self._forget_failure(request.id)
         try:
             return super().replace(sig)

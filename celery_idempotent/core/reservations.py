@@ -300,10 +300,14 @@ def _last_begun(record: Record | None) -> int:
 
 def _last_due(record: Record | None, token: Token) -> float:
     """Return when the last of the replaced messages is due for which a record is kept; 0 if it is kept for none."""
-    if record is None or record.state is not State.RELEASED:
-        return 0.0  # one that waits has it in its note
-    longer = record.retention - max(KEEP, token.hold)
-    return time() + longer if longer > 1.0 else 0.0
+    if record is None:
+        return 0.0
+    if record.state is not State.RELEASED:  # its lease may have run out, so that no claim is answered with it
+        met = WaitingMessage.read(record.holder)
+        return met.latest if met is not None else 0.0
+    longer = record.retention - token.hold
+    # Some stores keep a record for a second more.
+    return time() + longer if record.retention > KEEP + 2.0 and longer > 2.0 else 0.0
 
 
 def waited(record: Record, met: WaitingMessage) -> float:

@@ -95,7 +95,7 @@ class IdempotencyMiddleware:
 def _is_wsgi(app: Any) -> bool:
     """Return whether an application takes environ and start_response, and so cannot take three arguments."""
     try:
-        signature = inspect.signature(app)
+        signature = inspect.signature(app, follow_wrapped=False)
         signature.bind({}, None)
     except (TypeError, ValueError):  # it takes other arguments, or shows none
         return False

@@ -136,7 +136,7 @@ def test_a_record_is_kept_for_as_long_as_what_it_replaced_may_come() -> None:
 
 def test_a_record_that_a_message_leaves_has_the_next_one_keep_it_as_long(any_store: Store) -> None:
     """Messages that it replaced may yet come."""
-    for hold in (600.0, 60.0):
+    for hold in (600.0, 60.0, 1.0):
         first = Token(SLOT, new_owner(), newest=True, hold=hold, latest=time() + 5000.0)
         first = replace(first, fence=reserved(any_store, first).lease.fence)
         assert reservations.release(any_store, first, Reason.STARTED)
