@@ -14,10 +14,11 @@ from typing import Any
 
 from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_signature
 
+from ..core.keys import compose_part
 from ..core.reservations import NO_CRASH_LOOP
 from ..errors import ConfigurationError, StoreError
 from ..events import logger
-from ..stores.records import RESERVED, Claim, Lease, Record, new_owner
+from ..stores.records import Claim, Lease, Record, new_owner
 from .app import is_guarded
 from .declarations import refuse_mistakes
 from .message import KEY_HEADER, DeliveryState
@@ -133,7 +134,7 @@ def chord_claim(task: Any, request: Any, record: Record) -> float:
 
 def _claim_part(task: Any, request: Any, ttl: float) -> float:
     """Claim for so many seconds to return a part; return for how many another delivery has that claim, 0 for this."""
-    key = f"{task._binding.namespace}:{RESERVED}:part:{request.group}:{request.id}"
+    key = compose_part(task._binding.namespace, request.group, request.id)
     claim = Claim(key, new_owner(), ttl, RETURNING, max_crashes=NO_CRASH_LOOP)
     guard = task._binding.guard
     try:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from celery import signals, states
 from celery._state import get_current_worker_task
 from celery.app.task import Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..core.backoff import sleep
 from ..core.binding import confirmations
@@ -408,6 +408,8 @@ class IdempotentTask(BaseTask):
         try:
             if self.backend.get_task_meta(task_id, cache=False)["status"] in states.PROPAGATE_STATES:
                 self.backend.store_result(task_id, None, states.PENDING)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception as error:  # noqa: BLE001 - the backend's own
             logger.warning("The result backend does not know that %s goes on: %r", task_id, error)
 

@@ -312,9 +312,7 @@ class _Call:
     def _follow(self, note: WaitingMessage, record: Record, met: WaitingMessage) -> tuple[WaitingMessage, str]:
         """Return the note of this message, and whether it replaces the one that waits or why that runs as well."""
         reason, wanted = reservations.REPLACED, self.wanted
-        if _expiry(note.expires, self.app) < _expiry(met.expires, self.app) - (
-            self._skew() if self._lifetime() else 0.0
-        ):
+        if self._expires_sooner(note, met):
             reason = SOONER
         # What is due must run: a stream of calls must not take its place again and again.
         if wanted.debounce is not None:
@@ -328,6 +326,10 @@ class _Call:
                 reason, self.countdown = reservations.PERIOD_OVER, wanted.throttle
         return self._due(note)._replace(latest=_time(met.eta, self.app)), reason
 
+    def _expires_sooner(self, one: WaitingMessage, other: WaitingMessage) -> bool:
+        skew = self._skew() if self._lifetime() else 0.0
+        return _expiry(one.expires, self.app) < _expiry(other.expires, self.app) - skew
+
     def _skew(self) -> float:
         """Return by how many seconds times of gathered messages may differ; it is less than a period."""
         return 0.0 if self.countdown is None else min(SKEW, (self.wanted.throttle or 0.0) / 2)
@@ -335,10 +337,9 @@ class _Call:
     def _doubt(self, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
         """Return why a message that waits does not do for this call; "" if it does."""
         # What a throttle gathers is due at the end of its period, by the clock of its publisher.
-        late = self._skew()
-        if _time(met.eta, self.app) > _time(own.eta, self.app) + late:
+        if _time(met.eta, self.app) > _time(own.eta, self.app) + self._skew():
             return "due later"
-        if _expiry(met.expires, self.app) < _expiry(own.expires, self.app) - (late if self._lifetime() else 0.0):
+        if self._expires_sooner(met, own):
             return SOONER
         if self.own == record.owner:
             return "own message"  # which would end its own chain
@@ -392,7 +393,7 @@ class _Call:
         declared = self.task._binding.unique
         # Any message of a task that has its messages replaced looks whether it was.
         newest = token.newest or (declared is not None and declared.newest)
-        return replace(token, fence=found.lease.fence, newest=newest, latest=found.latest)
+        return replace(token, fence=found.lease.fence, newest=newest, late=found.late)
 
     def _send(self, send: Send, token: Token, *, sure: bool) -> Any:
         options = {**self.options, "headers": _with_token(self.options, token)}
@@ -431,7 +432,7 @@ def publish_next(
         _try(store, lambda store: reservations.confirm(store, token, wait))  # before: a message may start at once
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
-    note = note._replace(begun=token.fence, latest=token.latest)
+    note = note._replace(begun=token.fence, latest=time() + token.late if token.late else 0.0)
     found = _try(store, lambda store: store.acquire(again.claim(UNCONFIRMED, note=note.write())))
     if not isinstance(found, Lease):
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from io import StringIO
 
 import click
 
@@ -45,6 +46,8 @@ def cli(ctx: click.Context, store: str | None) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name, and exit with its status."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = StringIO()
     try:
         status = cli.main(args, prog_name="celery-idempotent", standalone_mode=False)
     except click.ClickException as error:

@@ -12,7 +12,7 @@ import click
 
 from ..core.reservations import WaitingMessage
 from ..errors import ConfigurationError
-from ..stores.records import Record, State, is_reservation
+from ..stores.records import Record, State, is_part, is_reservation
 from ..units import parse_duration
 from .common import (
     Argument,
@@ -153,7 +153,7 @@ class Filter:
 
     def fits(self, record: Record) -> bool:
         """Return whether a record is one of them, but for its age."""
-        if is_reservation(record.key) is not self.unique:
+        if is_reservation(record.key) is not self.unique or is_part(record.key):
             return False
         if self.arguments and not self.keys:
             from ..core.keys import is_made_of  # with kombu behind it

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import StoreError
-from ..stores.records import Reason, Record, State, is_reservation
+from ..stores.records import Reason, Record, State, is_part, is_reservation
 from ..units import format_size, shorten_duration
 from . import tables
 from .common import Exit, ProgressCounter, StoreCommand, stores_of
@@ -188,7 +188,9 @@ class StoreStats:
     _worst: list[tuple[int, str, Record]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
-        """Count one more; of the reservations of unique tasks, how many there are."""
+        """Count one more; of the reservations of unique tasks, how many there are, and of claims of parts none."""
+        if is_part(record.key):
+            return
         if is_reservation(record.key):
             self.reservations += record.state is State.IN_PROGRESS and record.remaining > 0
             return

@@ -37,7 +37,7 @@ from urllib.parse import quote, unquote
 from uuid import UUID
 
 from ..errors import MissingKey
-from ..stores.records import RESERVED
+from ..stores.records import PART, RESERVED
 from .serialization import serialization
 
 KeySource = str | Sequence[str] | Callable[..., object] | None
@@ -276,6 +276,11 @@ def compose_slot(
     part = _whole(arguments) if source is None else _part(resolve(source, arguments), "the unique key")
     tenant = "" if scope is None else _part(scope, "the scope")
     return f"{slots_of(namespace, task)}{tenant}:{part}:{_message_part(message)}"
+
+
+def compose_part(namespace: str, group: str, task_id: str) -> str:
+    """Write the name of the claim to return the part of a chord's member: ``namespace:~part:group:task_id``."""
+    return f"{_escape(namespace)}:{PART}:{_escape(group)}:{_escape(task_id)}"
 
 
 @lru_cache(maxsize=1024)

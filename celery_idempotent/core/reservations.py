@@ -46,6 +46,8 @@ KEEP = 60.0
 BESIDE = 16
 #: Threads of a process that wait for stores of publishers.
 THREADS = 8
+#: A number in a token is less; the fence is a time in microseconds.
+MOST = 2**63
 #: So many publishers may die under a slot.
 NO_CRASH_LOOP = 1_000_000_000
 #: Why a call was published beside a reservation that its publisher has not confirmed.
@@ -70,8 +72,8 @@ class Token:
         hold: Seconds for which it outlives the time at which the message is due.
         newest: Whether a later message takes the place of this one.
         throttle: Seconds for which the start of its run holds others back; 0 for none.
-        latest: When the last of the messages is due that it replaced, as in `WaitingMessage`; the record is kept until
-            that has come.
+        late: Seconds, from when it was published, until the last of the messages is due that it replaced: for so much
+            longer the record is kept. A time would be one by the clock of the publisher, and not of a worker.
     """
 
     slot: str
@@ -81,7 +83,7 @@ class Token:
     hold: float = 3600.0
     newest: bool = False
     throttle: float = 0.0
-    latest: float = 0.0
+    late: float = 0.0
 
     @classmethod
     def read(cls, header: object) -> Token | None:
@@ -89,16 +91,16 @@ class Token:
         if not isinstance(header, Mapping):
             return None
         slot, owner, until = header.get("slot"), header.get("owner"), header.get("until")
-        numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle", "latest")]
+        numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle", "late")]
         texts = all(isinstance(text, str) and text for text in (slot, owner)) and until in ("start", "done")
-        if not texts or not all(isinstance(number, (int, float)) for number in numbers):
+        if not texts or not all(isinstance(n, (int, float)) and 0 <= n < MOST for n in numbers):
             return None
         fence, hold, *others = numbers
         return cls(str(slot), str(owner), int(fence), str(until), hold, bool(header.get("newest")), *others)
 
     def header(self) -> dict[str, Any]:
         """Return the header of a message that carries it."""
-        optional = {"newest": self.newest, "throttle": self.throttle, "latest": self.latest}
+        optional = {"newest": self.newest, "throttle": self.throttle, "late": self.late}
         return {
             "slot": self.slot,
             "owner": self.owner,
@@ -110,12 +112,11 @@ class Token:
 
     def claim(self, ttl: float, *, sender: str = "", note: str = "") -> Claim:
         """Return the claim of its lease, which renews what is there and revives nothing."""
-        late = max(0.0, self.latest - time()) if self.latest else 0.0
         return Claim(
             key=self.slot,
             owner=self.owner,
             lease_ttl=ttl,
-            keep_ttl=max(KEEP, self.hold + late) if self.newest else KEEP,
+            keep_ttl=max(KEEP, self.hold + self.late) if self.newest else KEEP,
             max_crashes=NO_CRASH_LOOP,
             sender=sender,
             holder=note,
@@ -181,13 +182,13 @@ class Reserved(NamedTuple):
         lease: Its lease.
         instead: The record of the reservation that it took over, or None.
         reason: Why it was taken over.
-        latest: When the last of the messages is due that it replaced, as in `WaitingMessage`.
+        late: Seconds until the last of the messages is due that it replaced.
     """
 
     lease: Lease
     instead: Record | None = None
     reason: str = ""
-    latest: float = 0.0
+    late: float = 0.0
 
 
 def is_confirmed(record: Record) -> bool:
@@ -236,7 +237,7 @@ def reserve(
         sender = instead.owner if instead is not None else ""
         found = store.acquire(token.claim(UNCONFIRMED, sender=sender, note=known.write()))
         if isinstance(found, Lease):
-            return Reserved(found, instead, reason, known.latest)
+            return Reserved(found, instead, reason, max(0.0, known.latest - time()) if known.latest else 0.0)
         record = found.record
         met, certain = WaitingMessage.read(record.holder), is_confirmed(record) or record.owner in own
         known = note

@@ -16,11 +16,22 @@ RETRIES_LIMIT = 1_000_000
 
 #: Stands for the task in the keys of reservations, which messages of unique tasks hold while they wait.
 RESERVED = "~unique"
+#: Likewise in the keys of the claims to return a chord's part, which last for seconds.
+PART = "~part"
 
 
 def is_reservation(key: str) -> bool:
     """Return whether a key is that of a reservation, and not of an operation."""
-    return key.partition(":")[2].startswith(f"{RESERVED}:")
+    return _is_of(key, RESERVED)
+
+
+def is_part(key: str) -> bool:
+    """Return whether a key is that of a claim to return a chord's part."""
+    return _is_of(key, PART)
+
+
+def _is_of(key: str, word: str) -> bool:
+    return key.partition(":")[2].startswith(f"{word}:")
 
 
 class Word(str, Enum):

@@ -262,8 +262,9 @@ def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(
             task.apply(("A",))
 
 
+@pytest.mark.parametrize("ignored", [False, True])
 def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_its_id_was(
-    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], ignored: bool
 ) -> None:
     """Not every store has fences that are times, by which a failure of after it was replaced is known."""
 
@@ -272,9 +273,32 @@ def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_i
 
     task = declare(app, charge)
     app.backend.mark_as_failure("replaced", ValueError("no A"))
-    task.apply_async(("A",), task_id="replaced")
+    task.apply_async(("A",), task_id="replaced", ignore_result=ignored)
     deliver(task)
     assert app.backend.get_task_meta("replaced", cache=False)["status"] == "PENDING"
+
+
+def test_a_soft_limit_that_rings_as_a_task_is_replaced_is_the_tasks(
+    app: Celery, deliver: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rings(*_: Any, **__: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    seen: list[str] = []
+
+    def charge(self: Any, order_id: str) -> str:
+        try:
+            self.replace(self.si(order_id))
+        except SoftTimeLimitExceeded:
+            seen.append("over")
+        return "done"
+
+    task = declare(app, charge)
+    task.apply_async(("A",), task_id="rings")
+    with monkeypatch.context() as patched:
+        patched.setattr(app.backend, "get_task_meta", rings)
+        deliver(task)
+    assert seen == ["over"]
 
 
 def test_a_task_is_replaced_by_itself_also_where_the_result_backend_takes_nothing(

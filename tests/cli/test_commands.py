@@ -109,3 +109,10 @@ def test_an_output_that_cannot_be_written_is_an_error_in_words() -> None:
     assert done.returncode == Exit.NO
     assert done.stderr.startswith("Error: Expected to write the output, got [Errno 28]")
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_whose_output_is_closed_does_its_work() -> None:
+    script = "from celery_idempotent.cli import main; main(['list', '--store', 'memory://'])"
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, script]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (Exit.OK, "No such record in memory://.\n")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from time import monotonic
 
+import pytest
+
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.core import keys, reservations
 from celery_idempotent.core.reservations import Token, WaitingMessage
@@ -51,3 +53,16 @@ def test_reservations_are_counted_apart(on_shelf: Run, shelf: Shelf) -> None:
     (facts,) = json.loads(on_shelf("stats", "--json").out).values()
     assert (facts["records"], facts["reservations"], facts["held"]) == (1, 1, 1)
     assert "1 messages of unique tasks wait" in on_shelf("stats").out
+
+
+@pytest.mark.parametrize("namespace", ["idem", "shop:eu"])
+def test_a_claim_to_return_a_part_of_a_chord_is_no_operation_and_no_message(
+    on_shelf: Run, shelf: Shelf, namespace: str
+) -> None:
+    """Nobody has to do anything about it, and it lasts for seconds."""
+    reserve(shelf)
+    hold(shelf, keys.compose_part(namespace, "G:1", "T1"))
+    for options in ([], ["--unique"]):
+        assert len(json.loads(on_shelf("list", "--json", *options).out)["records"]) == 1
+    (facts,) = json.loads(on_shelf("stats", "--json").out).values()
+    assert (facts["records"], facts["reservations"], facts["held"]) == (1, 1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -81,13 +82,17 @@ def test_the_middleware_for_asgi_refuses_an_application_for_wsgi() -> None:
             IdempotencyMiddleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
 
 
-def test_the_middleware_for_asgi_takes_an_application_that_shows_no_signature() -> None:
+def test_the_middleware_for_asgi_takes_an_application_that_shows_no_signature_or_that_of_another() -> None:
     class Hidden:
         __signature__ = "none"
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
 
-    IdempotencyMiddleware(Hidden(), store="memory://", scope=None)
+    @functools.wraps(Shop().wsgi)
+    async def adapted(scope: Any, receive: Any, send: Any) -> None: ...
+
+    for app in (Hidden(), adapted):
+        IdempotencyMiddleware(app, store="memory://", scope=None)
 
 
 class Shop:

@@ -17,6 +17,7 @@ from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Record, State, Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
+from tests.support.waiting import wait_until
 
 SLOT = 'idem:~unique:shop.index::~7:~["queue=celery"]'
 
@@ -126,26 +127,46 @@ def test_a_message_that_was_replaced_by_one_that_has_begun_does_not_run_while_a_
 
 
 def test_a_record_is_kept_for_as_long_as_what_it_replaced_may_come() -> None:
-    times = {"none": 0.0, "has come": 1000.0, "comes": time() + 5000.0}
-    kept = {
-        due: Token(SLOT, "a", newest=True, hold=600.0, latest=latest).claim(10).keep_ttl
-        for due, latest in times.items()
-    }
-    assert {due: round(keep, -2) for due, keep in kept.items()} == {"none": 600.0, "has come": 600.0, "comes": 5600.0}
+    kept = {late: Token(SLOT, "a", newest=True, hold=600.0, late=late).claim(10).keep_ttl for late in (0.0, 5000.0)}
+    assert kept == {0.0: 600.0, 5000.0: 5600.0}
 
 
 def test_a_record_that_a_message_leaves_has_the_next_one_keep_it_as_long(any_store: Store) -> None:
     """Messages that it replaced may yet come."""
     for hold in (600.0, 60.0, 1.0):
-        first = Token(SLOT, new_owner(), newest=True, hold=hold, latest=time() + 5000.0)
+        first = Token(SLOT, new_owner(), newest=True, hold=hold, late=5000.0)
         first = replace(first, fence=reserved(any_store, first).lease.fence)
         assert reservations.release(any_store, first, Reason.STARTED)
         second = Token(SLOT, new_owner(), newest=True, hold=hold)
         found = reserved(any_store, second)
-        assert abs(found.latest - first.latest) < 10
+        assert 4990 < found.late <= 5002
         assert reservations.release(any_store, replace(second, fence=found.lease.fence), Reason.STARTED)
-        assert reserved(any_store, Token(SLOT, new_owner(), newest=True, hold=hold)).latest == 0.0
+        assert reserved(any_store, Token(SLOT, new_owner(), newest=True, hold=hold)).late == 0.0
         any_store.delete(SLOT)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_how_long_a_record_is_kept_does_not_change_with_clocks_that_differ(
+    monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """Of the publisher, who reserves, and of the worker, who gives the slot back."""
+    store, late = MemoryStore(), 5000.0
+    for _ in range(5):
+        token = Token(SLOT, new_owner(), newest=True, hold=600.0, late=late)
+        with monkeypatch.context() as publisher:
+            publisher.setattr(reservations, "time", lambda: time() + ahead)
+            found = reserved(store, token)
+            late = max(late, found.late) if late == 5000.0 else found.late
+        assert reservations.release(store, replace(token, fence=found.lease.fence), Reason.STARTED)
+        assert 4990 < late <= 5002
+
+
+def test_a_reservation_that_has_lapsed_has_the_next_one_keep_the_record_as_long(any_store: Store) -> None:
+    note = WaitingMessage("lapsed", latest=time() + 5000.0)
+    lapsed = Token(SLOT, new_owner(), newest=True)
+    assert isinstance(any_store.acquire(lapsed.claim(0.5, note=note.write())), Lease)
+    wait_until(lambda: (found := any_store.peek(SLOT)) is not None and not found.remaining)
+    assert 4990 < reserved(any_store, Token(SLOT, new_owner(), newest=True)).late <= 5002
 
 
 def reserved(store: Store, token: Token) -> Reserved:
@@ -268,9 +289,10 @@ def test_a_record_that_says_nothing_of_a_message_stands_for_none(any_store: Stor
 )
 def test_a_token_that_this_version_cannot_read_is_none(header: object) -> None:
     assert Token.read(header) is None
-    whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0, latest=70.0)
+    whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0, late=70.0)
     assert Token.read({**whole.header(), "later": "unknown"}) == whole
-    assert Token.read({**whole.header(), "fence": "3"}) is None
+    for number in ("3", -1, float("inf"), float("nan"), 10**400):
+        assert Token.read({**whole.header(), "late": number}) is None
 
 
 class TestConfirmations:

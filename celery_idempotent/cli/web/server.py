@@ -20,8 +20,6 @@ ADDRESS = "127.0.0.1"
 LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 #: Bytes of a form, and how many fields it, or a query, may have.
 LARGEST, FIELDS = 65536, 50
-#: Digits of a length; Python reads no number of thousands of them.
-DIGITS = 20
 #: Seconds for a client to send its request.
 PATIENCE = 30
 STATIC = Path(__file__).parent / "static"
@@ -209,7 +207,7 @@ def _read(environ: dict[str, Any]) -> Request:
     form: dict[str, str] = {}
     if environ["REQUEST_METHOD"] == "POST":
         length = environ.get("CONTENT_LENGTH") or "0"
-        if not length.isdecimal() or len(length) > DIGITS or int(length) > LARGEST:
+        if not length.isdecimal() or len(length) > len(str(LARGEST)) or int(length) > LARGEST:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Too large", f"Expected at most {LARGEST:,} bytes.")
         form = _fields(environ["wsgi.input"].read(int(length)).decode("latin-1"))
     return Request(
