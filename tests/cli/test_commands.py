@@ -111,8 +111,9 @@ def test_an_output_that_cannot_be_written_is_an_error_in_words() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_command_whose_output_is_closed_does_its_work() -> None:
-    script = "from celery_idempotent.cli import main; main(['list', '--store', 'memory://'])"
+def test_a_closed_output_is_no_terminal() -> None:
+    script = "from celery_idempotent.cli import main; main(['watch', '--store', 'memory://'])"
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, script]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (Exit.OK, "No such record in memory://.\n")
+    assert done.returncode == Exit.USAGE
+    assert "Error: Expected standard output to be a terminal" in done.stderr
