@@ -6,7 +6,9 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if part not in PARTS or not collection_path.name.startswith("test_"):
         return None
     return None if has_tests_of(part, collection_path) else True
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have each of several processes import a part of the files first.
+
+    All processes collect all files at the same time, so that in a fresh tree each would rewrite the assertions of each
+    file: half of what it takes to collect. What one of them has rewritten, it caches for the others.
+    """
+    config = session.config
+    worker, part = getattr(config, "workerinput", None), config.option.markexpr.removesuffix(" and not soak")
+    if worker is None or part not in PARTS or config.args != config.getini("testpaths"):
+        return
+    here, number = Path(__file__).parent, int(worker["workerid"].removeprefix("gw"))
+    files = sorted(path for path in here.rglob("test_*.py") if has_tests_of(part, path))
+    for path in files[number :: worker["workercount"]]:
+        # Collection reports what cannot be imported, or is left out on this machine.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join((here.name, *path.relative_to(here).with_suffix("").parts)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

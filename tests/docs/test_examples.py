@@ -307,9 +307,12 @@ class TestConsumer:
         start: Callable[[], Consumer],
         order: Callable[..., None],
         broker: redis.Redis,
+        worker_env: dict[str, str],
         ledger: Callable[[], list[str]],
     ) -> None:
+        worker_env["SECONDS"] = "60"  # a busy machine must not let it end before it is told to
         first = start()
+        worker_env["SECONDS"] = SECONDS
         order("ORD-1", "999")
         first.says("charges ORD-1")
         first.process.terminate()

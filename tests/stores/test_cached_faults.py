@@ -22,7 +22,7 @@ from tests.support.servers import RedisServer
 from tests.support.stores import benches
 from tests.support.stores.kinds import KINDS, lead, port_of
 
-EXAMPLES, STEPS = 60, 50
+EXAMPLES, STEPS = 30, 50
 FIELDS = st.sampled_from(
     ["version", "state", "fence", "task", "fingerprint", "payload", "checksum", "ended", "expires"]
 )

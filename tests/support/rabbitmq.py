@@ -198,7 +198,12 @@ class RabbitServer:
 
     def close_connections(self, vhost: Vhost) -> None:
         """Close every connection to a vhost, as an operator or a node that goes away does."""
-        self.ctl("close_all_connections", "--vhost", vhost.url.rsplit("/", 1)[1], "the test says so")
+        name = vhost.url.rsplit("/", 1)[1]
+        self.evaluate(
+            '[rabbit_networking:close_connection(Connection, "the test says so") '
+            "|| Connection <- rabbit_networking:connections(), "
+            f'catch rabbit_networking:connection_info(Connection, [vhost]) =:= [{{vhost, <<"{name}">>}}]]'
+        )
 
     def fill_up(self, vhost: Vhost) -> None:
         """Let every queue of a vhost refuse what is published from now on, as a queue does that is full."""
