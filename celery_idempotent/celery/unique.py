@@ -629,8 +629,11 @@ class Reservation:
             self._held = None
 
     def defer(self, delay: float) -> None:
-        """Keep it for as long as a deferred copy of the message waits."""
-        if not self.over:
+        """Keep it for as long as a deferred copy of the message waits.
+
+        Not one whose claim had no answer: the store may have got that when the message had begun already.
+        """
+        if not self.over and self.token.fence:
             _try(self.store, lambda store: reservations.confirm(store, self.token, delay))
 
     def end(self, reason: Reason = Reason.DONE) -> None:

@@ -144,6 +144,9 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     # Messages of several task ids may take turns.
     if looping or (crashed and row.crashes >= 2 * claim.max_crashes):
         row.state, row.owner, row.reason, row.not_before = State.RELEASED, "", Reason.CRASH_LOOP.value, 0
+        # The task has failed: published again, its message is not one of those that have been superseded.
+        row.waiting.pop(claim.task_id, None)
+        row.attempts.pop(claim.task_id, None)
         return Refusal(Verdict.CRASH_LOOP, seen()), row
     return _grant(row, claim, now, taken_over=lapsed)
 

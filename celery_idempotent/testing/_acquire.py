@@ -588,6 +588,19 @@ class CrashFacts(Ages):
         why, record = refused(store, max_crashes=1)
         assert (why, record.crashes) == (Verdict.CRASH_LOOP, 2)
 
+    @pytest.mark.parametrize("attempt", [0, 1])
+    def test_what_looped_and_is_published_again_may_be_delivered_again_before_it_asks(
+        self, store: Store, attempt: int
+    ) -> None:
+        lease = take(store, retries=attempt)
+        earlier: dict[str, Any] = {"copy": 4, "token": "x"}
+        if not attempt:
+            assert verdict(store, **earlier) is Verdict.CONFLICT
+        free(store, lease, Reason.CRASHED)
+        newest: dict[str, Any] = {"retries": 1, "redelivered": True} if attempt else {"copy": 5, "token": "y"}
+        assert verdict(store, max_crashes=1, **newest) is Verdict.CRASH_LOOP
+        assert verdict(store, max_crashes=1, redelivered=True) is Verdict.CRASH_LOOP
+
     def test_what_looped_does_not_belong_to_its_last_holder(self, store: Store) -> None:
         dead = take(store)
         self.crash(store, dead)

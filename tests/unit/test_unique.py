@@ -21,7 +21,7 @@ from celery_idempotent.core.reservations import Token
 from celery_idempotent.errors import ConfigurationError, MissingKey
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.records import is_reservation
+from celery_idempotent.stores.records import Reason, is_reservation
 from tests.support.unit.scripted import ScriptedStore
 
 
@@ -61,6 +61,17 @@ def test_a_worker_whose_store_has_no_record_of_a_reservation_says_so_once(
         assert reservation.begin("wait", 0.0, lambda: False) is None
         reservation.forget()
     assert [token.slot in text and "idempotency_store" in text for text in caplog.messages] == [True]
+
+
+def test_a_slot_that_a_late_claim_took_for_a_message_that_has_begun_is_not_kept_for_it() -> None:
+    """As of a publisher that had no answer in time: the body has begun meanwhile, and a duplicate is deferred."""
+    store, token = MemoryStore(), Token("idem:~unique:shop.index::~7", "me")
+    reservations.release(store, token, Reason.STARTED)
+    assert isinstance(store.acquire(token.claim(reservations.UNCONFIRMED)), Lease)
+    unique.Reservation(token, store).defer(5.0)
+    record = store.get(token.slot)
+    assert record is not None
+    assert not reservations.is_confirmed(record)
 
 
 def test_a_message_that_cannot_be_published_as_its_process_ends_is_logged_and_not_tried_again(

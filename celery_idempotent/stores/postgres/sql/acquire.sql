@@ -144,7 +144,10 @@ begin loop
       owner = '',
       reason = 'crash_loop',
       not_before = 0,
-      crashes = died
+      crashes = died,
+      -- The task has failed: published again, its message is not one of those that have been superseded.
+      waiting = t.waiting - c_task,
+      attempts = t.attempts - c_task
     where t.key = c_key
     returning * into r;
     verdict := 'crash_loop';

@@ -149,7 +149,8 @@ local count = tonumber(crashes or 0)
 local looping = mine and count >= max_crashes and (crashed or is_copy)
 -- Messages of several task ids may take turns.
 if looping or (crashed and count >= 2 * max_crashes) then
-  redis.call('HDEL', key, 'owner', 'not_before')
+  -- The task has failed: published again, its message is not one of those that have been superseded.
+  redis.call('HDEL', key, 'owner', 'not_before', WAITING, ATTEMPT)
   redis.call('HSET', key, 'state', 'released', 'reason', 'crash_loop')
   values = read()
   return reply('crash_loop')
