@@ -13,6 +13,7 @@ from greenlet import getcurrent
 from celery_idempotent.celery.canvas import RETURNING
 from celery_idempotent.stores import Refusal
 
+from .celery import WHILE
 from .law import Law
 from .world import Process, Step
 
@@ -94,12 +95,18 @@ class Canvases(Law):
             self.knows[getcurrent()] = id_ if known and id_ in known else ""
         return answer
 
+    def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
+        if verb == "settle":  # and what follows is yet to be dispatched, and the part to be counted
+            self.simulation.ripen(host, "child killed", "child stopped", factor=WHILE)
+
     def published(self, message: Any, process: Any) -> None:
         if message["headers"]["task"] == "ship":
             if message["headers"]["parent_id"] and self.knows.get(process) == message["headers"]["parent_id"]:
                 self.fail(f"what follows {self.knows[process]} is published by a replay, and was before")
             order = next(name for name in self.orders if name in message["headers"]["argsrepr"])
             self.orders[order].published.add(message["headers"]["id"])
+            if isinstance(process, Process):
+                self.simulation.ripen(process.host, "child killed")  # which has yet to note that it did
 
     def interrupted(self, process: Process) -> None:
         super().interrupted(process)

@@ -43,6 +43,10 @@ from .world import Choices, Process, Step, World
 
 T = TypeVar("T")
 LEASE_TTL = 6.0
+#: Seconds for which a record is kept that is not settled, and one that is.
+KEPT, SETTLED_KEPT = 60.0, 86400.0
+#: Stands for the library's hour: with that, a retry that is due later would be waited for with hundreds of copies.
+LONG_WAIT = 40.0
 #: So many deaths in a row are one too many, unless a holder has renewed its lease for so many seconds.
 MAX_CRASHES, STEADY = 5, LEASE_TTL * 9 / 3
 #: Seconds after which the broker delivers again what was not acked.
@@ -66,8 +70,26 @@ FAULTS_OF_CHILDREN = (
     ("child stopped", 0.4),
     ("soft time limit", 0.3),
     ("cut off from the store", 0.1),
+    ("slow store", 0.1),
     *FAULTS_OF_WORKERS,
 )
+#: For how many steps nothing happens after a fault: else all happen before there is anything to be lost.
+QUIET = (0, 0, 5, 15, 30, 60)
+#: Trouble that comes at once: for so many seconds, so many faults, each so many times as likely.
+BURST, FAULTS_OF_BURST, HASTE = 2.0, 4, 12
+#: By what a child loses its lease while it lives.
+LOSING = ("child stopped", "cut off from the store")
+#: How often the broker is away when a copy or a retry is about to be published.
+COPY_FAILS, RETRY_FAILS = 0.03, 0.3
+#: With what a delivery ends.
+ENDINGS = ("settle", "release")
+#: How much more likely a fault is that does most harm just now: a moment, or for a while.
+MOMENT, WHILE = 20, 6
+#: What becomes of a request where not all is well: it is lost, or its reply is; the reply comes after a while; it is
+#: carried out after its caller has given up.
+FATES = ("request", "reply", "slow reply", "late")
+#: Likewise where the way to the store is slow.
+SLOW_FATES = ("", "slow reply", "slow reply", "late")
 #: One at a time, and no more.
 TURNS = {"key": "document", "result_ttl": 0}
 CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
@@ -162,7 +184,7 @@ def make_app() -> Celery:
     transports.TRANSPORT_ALIASES["simulated"] = f"{__name__}:Transport"
     app = App("shop", broker="simulated://", backend="cache+memory://", set_as_current=False)
     app.conf.update(
-        idempotency={"lease_ttl": LEASE_TTL, "history": False, "wait_timeout": 3},
+        idempotency={"lease_ttl": LEASE_TTL, "failure_ttl": KEPT, "history": False, "wait_timeout": 3},
         idempotency_store="memory://",
         broker_transport_options={"visibility_timeout": VISIBILITY},
         task_publish_retry=False,
@@ -220,7 +242,12 @@ class Broker:
     def publish(self, message: Any) -> None:
         world = self.world
         world.step()
-        away, headers = self.away_until > world.now, message["headers"]
+        headers = message["headers"]
+        copy = (headers.get("idempotency") or {}).get("copy")
+        often = COPY_FAILS if copy else RETRY_FAILS if headers["retries"] else 0.0
+        if often and world.choices.chance("the broker goes away", often if current.may_lose_broker else 0.0):
+            current.broker_away()
+        away = self.away_until > world.now
         if not away or world.choices.chance("the broker has what it did not confirm", 0.3):
             self._serial += 1
             self._published[id(getcurrent())] += 1
@@ -288,8 +315,13 @@ class Host:
         self.name = name
         self.stopped_until = 0.0
         self.cut_off_until = 0.0
+        self.slow_until = 0.0
         #: how many replies of the store are on their way to it
         self.replies = 0
+        #: what would do most harm to it now, and how much more likely that is for it
+        self.ripe_for: dict[str, float] = {}
+        #: whether another delivery waits for what its child holds
+        self.awaited = False
         #: how often the store has failed it
         self.failures = 0
         #: whether what it runs kills it at its next step
@@ -309,6 +341,12 @@ class Host:
         """A request of this host got no answer."""
         if verb == "renew":
             self.renewals_failed.update({lease.owner: now for lease in args[0]})
+
+    def answered(self, verb: str, args: Any) -> None:
+        """A request of this host got its answer."""
+        if verb == "renew" and self.renewals_failed:
+            for lease in args[0]:
+                self.renewals_failed.pop(lease.owner, None)
 
 
 class HostStore(ScriptedStore):
@@ -333,11 +371,15 @@ class HostStore(ScriptedStore):
     def _do(self, verb: str, *args: Any, **options: Any) -> Any:
         simulation, host, world = self.simulation, self.host, self.simulation.world
         simulation.law.asks(verb, args, host)
+        # An ending that is interrupted before the store has it.
+        host.ripe_for, since = {"soft time limit": MOMENT} if verb in ENDINGS else {}, world.now
         world.step()
         fate = simulation.fate_of_call(host)
-        host.failures += bool(fate)
-        if fate == "request":
-            world.tell(f"    {verb} of {host.name}: lost")
+        host.failures += fate not in ("", "slow reply")
+        if fate in ("request", "late"):
+            if fate == "late" and verb != "settle_within":  # that is the connection's own, and ends with it
+                self._send_late(verb, args, options)
+            world.tell(f"    {verb} of {host.name}: {'late' if fate == 'late' else 'lost'}")
             world.sleep(world.choices.one_of("a lost request takes", [0.0, 0.0, 1.0]))
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store does not answer")
@@ -349,15 +391,39 @@ class HostStore(ScriptedStore):
             raise
         world.tell(f"    {verb} of {host.name}: {type(answer).__name__} {getattr(answer, 'verdict', '')}")
         host.replies += 1
+        if verb == "renew" and getattr(getcurrent(), "interruptible", False):  # a body that looks at its lease
+            simulation.ripen(host, "child stopped")
         try:
-            world.step()
+            slow = fate == "slow reply"
+            world.sleep(world.choices.one_of("a slow reply takes", [0.5, 2.0, 4.0, 7.0]) if slow else 0.0)
         finally:
             host.replies -= 1
         if fate == "reply":
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
-        simulation.law.told(verb, answer)
+        host.answered(verb, args)
+        host.ripe_for = {}
+        if verb == "acquire" and world.now - since > LEASE_TTL / 2:  # a lease that was granted late
+            simulation.ripen(host, "soft time limit")
+        simulation.law.told(verb, args, answer, host)
         return answer
+
+    def _send_late(self, verb: str, args: Any, options: Any) -> None:
+        """Have the store carry a request out after its caller has given up, or is gone."""
+        law, world, asking = self.simulation.law, self.simulation.world, self.host
+        seconds = world.choices.one_of("a late request takes", [0.5, 2.0, 8.0, 20.0])
+        way = Host(f"the way from {asking.name}")
+        way.request = getattr(asking, "request", None)
+
+        def arrive() -> None:
+            world.sleep(seconds, f"{verb} arrives late")
+            law.arrives_late(verb, args)
+            try:
+                law.watch(verb, args, way, lambda: getattr(self.inner, verb)(*args, **options))
+            except Exception as error:  # noqa: BLE001 - nobody reads the answer
+                world.tell(f"    {verb}: {error!r:.60}")
+
+        world.start(way, f"{verb} from {asking.name}", arrive)
 
 
 def install_store(app: Any, store: HostStore, heart: Any, own: Any) -> None:
@@ -477,7 +543,7 @@ class Worker(Host):
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def starts(self, run: Callable[[], None], lost: Any) -> None:
-        self.lost, self.failures_before = lost, self.failures
+        self.lost, self.failures_before, self.awaited = lost, self.failures, False
         self.child = self.simulation.world.start(self, f"{self.name} child", run)
 
     def ends(self, child: Process, call: Callable[[], object]) -> None:
@@ -563,6 +629,10 @@ class Simulation:
         self.store = law.store()
         self.broker = Broker(self.world, choices.one_of("visibility", [None, VISIBILITY, 30.0]))
         self.faults = choices.one_of("faults", [0, 1, 1, 2, 2, 3, 4])
+        #: whether there may be one more, where it does most harm
+        self.one_more = self.faults > 0 and choices.schedule is None
+        #: the step before which nothing happens to anybody
+        self.quiet_until = choices.one_of("quiet at first", QUIET)
         self.lossy = choices.one_of("lossy", [0.0, 0.0, 0.03, 0.1])
         #: how many messages that a worker has the broker delivers to another one
         self.again = choices.one_of("delivered again", [0, 0, 0, 3, 20])
@@ -573,6 +643,8 @@ class Simulation:
         #: whether no holder has been stopped, killed or cut off from the store
         self.calm = not self.lossy
         self.troubled: Any = None
+        #: until when trouble comes at once, and how much is left of it
+        self.burst_until, self.burst = 0.0, 0
         #: whether nothing has happened yet
         self.untroubled = True
         self.producer = apps[0]
@@ -600,8 +672,10 @@ class Simulation:
     def fate_of_call(self, host: Host) -> str:
         if host.cut_off_until > self.world.now:
             return "request"
+        if host.slow_until > self.world.now:
+            return self.choices.one_of(f"what {host.name} loses slowly", SLOW_FATES)
         if self.choices.chance(f"{host.name} loses a call", self.lossy if self.faults else 0.0):
-            return self.choices.one_of(f"what {host.name} loses", ["request", "reply"])
+            return self.choices.one_of(f"what {host.name} loses", FATES)
         return ""
 
     # -- the scheduler -------------------------------------------------------------------------------------------------
@@ -616,7 +690,7 @@ class Simulation:
             if world.steps > most_steps:
                 law.fail(f"not at its end after {most_steps} steps")
             if world.steps > most_steps // 2:
-                self.faults = self.again = 0
+                self.faults, self.again, self.one_more = 0, 0, False
             doomed = next((worker for worker in self.workers if worker.doomed), None)
             if doomed is not None:
                 doomed.kill_child() if doomed.doomed == "child" else doomed.kill(0.0)
@@ -651,17 +725,19 @@ class Simulation:
         steps += self.law.steps()
         if steps:
             steps.append(("time goes by", 0.04 * sum([step[1] for step in steps]), self._go_by, None))
-            if self.faults:
-                self._add_faults(steps)
+            hasty = self.hasty
+            if hasty or (self.faults and world.steps >= self.quiet_until):
+                self._add_faults(steps, HASTE if hasty else 1)
                 steps += self.law.faults()
-            if self.again and broker.unacked:
-                steps.append(("a message is delivered again", 0.5, self._deliver_again, None))
+            if broker.unacked and (self.again or (hasty and broker.visibility)):
+                weight = 0.5 * HASTE if hasty else 0.5
+                steps.append(("a message is delivered again", weight, self._deliver_again, None))
         return steps
 
-    def _add_faults(self, steps: list[Step]) -> None:
+    def _add_faults(self, steps: list[Step], haste: int) -> None:
         for host in self.law.hosts():
             for kind, weight in host.faults():
-                weight = weight * 3 if host is self.troubled else weight
+                weight = haste * (weight * 3 if host is self.troubled else weight) * host.ripe_for.get(kind, 1)
                 steps.append((f"{host.name}: {kind}", weight, self._fault, (host, kind)))
         for worker in self.workers:
             child, names = worker.child, worker.names
@@ -669,15 +745,19 @@ class Simulation:
             for kind, weight in kinds:
                 if kind != "soft time limit" or child.interruptible:
                     # Trouble seldom comes alone, and does most harm where a reply is on its way.
-                    weight = weight * 3 if worker is self.troubled else weight
+                    weight = haste * (weight * 3 if worker is self.troubled else weight)
+                    weight *= worker.ripe_for.get(kind, WHILE if worker.awaited and kind in LOSING else 1)
                     steps.append((names[kind], weight * 4 if worker.replies else weight, self._fault, (worker, kind)))
         if self.law.broker_goes_away and self.broker.away_until <= self.world.now:
-            steps.append(("the broker is away", 0.05, self._broker_away, None))
+            steps.append(("the broker is away", 0.05 * haste, self.broker_away, None))
+        steps.append(("the store is away", 0.05 * haste, self._store_away, None))
+        if haste == 1:
+            steps.append(("trouble comes at once", 0.2, self._trouble, None))
 
     def _fault(self, which: tuple[Worker, str]) -> None:
         worker, kind = which
-        self.faults -= 1
-        self.calm = self.untroubled = False
+        self.spend()
+        self.calm = False
         self.troubled = worker
         if kind == "child killed":
             worker.kill_child()
@@ -687,10 +767,45 @@ class Simulation:
             self._interrupt(worker)
         elif kind == "cut off from the store":
             self._cut_off(worker)
+        elif kind == "slow store":
+            self._slow(worker)
         elif kind == "killed":
             worker.kill(self.choices.between("down for", 0.0, 20.0) if worker in self.workers else 0.0)
         else:
             worker.disconnect()
+
+    def ripen(self, host: Host, *kinds: str, factor: float = MOMENT) -> None:
+        """Something has happened to a host after which these faults would do most harm."""
+        host.ripe_for, self.quiet_until = dict.fromkeys(kinds, factor), 0
+        if self.one_more and not self.faults:
+            self.faults, self.one_more = 1, False
+
+    def spend(self) -> None:
+        """A fault happens, of those that there are, or of those that come at once."""
+        self.untroubled = False
+        if self.hasty:
+            self.burst -= 1
+        else:
+            self.faults -= 1
+            self.quiet_until = self.world.steps + self.choices.one_of("quiet for", QUIET)
+
+    def _trouble(self, _: None) -> None:
+        self.spend()
+        self.burst_until, self.burst = self.world.now + BURST, FAULTS_OF_BURST
+        self.world.tell("trouble comes at once")
+
+    def _store_away(self, _: None) -> None:
+        self.spend()
+        self.calm = False
+        seconds = self.choices.between("the store is away for", 0.2, 2.5) * LEASE_TTL
+        for host in [*self.workers, *self.law.hosts()]:
+            host.cut_off_until = max(host.cut_off_until, self.world.now + seconds)
+        self.world.tell(f"the store is away for {seconds:.1f} s")
+
+    def _slow(self, worker: Any) -> None:
+        seconds = self.choices.between("slow for", 0.5, 3.0) * LEASE_TTL
+        worker.slow_until = self.world.now + seconds
+        self.world.tell(f"{worker.name}: its way to the store is slow for {seconds:.1f} s")
 
     def _stop(self, worker: Any) -> None:
         seconds = self.choices.between("stopped for", 0.5, 3.0) * LEASE_TTL
@@ -709,14 +824,31 @@ class Simulation:
         worker.child.interruptible = False  # it rings once
         self.world.interrupt(worker.child, SoftTimeLimitExceeded("its time is over"))
 
-    def _broker_away(self, _: None) -> None:
-        self.faults -= 1
-        self.untroubled = False
+    @property
+    def hasty(self) -> bool:
+        """Whether trouble comes at once."""
+        return self.burst > 0 and self.burst_until > self.world.now
+
+    def calm_down(self) -> None:
+        """Have nothing happen to anybody."""
+        self.faults = self.again = 0
+        self.lossy, self.one_more = 0.0, False
+
+    @property
+    def may_lose_broker(self) -> bool:
+        """Whether the broker may be away now, and is not."""
+        return self.law.broker_goes_away and self.faults > 0 and self.broker.away_until <= self.world.now
+
+    def broker_away(self, _: None = None) -> None:
+        self.spend()
         self.broker.away_until = self.world.now + self.choices.between("the broker is away for", 1.0, 20.0)
         self.world.tell(f"the broker is away for {self.broker.away_until - self.world.now:.1f} s")
 
     def _deliver_again(self, _: None) -> None:
-        self.again -= 1
+        if self.hasty:
+            self.spend()
+        else:
+            self.again -= 1
         self.untroubled = False
         self.broker.requeue(self.choices.one_of("which is delivered again", list(self.broker.unacked)))
 
@@ -734,7 +866,7 @@ class Simulation:
             for request, _ in worker.reserved:
                 if request.due > now:
                     soonest = min(soonest, request.due)
-        soonest = min(soonest, self.broker.next_timeout() or INFINITE)
+        soonest = min(soonest, self.broker.next_timeout() or INFINITE, self.law.next_step())
         if soonest == INFINITE:
             return False
         self.world.now = max(now, min(soonest, now + most))
@@ -893,6 +1025,7 @@ def simulated_clock() -> Iterator[None]:
         patch.setattr(reservations, "sleep", sleep)
         for module in (backoff, delivery):
             patch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+        patch.setattr(delivery, "LONG_WAIT", LONG_WAIT)
         for module in (backoff, message):
             patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
         _patch_threads(patch)
@@ -934,6 +1067,8 @@ def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:
         process = getcurrent()
         if isinstance(process, Process) and process.killed:
             raise GreenletExit
+        if method.__name__ == "set":
+            current.law.stored(*args[1:3])
         if not current.law.steps_in_backend or not isinstance(process, Process):
             return method(*args, **options)
         counts, noting, since = method.__name__ == "incr", process.counted, current.world.now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,16 +15,34 @@ from greenlet import getcurrent
 from celery_idempotent.core.guard import SETTLE_PATIENCE
 from celery_idempotent.errors import LeaseLost as LeaseLostError
 from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
-from celery_idempotent.stores import Claim, Lease, Reason, Release, State, Verdict
+from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State, Verdict
 from celery_idempotent.stores.records import RETRIES_LIMIT
 
-from .celery import EPOCH, INFINITE, LEASE_TTL, MAX_CRASHES, STEADY, VISIBILITY, simulated
+from .celery import (
+    ENDINGS,
+    EPOCH,
+    INFINITE,
+    KEPT,
+    LEASE_TTL,
+    LONG_WAIT,
+    MAX_CRASHES,
+    SETTLED_KEPT,
+    STEADY,
+    VISIBILITY,
+    simulated,
+)
 from .law import Law
 from .world import Process, Step
 
 ORDERS = ("ORD-1", "ORD-2")
 
-#: A message that was given back so often at one moment goes in circles.
+#: After how many seconds a call may come that is not made at once: while the operation is done, when it has ended, when
+#: its record is not kept any more if it has failed, and when it is not kept even if it was settled.
+LATER = (10.0, 30.0, 100.0, SETTLED_KEPT + 400.0)
+#: After how many seconds a run may be retried: soon, later than its lease or the broker's timeout, later than a record
+#: is kept and than the library waits without a look.
+SOON, LATE, VERY_LATE = (0, 2, 8), (2, 15, 35), (8, 70)
+#: A message that was given back so often within a second goes in circles.
 HOT = 12
 
 
@@ -60,6 +78,8 @@ class Charges(Law):
     """Effects once, one answer for all, nobody in another's way."""
 
     kind = "charges"
+    #: After how many seconds its calls may come that are not made at once.
+    later: Sequence[float] = LATER
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
@@ -68,29 +88,48 @@ class Charges(Law):
         self.settled: dict[str, bytes] = {}
         #: by order: all that was settled, also what was forgotten
         self.answers: dict[str, set[bytes]] = defaultdict(set)
+        #: by task id: attempt and copy of each message that was published since a publisher last sent it anew
+        self.sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        #: tasks that were refused as crash loops, and whose messages were dropped after that
+        self.dropped: set[str] = set()
         #: by task id and attempt and number: the copies that wait for their turn
         self.waiting: dict[tuple[str, int, int], set[int]] = defaultdict(set)
-        #: by task id and time: how often its message was given back then
-        self.gave_back: Counter[tuple[str, float]] = Counter()
+        #: by task id: when its message was given back last
+        self.gave_back: dict[str, list[float]] = defaultdict(list)
         #: by task id: the attempt that was published when the last one was released
         self.retried: dict[str, int] = {}
         #: by owner: when it first tried to settle
         self.settling: dict[str, float] = {}
+        #: owners that were told that their leases were not theirs to release
+        self.refused: set[str] = set()
+        #: owners that have asked to settle or to release
+        self.ending: set[str] = set()
         #: owners that were told that they have lost their leases
         self.told_lost: set[str] = set()
         #: by order: the fences of its leases
         self.granted: dict[str, list[int]] = defaultdict(list)
         #: by order: the last fence when the store lost its data or an operator changed them
         self.robbed_up_to: dict[str, int] = defaultdict(int)
+        #: by order: until when its record is to be kept
+        self.kept_until: dict[str, float] = {}
+        #: by order: the state of its record and its fence
+        self.known: dict[str, tuple[State, int]] = {}
+        #: by order: the last fence when its record was not kept any longer
+        self.outlived: dict[str, int] = defaultdict(int)
+        #: by order: the last fence when an operator released it
+        self.freed_up_to: dict[str, int] = defaultdict(int)
         #: owners whose retries have taken their leases
         self.overtaken: set[str] = set()
         self.time_is_over: set[str] = set()
         #: by order: how many children died that had it, or lost their leases, since a run last ended in order
         self.deaths: Counter[str] = Counter()
+        #: the tasks that have failed since a publisher last sent them
+        self.failed: set[str] = set()
         #: the tasks that the store has refused for that, each time
         self.loops: list[str] = []
         choices = self.choices
         self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
+        self.countdowns = choices.one_of("countdowns", [*[SOON] * 8, LATE, VERY_LATE])
         self.requeues, self.quietly = choices.one_of("requeues", [0, 0, 0.2]), choices.one_of("quietly", [False, True])
         #: whether the task checks its lease before it charges
         self.checks = choices.one_of("checks", [False, True])
@@ -101,36 +140,47 @@ class Charges(Law):
         self.spares = choices.one_of("spares", [0, 0, 0.3])
         if self.deadly:  # what lives for longer may be killed for ever
             self.long = [seconds for seconds in self.long if 2 * seconds < STEADY]
-        self.calls = self._calls()
+        self.calls = sorted(self._calls(), key=lambda call: call[0])
         self.published_calls: list[tuple[str, str]] = []
 
-    def _calls(self) -> list[tuple[str, str]]:
+    def _calls(self) -> list[tuple[float, str, str]]:
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
         made, one_of = [], self.choices.one_of
         for order in ORDERS[: one_of("orders", [1, 1, 2])]:
-            for number in range(one_of(f"calls of {order}", [1, 2, 2, 3])):
+            for number in range(one_of(f"calls of {order}", [2, 3, 4] if self.deadly else [1, 2, 2, 3])):
                 task_id = f"{order}-{number}"
-                made += [(order, task_id)] * one_of(f"publishes of {task_id}", [1, 1, 1, 2])
-        return [made.pop(one_of("which call", range(len(made)))) for _ in list(made)]
+                made += [(0.0, order, task_id)] * one_of(f"publishes of {task_id}", [1, 1, 1, 2])
+        calls = [made.pop(one_of("which call", range(len(made)))) for _ in list(made)]
+        for number in range(one_of("calls later", [0, 1, 2] if self.deadly else [0, 0, 0, 0, 1])):
+            _, order, task_id = one_of("which is called later", calls)
+            if one_of("under another id", [False, True]):
+                task_id = f"{order}-{9 - number}"
+            calls.append((self.world.now + one_of("called after", self.later), order, task_id))
+        return calls
 
     # -- what the scheduler asks ---------------------------------------------------------------------------------------
 
     def steps(self) -> list[Step]:
-        return [("a call is published", 2.0, self._publish, None)] if self.calls else []
+        if not self.calls or self.calls[0][0] > self.world.now:
+            return []
+        return [("a call is published", 2.0, self._publish, None)]
+
+    def next_step(self) -> float:
+        return self.calls[0][0] if self.calls else INFINITE
 
     def faults(self) -> list[Step]:
         if not self.fences:
             return []
-        steps: list[Step] = [("the store loses its data", 0.02, self._lose_data, None)]
+        steps: list[Step] = [("the store loses its data", 0.05, self._lose_data, None)]
         for order in self.fences:
-            steps.append((f"an operator forgets {order}", 0.02, self._forget, order))
-            steps.append((f"an operator releases {order}", 0.02, self._release, order))
+            steps.append((f"an operator forgets {order}", 0.05, self._forget, order))
+            steps.append((f"an operator releases {order}", 0.05, self._release, order))
         return steps
 
     def _lose_data(self, _: None) -> None:
         self.world.tell("the store loses its data")
         self.simulation.store._rows.clear()
-        self.simulation.faults -= 1
+        self.simulation.spend()
         self._rob(*ORDERS)
         self.settled.clear()
         self.waiting.clear()
@@ -139,7 +189,7 @@ class Charges(Law):
     def _forget(self, order: str) -> None:
         self.world.tell(f"an operator forgets {order}")
         self.simulation.store.delete(f"idem:charge::{order}")
-        self.simulation.faults -= 1
+        self.simulation.spend()
         self._rob(order)
         self.settled.pop(order, None)
         self._forget_messages(order)
@@ -151,8 +201,9 @@ class Charges(Law):
         self.world.tell(f"an operator releases {order}")
         claim = Claim(record.key, record.owner, record.remaining, 60.0, task_id=record.task_id)
         self.simulation.store.release(Lease(claim, record.fence), Release(Reason.SHUTDOWN))
-        self.simulation.faults -= 1
+        self.simulation.spend()
         self._rob(order)
+        self.freed_up_to[order] = self.fences[order]
 
     def _rob(self, *orders: str) -> None:
         """Runs that are not settled may lose their leases while they rely on them."""
@@ -160,6 +211,7 @@ class Charges(Law):
         self.simulation.calm = False
         for order in orders:
             self.robbed_up_to[order] = self.fences[order]
+            self.kept_until.pop(order, None)
         for run in self.runs:
             run.excused = run.excused or self.robbed(run)
         self.deaths.update(dict.fromkeys(orders, MAX_CRASHES))  # what was counted is not known any more
@@ -175,11 +227,20 @@ class Charges(Law):
                 self.retried.pop(task_id, None)
 
     def _publish(self, _: None) -> None:
-        order, task_id = self.calls.pop(0)
+        _, order, task_id = self.calls.pop(0)
+        backend = self.simulation.producer.backend
+        if backend.get_task_meta(task_id)["status"] == states.FAILURE:
+            backend.forget(task_id)  # it is to be answered once more
+            self.failed.discard(task_id)
+        broker = self.simulation.broker
+        if not any(task_id.encode() in text for text, *_ in [*broker.queue, *broker.unacked.values()]):
+            self.sent.pop(task_id, None)
+            if self.published_calls and self.simulation.faults and broker.visibility:
+                self.simulation.again += 1  # perhaps before anybody has asked for it
         try:
             self.simulation.producer.tasks["charge"].apply_async((order,), task_id=task_id)
         except OSError:
-            self.calls.append((order, task_id))
+            self.calls.insert(0, (0.0, order, task_id))
             self.simulation.broker.away_until = 0.0  # or it would go on until then
         else:
             self.published_calls.append((order, task_id))
@@ -204,13 +265,14 @@ class Charges(Law):
             if order == self.deadly and not choices.chance(f"{name}: spares its child", self.spares):
                 run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker"])
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
-            if choices.chance(f"{name}: raises", self.raises):
+            # Rather where another one may have the lease, so that the error is nobody's answer.
+            if choices.chance(f"{name}: raises", self.raises if self.trusted(run) else 3 * self.raises):
                 # Also the error of another operation, whose lease it was.
-                raise choices.one_of(f"{name}: raises what", [ValueError, ValueError, LeaseLostError])("no")
+                raise choices.one_of(f"{name}: raises what", [ValueError, ValueError, LeaseLostError])(run.number)
             if choices.chance(f"{name}: requeues", self.requeues):
                 raise Reject("later", requeue=True)
             if task.request.retries < 3 and choices.chance(f"{name}: retries", self.retries):
-                self.retry(task, run, choices.one_of(f"{name}: retries after", [0, 2, 8]))
+                self.retry(task, run, choices.one_of(f"{name}: retries after", self.countdowns))
             self.conclude(run)
         except Exception:
             run.ending = run.ending or "raised"
@@ -238,7 +300,8 @@ class Charges(Law):
         # Nothing has come between, and the run lived to release its lease for its retry.
         waits = self.granted[run.order][-2:-1] == [last.held.fence] and not run.held.lease.taken_over
         early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
-        if early:
+        # Known: where a retry is due that late, a failure of another delivery of its id is taken for its end.
+        if early and not (last.retry_due - self.world.now > LONG_WAIT - LEASE_TTL and last.task_id in self.failed):
             self.fail(f"run {run.number} of {run.order} begins before the retry of run {last.number} is due")
         if not self.trusted(run):
             self.fail(f"run {run.number} of {run.order} begins with a lease that is in doubt")
@@ -248,7 +311,8 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
         died = 0
         for other in self.runs:
-            if other.order == run.order and not self.robbed(other):  # one that ends, or is steady, is no crash loop
+            known = other.held.fence > self.outlived[run.order] and not self.robbed(other)
+            if other.order == run.order and known:  # one that ends, or is steady, is no crash loop
                 steady = other.ending != "killed" or other.ended - simulated(other.held.fence) > STEADY
                 died = 0 if steady else died + 1
         interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
@@ -297,16 +361,22 @@ class Charges(Law):
             if run.process is process and run.ending:
                 run.excused = True
 
+    def stored(self, key: Any, value: Any) -> None:
+        """Take note of a task that has failed."""
+        if '"FAILURE"' in str(value):
+            self.failed.add(bytes(key).decode().rpartition("task-meta-")[2])
+
     def given_back(self, request: Any, worker: Any) -> None:
         """A worker gives a message back."""
         if worker.failures == worker.failures_before:
             self.gone.add(request._owner)
-        when = (request.id, self.world.now)
-        self.gave_back[when] += 1
-        if self.gave_back[when] > HOT:
+        times = self.gave_back[request.id]
+        times[:] = [*(time for time in times if time > self.world.now - 1.0), self.world.now]
+        if len(times) > HOT:
             self.fail(f"{request.id} was given back {HOT} times at once")
 
     def emitted(self, event: Event) -> None:
+        self.counts["leases lost"] += isinstance(event, LeaseLost)
         if isinstance(event, LeaseLost) and self.simulation.calm:
             self.fail(f"the lease on {event.key} was lost, and nothing had happened to its holder")
         if isinstance(event, (LeaseLost, SettleFailed, ReleaseFailed)):
@@ -319,7 +389,8 @@ class Charges(Law):
         """Check what a run reports of its lease."""
         record = self.simulation.store.get(run.held.key)
         running = record is not None and record.state is State.IN_PROGRESS
-        if isinstance(event, LeaseLost) and self.fences[run.order] <= run.held.fence and not self.robbed(run):
+        freed = run.held.fence <= self.freed_up_to[run.order]  # not so where a record is gone: a run brings it back
+        if isinstance(event, LeaseLost) and self.fences[run.order] <= run.held.fence and not freed:
             self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and nobody else had it")
         if isinstance(event, LeaseLost) and record is not None:
             if running and record.owner == run.held.lease.owner:
@@ -327,7 +398,7 @@ class Charges(Law):
             told = run.task_id not in self.time_is_over and not run.unanswered  # that its retry was published
             if told and run.held.lease.owner in self.overtaken and self.trusted(run):
                 self.fail(f"run {run.number} of {run.order} has published its retry, and gave its lease up for lost")
-            if record.fence == run.held.fence and not (running or run.held.lost or self.robbed(run)):
+            if record.fence == run.held.fence and not (running or run.held.given_up or self.robbed(run)):
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had ended it")
         if isinstance(event, SettleFailed):
             run.unsettled = True
@@ -344,43 +415,102 @@ class Charges(Law):
             for lease in args[0]:
                 if lease.owner in given_up:
                     self.fail(f"{host.name} renews what was given up")
+                # What a transaction settles has another lease, with which a renewal that is on its way is repeated.
+                if lease.owner in self.ending and lease.claim.revive:
+                    self.fail(f"{host.name} renews what it has asked to end")
                 failed = host.renewals_failed.pop(lease.owner, self.world.now)
                 if self.world.now - failed > LEASE_TTL / 3:
                     self.fail(f"{host.name} has not tried to renew for {self.world.now - failed:.1f} s")
+        if verb in ENDINGS:
+            self.ending.add(args[0].owner)
         if verb == "settle":
             self.settling.setdefault(args[0].owner, self.world.now)
 
     def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
         """Call the store, and look at what became of its records."""
-        before = self.simulation.store.get(args[0].key) if verb == "acquire" and args[0].sender else None
+        before = self.simulation.store.get(args[0].key) if verb == "acquire" else None
+        if before is None and verb == "acquire":
+            self.outlive(args[0].key.rpartition(":")[2])
         answer = call()
         if verb == "get":
             host.holder_remains = answer.remaining if answer is not None else INFINITE
         if verb == "acquire":
             host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
             self.check_answer(args[0], answer)
-            overtakes = before is not None and before.state is State.IN_PROGRESS and before.owner == args[0].sender
-            if overtakes and isinstance(answer, Lease) and answer.taken_over:
-                self.fail(f"a retry of {args[0].task_id} takes the run that published it for a dead one")
+            if isinstance(answer, Lease) and answer.taken_over and before is not None:
+                self.check_taken_over(args[0], before)
         elif verb == "release" and answer:
-            self.released(args[0], args[1].reason)
+            self.released(args[0], args[1])
         for order in ORDERS:
             record = self.simulation.store.get(f"idem:charge::{order}")
             if record is None:
-                continue
-            if record.fence < self.fences[order]:
-                self.fail(f"the fence of {order} went back from {self.fences[order]} to {record.fence}")
-            self.fences[order] = record.fence
-            if order in self.settled and (record.state is not State.COMPLETED or record.payload != self.settled[order]):
-                self.fail(f"{verb} changed the result of {order}, which was settled")
-            if record.state is State.COMPLETED:
-                self.settled[order] = record.payload
-                self.answers[order].add(record.payload)
+                self.outlive(order)
+            else:
+                self.check_record(order, verb, args, record)
         return answer
 
-    def told(self, verb: str, answer: Any) -> None:
+    def check_taken_over(self, claim: Claim, before: Record) -> None:
+        """Check that what a claim took over for a dead run's was that of one that had died."""
+        if claim.sender and before.state is State.IN_PROGRESS and before.owner == claim.sender:
+            self.fail(f"a retry of {claim.task_id} takes the run that published it for a dead one")
+        if before.owner in self.gone and before.fence > self.robbed_up_to[claim.key.rpartition(":")[2]]:
+            self.fail(f"{claim.task_id} takes a delivery for a dead one that has ended")
+
+    def check_record(self, order: str, verb: str, args: Any, record: Record) -> None:
+        """Check what became of a record."""
+        self.keep(order, verb, args, record)
+        self.check_fence(order, record.fence)
+        if order in self.settled and (record.state is not State.COMPLETED or record.payload != self.settled[order]):
+            self.fail(f"{verb} changed the result of {order}, which was settled")
+        if record.state is State.COMPLETED:
+            self.settled[order] = record.payload
+            self.answers[order].add(record.payload)
+
+    def check_fence(self, order: str, fence: int) -> None:
+        """Check that the fence of a record rises; a run that had begun when the record was lost may bring its back."""
+        if fence >= self.fences[order]:
+            self.fences[order] = fence
+        elif fence > self.robbed_up_to[order]:
+            self.fail(f"the fence of {order} went back from {self.fences[order]} to {fence}")
+        else:
+            self.freed_up_to[order] = self.fences[order]
+
+    def keep(self, order: str, verb: str, args: Any, record: Record) -> None:
+        """Take note until when a record is to be kept that a verb may have changed."""
+        now, known = self.world.now, self.known.get(order)
+        self.known[order] = (record.state, record.fence)
+        if record.state is State.IN_PROGRESS:
+            if record.remaining:
+                self.kept_until[order] = now + record.remaining + KEPT
+        elif known == self.known[order]:
+            return
+        elif record.state is State.COMPLETED:
+            self.kept_until[order] = now + SETTLED_KEPT
+        elif verb == "release" and args[0].key == record.key:
+            self.kept_until[order] = now + record.remaining + KEPT
+
+    def outlive(self, order: str) -> None:
+        """The record of an order is gone, if it was there."""
+        until = self.kept_until.pop(order, None)
+        if until is None:
+            return
+        if self.world.now < until - 0.01:
+            self.fail(f"the record of {order} is gone {until - self.world.now:.1f} s too early")
+        self.world.tell(f"the record of {order} is not kept any longer")
+        self.outlived[order] = self.fences[order]
+        for run in self.runs:
+            run.excused = run.excused or (run.order == order and bool(run.ending))
+        self.settled.pop(order, None)
+        self._forget_messages(order)
+
+    def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
+        if verb == "release" and not answer:
+            self.refused.add(args[0].owner)
         if verb == "renew":
             self.told_lost.update(lease.owner for lease in answer)
+            if answer:
+                # So that it cannot ask what became of its operation.
+                self.simulation.ripen(host, "cut off from the store")
 
     def check_answer(self, claim: Any, answer: Any) -> None:
         """Check what the store says to a claim."""
@@ -398,6 +528,8 @@ class Charges(Law):
             self.forget_copies(claim.task_id)
             if not claim.is_copy:
                 self.retried.pop(claim.task_id, None)
+        elif answer.verdict is Verdict.SUPERSEDED:
+            self.check_superseded(claim)
         elif answer.verdict is Verdict.CONFLICT:
             self.check_conflict(claim, answer.record)
 
@@ -407,9 +539,25 @@ class Charges(Law):
             self.fail(f"{claim.task_id} is a crash loop after {deaths} deaths")
         self.loops.append(claim.task_id)
 
+    def check_superseded(self, claim: Any) -> None:
+        """Check that a message that is dropped has a later one, or one beside it."""
+        if not claim.is_copy:
+            self.fail(f"{claim.task_id} is dropped for a later copy, and was published on purpose")
+        sent, own = self.sent[claim.task_id], (claim.retries, claim.copy)
+        if max(sent) > own or sent.count(own) > 1:
+            return
+        # Known: a task that is refused as a crash loop keeps the marks of its copies and attempts. If it is published
+        # again, and the broker delivers that again before the store has heard of it, it is taken for an older copy.
+        if claim.task_id not in self.loops:
+            self.fail(f"{claim.task_id} is dropped for a later copy, and there is none")
+        self.dropped.add(claim.task_id)
+
     def check_conflict(self, claim: Any, record: Any) -> None:
         """Check whom a delivery waits for."""
         self.counts["conflicts"] += 1
+        for run in self.runs:
+            if run.held.lease.owner == record.owner and not run.ending:  # another one is there to take over
+                run.worker.awaited = True
         if record.owner == claim.owner:
             self.fail(f"{claim.task_id} waits for its own lease")
         if claim.sender and record.owner == claim.sender:
@@ -434,8 +582,11 @@ class Charges(Law):
         for known in [known for known in self.waiting if known[0] == task_id]:
             del self.waiting[known]
 
-    def released(self, lease: Lease, reason: Reason) -> None:
+    def released(self, lease: Lease, release: Release) -> None:
+        reason = release.reason
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
+        if run is not None and reason is Reason.CRASHED and getcurrent() is run.process:
+            self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[lease.key.rpartition(":")[2]] = 0
         if run is not None and reason is Reason.RETRY and not self.robbed(run):
@@ -447,6 +598,7 @@ class Charges(Law):
         """A process publishes a message."""
         headers = message["headers"]
         own = headers.get("idempotency") or {}
+        self.sent[headers["id"]].append((headers["retries"], own.get("copy") or 0))
         run = next((run for run in self.runs[::-1] if run.process is process), None)
         if run is not None and own.get("copy") and run.retried:
             self.fail(f"run {run.number} of {run.order} has published its retry, and then a copy of itself")
@@ -498,20 +650,17 @@ class Charges(Law):
         simulation = self.simulation
         for order, task_id in self.published_calls:
             meta = simulation.producer.backend.get_task_meta(task_id)
-            if meta["status"] == states.RETRY and self.failed_in_retry(task_id):
-                continue
-            if meta["status"] not in states.READY_STATES:
+            if meta["status"] == states.RETRY and task_id in self.failed:
+                continue  # known: a child that was stopped as it was about to store RETRY stores it over the failure
+            if meta["status"] not in states.READY_STATES and task_id not in self.dropped:
                 self.fail(f"{task_id} was never answered: {meta['status']}")
             self.counts[meta["status"]] += 1
+            if meta["status"] not in states.READY_STATES:
+                continue
             if meta["status"] == states.SUCCESS:
                 self.check_result(order, task_id, meta["result"])
             else:
                 self.check_failure(order, task_id, meta["result"])
-
-    def failed_in_retry(self, task_id: str) -> bool:
-        """Return whether a task's retry has failed, over which its child may store RETRY if it was stopped before."""
-        *before, last = [run for run in self.runs if run.task_id == task_id]
-        return any(run.retried for run in before) and last.ending == "raised" and not last.retried
 
     def check_result(self, order: str, task_id: str, result: str) -> None:
         """Check that a caller got what was settled, or what could not be."""
@@ -533,6 +682,9 @@ class Charges(Law):
                 self.fail(f"{task_id} failed with a time limit of another one")
         elif kind not in ("ValueError", "StoreUnreachable") or not any(run.ending == "raised" for run in runs):
             self.fail(f"{task_id} failed with {error!r}, and no run of it did")
+        late = [run.number for run in runs if run.held.lease.owner in self.refused]
+        if kind == "ValueError" and getattr(error, "args", ("",))[0] in late:
+            self.fail(f"{task_id} failed with what a run raised that had lost its lease")
 
 
 def is_copy(request: Any) -> bool:

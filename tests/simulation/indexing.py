@@ -10,9 +10,11 @@ from typing import Any
 
 from greenlet import getcurrent
 
+from celery_idempotent.core.reservations import WaitingMessage
 from celery_idempotent.errors import AlreadyPublished
+from celery_idempotent.stores import Lease
 
-from .celery import EPOCH, Host
+from .celery import EPOCH, WHILE, Host
 from .law import Law
 from .world import Process, Step
 
@@ -60,7 +62,7 @@ class Publisher(Host):
     def faults(self) -> Iterator[tuple[str, float]]:
         """Return what may happen to it."""
         if self.process is not None and not self.process.dead:
-            yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2))
+            yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2), ("slow store", 0.2))
 
     def kill(self, _: float) -> None:
         world = self.law.world
@@ -80,7 +82,11 @@ class Indexing(Law):
         super().begins(simulation)
         choices = self.choices
         self.publishers = [Publisher(f"publisher-{number}", self) for number in range(1, PUBLISHERS + 1)]
-        self.options = options = choices.one_of("options", OPTIONS)
+        #: whether nothing happens, and all calls are alike, so that none is to be published beside another
+        plain = choices.one_of("plain", [False, False, False, True])
+        if plain:
+            simulation.calm_down()
+        self.options = options = choices.one_of("options", OPTIONS[:3] if plain else OPTIONS)
         self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
         self.long = choices.one_of("takes", [[0], [0, 0, 1, 9], [0, 0, 1, 9]])
         #: whether the task calls itself, so many times
@@ -90,7 +96,9 @@ class Indexing(Law):
             Call(choices.one_of("document", documents), 0, options, choices.one_of("countdown", [0.0, 0.0, 0.0, 5.0]))
             for _ in range(choices.one_of("calls", [2, 3, 4, 6]))
         ]
-        if "debounce" in options:
+        if plain:
+            self.raises = self.retries = self.again = 0
+        if "debounce" in options or plain:
             for call in self.calls:
                 call.countdown = 0.0
         self.made: list[Call] = []
@@ -99,6 +107,8 @@ class Indexing(Law):
         self.due: dict[str, float] = {}
         #: by process: the message whose body it runs
         self.bodies: dict[Any, str] = {}
+        #: messages for which a publisher's claim has arrived when their bodies had begun
+        self.taken_late: set[str] = set()
         #: messages in whose deliveries a time limit rang
         self.cut_off: set[str] = set()
         self.versions: Counter[str] = Counter()
@@ -111,10 +121,26 @@ class Indexing(Law):
 
     def published(self, message: Any, process: Any) -> None:
         headers = message["headers"]
+        if process.host in self.publishers:  # which has yet to confirm it
+            self.simulation.ripen(process.host, "child stopped", factor=WHILE)
         if headers["retries"] or headers["idempotency"].get("copy"):
             return
         eta = datetime.fromisoformat(headers["eta"]) if headers.get("eta") else EPOCH
         self.due[headers["id"]] = (eta - EPOCH).total_seconds()
+
+    def arrives_late(self, verb: str, args: Any) -> None:
+        super().arrives_late(verb, args)
+        note = WaitingMessage.read(args[0].holder) if verb == "acquire" else None
+        if note is not None and note.task_id in self.bodies.values():
+            self.taken_late.add(note.task_id)
+
+    def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
+        if verb != "acquire" or not isinstance(answer, Lease):
+            return
+        if host in self.publishers:
+            self.simulation.ripen(host, "killed", factor=WHILE)  # which has yet to publish
+        else:
+            self.simulation.ripen(host, "cut off from the store", factor=WHILE)  # which has yet to give its slot back
 
     def steps(self) -> list[Step]:
         if not self.calls:
@@ -128,7 +154,7 @@ class Indexing(Law):
 
     def make(self, call: Call) -> None:
         """Change a document, and call the task."""
-        self.world.sleep(self.choices.one_of("before a call", [0.0, 0.0, 0.0, 20.0, 90.0]))
+        self.world.sleep(self.choices.one_of("before a call", [0.0, 0.0, 3.0, 20.0, 90.0]))
         self.versions[call.document] += 1
         call.version = self.versions[call.document]
         call.begun, call.ended = len(self.begun[call.document]), len(self.done[call.document])
@@ -167,7 +193,8 @@ class Indexing(Law):
             self.fail(f"version {call.version} of {call.document} was skipped for a message that nobody has published")
         if "throttle" not in call.options and self.due[task_id] > due + 0.1:
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
-        if self.bodies.get(getcurrent()) == task_id:
+        # Known: a claim that arrives when the body has begun takes the slot, and a copy that is deferred confirms it.
+        if self.bodies.get(getcurrent()) == task_id and task_id not in self.taken_late:
             self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
 
     def check_published(self, call: Call) -> None:
@@ -212,7 +239,8 @@ class Indexing(Law):
         super().check()
         broker = self.simulation.broker
         if self.is_plain and len(broker.queue) + len(broker.unacked) > 2:
-            starting = [worker.request for worker in self.simulation.workers if worker.child is not None]
+            workers = self.simulation.workers
+            starting = [each.request for each in workers if each.child is not None or each.ending is not None]
             there = len(broker.queue) + len(broker.unacked) - len(starting)
             if there > 2 * len({call.document for call in self.made}):
                 self.fail(f"{there} messages wait, and nothing has happened to any")

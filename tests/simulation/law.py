@@ -51,6 +51,10 @@ class Law:
         """Return what can happen now."""
         return []
 
+    def next_step(self) -> float:
+        """Return when one of its steps is possible that is not yet; infinity for never."""
+        return float("inf")
+
     def faults(self) -> list[Step]:
         """Return what can happen now to the store's records."""
         return []
@@ -67,12 +71,20 @@ class Law:
         """Call the store, and look at its answer."""
         return call()
 
-    def told(self, verb: str, answer: Any) -> None:
+    def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
         """A host gets an answer of the store."""
+
+    def arrives_late(self, verb: str, args: Any) -> None:
+        """The store carries out what its caller has given up; that may take a lease for what has ended."""
+        if verb == "acquire":
+            self.gone.discard(args[0].owner)
 
     def killed(self, process: Process) -> None:
         """A child is killed."""
         self.counts["kills"] += 1
+
+    def stored(self, key: Any, value: Any) -> None:
+        """Something is about to be written into the result backend."""
 
     def counts_late(self, process: Process, seconds: float) -> None:
         """A child was stopped as it counted a part of a chord."""

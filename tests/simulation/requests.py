@@ -49,7 +49,7 @@ class Server(Host):
         """Return what may happen to it."""
         self.threads = [thread for thread in self.threads if not thread.dead]
         if self.threads:
-            yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2))
+            yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2), ("slow store", 0.2))
 
     def kill(self, _: float) -> None:
         world = self.law.world

@@ -42,6 +42,7 @@ def stories(apps: list[object], seeds: range) -> dict[int, list[str]]:
     counts = laws.counts
     assert counts["runs"] > len(seeds), "bodies that nobody ran prove nothing"
     assert counts["kills"] > len(seeds) / 4
+    assert counts["leases lost"] > len(seeds) / 50, "trouble that nobody notices proves nothing"
     assert min(counts[name] for name in ("skipped", "chord", "conflicts", "201 Created")) > len(seeds) / 50
     return broken
 

@@ -12,7 +12,7 @@ from celery_idempotent.stores import Claim, Lease, Outcome, Record, Refusal, Rel
 from celery_idempotent.stores.memory import MemoryStore
 
 from .celery import LEASE_TTL
-from .charges import Charges, Run
+from .charges import LATER, Charges, Run
 
 
 class Transaction:
@@ -90,6 +90,7 @@ class Transactions(Charges):
 
     kind = "transactions"
     store = Database
+    later = LATER[:-1]
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)

@@ -52,9 +52,10 @@ class Choices:
 
     def chance(self, label: str, probability: float) -> bool:
         """Return true so often; false is simplest."""
-        if not probability:
+        if not probability and self.schedule is None and self.made is None:
             return False
-        return self._chosen(label, False, lambda: self._random() < probability)
+        # Counted all the same where it is recorded: a schedule has no end of its faults, and is asked each time.
+        return self._chosen(label, False, lambda: probability > 0 and self._random() < probability)
 
     def between(self, label: str, low: float, high: float) -> float:
         """Return a number of at most six decimals; the lowest is simplest."""
