@@ -90,8 +90,6 @@ class Charges(Law):
         self.answers: dict[str, set[bytes]] = defaultdict(set)
         #: by task id: attempt and copy of each message that was published since a publisher last sent it anew
         self.sent: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        #: tasks that were refused as crash loops, and whose messages were dropped after that
-        self.dropped: set[str] = set()
         #: by task id and attempt and number: the copies that wait for their turn
         self.waiting: dict[tuple[str, int, int], set[int]] = defaultdict(set)
         #: by task id: when its message was given back last
@@ -546,11 +544,7 @@ class Charges(Law):
         sent, own = self.sent[claim.task_id], (claim.retries, claim.copy)
         if max(sent) > own or sent.count(own) > 1:
             return
-        # Known: a task that is refused as a crash loop keeps the marks of its copies and attempts. If it is published
-        # again, and the broker delivers that again before the store has heard of it, it is taken for an older copy.
-        if claim.task_id not in self.loops:
-            self.fail(f"{claim.task_id} is dropped for a later copy, and there is none")
-        self.dropped.add(claim.task_id)
+        self.fail(f"{claim.task_id} is dropped for a later copy, and there is none")
 
     def check_conflict(self, claim: Any, record: Any) -> None:
         """Check whom a delivery waits for."""
@@ -652,11 +646,9 @@ class Charges(Law):
             meta = simulation.producer.backend.get_task_meta(task_id)
             if meta["status"] == states.RETRY and task_id in self.failed:
                 continue  # known: a child that was stopped as it was about to store RETRY stores it over the failure
-            if meta["status"] not in states.READY_STATES and task_id not in self.dropped:
+            if meta["status"] not in states.READY_STATES:
                 self.fail(f"{task_id} was never answered: {meta['status']}")
             self.counts[meta["status"]] += 1
-            if meta["status"] not in states.READY_STATES:
-                continue
             if meta["status"] == states.SUCCESS:
                 self.check_result(order, task_id, meta["result"])
             else:

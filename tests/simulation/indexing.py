@@ -10,7 +10,6 @@ from typing import Any
 
 from greenlet import getcurrent
 
-from celery_idempotent.core.reservations import WaitingMessage
 from celery_idempotent.errors import AlreadyPublished
 from celery_idempotent.stores import Lease
 
@@ -107,8 +106,6 @@ class Indexing(Law):
         self.due: dict[str, float] = {}
         #: by process: the message whose body it runs
         self.bodies: dict[Any, str] = {}
-        #: messages for which a publisher's claim has arrived when their bodies had begun
-        self.taken_late: set[str] = set()
         #: messages in whose deliveries a time limit rang
         self.cut_off: set[str] = set()
         self.versions: Counter[str] = Counter()
@@ -127,12 +124,6 @@ class Indexing(Law):
             return
         eta = datetime.fromisoformat(headers["eta"]) if headers.get("eta") else EPOCH
         self.due[headers["id"]] = (eta - EPOCH).total_seconds()
-
-    def arrives_late(self, verb: str, args: Any) -> None:
-        super().arrives_late(verb, args)
-        note = WaitingMessage.read(args[0].holder) if verb == "acquire" else None
-        if note is not None and note.task_id in self.bodies.values():
-            self.taken_late.add(note.task_id)
 
     def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
         if verb != "acquire" or not isinstance(answer, Lease):
@@ -193,8 +184,7 @@ class Indexing(Law):
             self.fail(f"version {call.version} of {call.document} was skipped for a message that nobody has published")
         if "throttle" not in call.options and self.due[task_id] > due + 0.1:
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
-        # Known: a claim that arrives when the body has begun takes the slot, and a copy that is deferred confirms it.
-        if self.bodies.get(getcurrent()) == task_id and task_id not in self.taken_late:
+        if self.bodies.get(getcurrent()) == task_id:
             self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
 
     def check_published(self, call: Call) -> None:

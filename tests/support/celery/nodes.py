@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # What a worker does before it is ready, and no test looks at.
 QUICK_START = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
-READY_SECONDS = 30.0
+READY_SECONDS = 100.0
 #: A child of prefork whose last result the main process did not read before it stopped waits for that for 30 s and then
 #: one more (billiard.pool, GUARANTEE_MESSAGE_CONSUMPTION_RETRY_LIMIT): seen with stock Celery in one stop of 80.
 STOP_SECONDS = 60.0
