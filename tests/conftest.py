@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -249,6 +250,14 @@ def nothing_purged_in_passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that have expired are there until a test purges them; a test of purging in passing asks for it."""
     monkeypatch.setattr(SqliteStore, "purge_every", 0)
     monkeypatch.setattr(PostgresStore, "purge_every", 0)
+
+
+@pytest.fixture(autouse=True)
+def level_of_the_root_logger() -> Iterator[None]:
+    """What a worker in this process has set, once for all: later tests could not see warnings."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
