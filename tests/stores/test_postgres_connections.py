@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import subprocess
 import sys
 import time
@@ -17,12 +18,13 @@ import pytest
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, open_store
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres.connections import _INHERITED
+from celery_idempotent.stores.postgres.connections import _INHERITED, LOOK_EVERY, PATIENCE, Slot
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port
 from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
 from tests.support.stores.postgres import run, with_schema
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
 
@@ -84,6 +86,27 @@ def test_who_finds_all_connections_taken_for_long_opens_one_more(
     taken = store._connections._take()
     take(store)
     store._connections._idle.append(taken)
+
+
+def test_no_more_are_opened_while_those_that_wait_come_to_their_turn(
+    postgres_url: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of a hundred connections must not refuse because a busy machine takes seconds for many short calls."""
+    now = [0.0]
+    monkeypatch.setattr("celery_idempotent.stores.postgres.connections.monotonic", lambda: now[0])
+    connections = opens(f"{postgres_url}&connections=1")._connections
+    taken, got = connections._take(), queue.SimpleQueue[Slot]()
+    with ThreadPoolExecutor(3) as crowd:
+        waiting = [crowd.submit(lambda: got.put(connections._take())) for _ in range(3)]
+        wait_until(lambda: all(each.running() for each in waiting))
+        for _ in range(2):
+            now[0] += 0.9 * PATIENCE
+            connections._give_back(taken)
+            assert got.get(timeout=15) is taken
+        time.sleep(20 * LOOK_EVERY)
+        assert got.empty()
+        now[0] += PATIENCE
+        assert got.get(timeout=15) is not taken
 
 
 def test_a_slot_that_an_interruption_has_lost_makes_room_for_another(postgres_url: str, opens: Opens) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import redis
 
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.connections import _after_fork
+from celery_idempotent.stores.redis.connections import LOOK_EVERY, PATIENCE, _after_fork
 from tests.support.forks import served_after_fork
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -157,6 +158,38 @@ def test_who_finds_all_connections_in_use_waits_for_one(store: RedisStore, redis
         assert third.result(timeout=15) is None
         assert all(each.result() for each in first)
     assert connected(redis_client) == 2
+
+
+def test_no_more_are_opened_while_those_that_wait_come_to_their_turn(
+    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a hundred greenlets that settle together take seconds, and had opened one each."""
+    now = [0.0]
+    monkeypatch.setattr("celery_idempotent.stores.redis.connections.monotonic", lambda: now[0])
+    connections = store._connections
+    connections._most = 1
+
+    def pop() -> object:
+        return connections.execute("BLPOP", "list", 30)
+
+    with ThreadPoolExecutor(4) as threads:
+        try:
+            answers = [threads.submit(pop)]
+            wait_until(lambda: waiting(redis_client) == 1)
+            answers += [threads.submit(pop) for _ in range(3)]
+            wait_until(connections._opening.locked)
+            for done in range(2):
+                now[0] += 0.9 * PATIENCE
+                redis_client.rpush("list", done)
+                wait_until(lambda: sum(answer.done() for answer in answers) == done + 1)  # noqa: B023
+                wait_until(lambda: waiting(redis_client) == 1)
+            time.sleep(20 * LOOK_EVERY)
+            assert connected(redis_client) == 1
+            now[0] += PATIENCE
+            wait_until(lambda: waiting(redis_client) == 2)
+        finally:
+            redis_client.rpush("list", *range(4))
+    assert all(answer.result() for answer in answers)
 
 
 def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:

@@ -26,7 +26,7 @@ from .. import hide_password, unknown_parameter
 #: Seconds a statement may take, and a connection attempt (libpq knows no less than 2). A lease call must answer or fail
 #: long before a lease ends.
 TIMEOUT = 2.0
-#: Seconds a call waits for a connection of the others before it opens one more than there should be.
+#: Seconds in which no waiting call gets a connection of the others, until one more is opened than there should be.
 PATIENCE = 2.0
 LOOK_EVERY = 0.002
 #: How often a statement is sent that a server gives up for the sake of another.
@@ -96,6 +96,7 @@ class Connections:
     def _reset(self) -> None:
         self._idle: list[Slot] = []
         self._slots: WeakSet[Slot] = WeakSet()  # these, and those in use; not those that an interruption has lost
+        self._given_back = 0.0  # when a waiting call last found one
         self._pid = os.getpid()
 
     def run(self, statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -153,13 +154,16 @@ class Connections:
         if self._pid != os.getpid():  # what came through a fork is our parent's
             _INHERITED.append((self._idle, list(self._slots)))
             self._reset()
-        end = monotonic() + PATIENCE
+        began = monotonic()
         while True:
             try:
-                return self._idle.pop()
+                slot = self._idle.pop()
             except IndexError:
                 pass
-            if len(self._slots) < self._place.connections or monotonic() >= end:
+            else:
+                self._given_back = monotonic()
+                return slot
+            if len(self._slots) < self._place.connections or monotonic() >= max(began, self._given_back) + PATIENCE:
                 slot = Slot(self._generation)
                 self._slots.add(slot)
                 return slot

@@ -39,7 +39,7 @@ from redis.exceptions import (
 from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from .. import hide_password, unknown_parameter
 
-#: Most connections of one process, unless they do not suffice for so many seconds.
+#: Most connections of one process, unless none of them was given back to a waiting thread for so many seconds.
 MOST = 32
 PATIENCE = 2.0
 #: Seconds between two looks whether one was given back.
@@ -91,6 +91,7 @@ class Connections:
         self._idle: list[Any] = []  # clients of one connection each
         self._opened: WeakSet[Any] = WeakSet()  # these, and those in use; not those that an interruption has lost
         self._opening = threading.Lock()
+        self._given_back = 0.0  # when a waiting thread last found one
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
     def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
@@ -142,17 +143,28 @@ class Connections:
         """Return a new connection, or one that was given back meanwhile.
 
         One is opened at a time: when a thousand greenlets start at once, those that wait find what the first of them
-        have given back. One that has waited too long opens its own, so that no lease runs out for it.
+        have given back. Where nothing is given back, each that has waited too long opens its own, so that no lease runs
+        out for it. Where it is only the turn of many before it, as on a busy machine, to open more would not help, and
+        might be more than redis-py gives out.
         """
-        end = monotonic() + PATIENCE
+        began = monotonic()
+
+        def end() -> float:
+            return max(began, self._given_back) + PATIENCE
+
         first = self._opening.acquire(timeout=PATIENCE)
+        while not first and monotonic() < end():
+            first = self._opening.acquire(timeout=PATIENCE)
         try:
             while True:
                 try:
-                    return self._idle.pop()
+                    client = self._idle.pop()
                 except IndexError:
                     pass
-                if len(self._opened) < self._most or monotonic() >= end:
+                else:
+                    self._given_back = monotonic()
+                    return client
+                if len(self._opened) < self._most or monotonic() >= end():
                     client = self._connect()
                     self._opened.add(client)
                     return client
