@@ -198,6 +198,7 @@ class TaskBinding(Binding):
             MissingKey: the call gives no key.
         """
         key, arguments = self.operation(identity.key, task_id, args, kwargs, headers)
+        key = identity.retried or key
         if key in identity.within:
             # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
             return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)

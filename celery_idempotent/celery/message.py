@@ -40,7 +40,7 @@ META_HEADER = "idempotency"
 #: The fields of that header.
 META_FIELDS = {
     *("copy", "token", "from", "sending", "fingerprint", "fingerprint_of", "nesting", "operation", "within", "part"),
-    *("place", "unique", "expires", "eta"),
+    *("place", "unique", "expires", "eta", "retried"),
 }
 #: Where a message has the token of its reservation, within that header.
 RESERVATION = "unique"
@@ -128,7 +128,9 @@ class MessageHeaders:
             it has no errbacks, or was published by its task's name alone.
         fingerprint: The digest of the arguments of the first attempt. A retry may have other ones, and duplicates are
             compared with the first.
-        fingerprint_of: The store key to which that digest belongs: a retry's arguments may name another one.
+        fingerprint_of: The store key to which that digest belongs.
+        retried: Store key of the operation of which the message is a retry with other arguments, which may name another
+            one; empty where its arguments are those of before.
         nesting: How often the message's task had been replaced when it was published to continue; Celery sends that
             too, but not to the body of a chord.
         operation: Store key of the operation that the message was published to continue, or empty.
@@ -148,6 +150,7 @@ class MessageHeaders:
     sending: str = ""
     fingerprint: str = ""
     fingerprint_of: str = ""
+    retried: str = ""
     nesting: int = 0
     operation: str = ""
     within: tuple[str, ...] = ()
@@ -190,7 +193,7 @@ class MessageHeaders:
         self.copy, self.nesting = (
             message[name] if isinstance(message.get(name), int) else 0 for name in ("copy", "nesting")
         )
-        for name in ("token", "sending", "fingerprint", "fingerprint_of", "operation", "part"):
+        for name in ("token", "sending", "fingerprint", "fingerprint_of", "retried", "operation", "part"):
             setattr(self, name, str(message.get(name) or ""))
         self.sender = str(message.get("from") or "")
         within = message.get("within")
@@ -210,6 +213,7 @@ class MessageHeaders:
             "sending": self.sending,
             "fingerprint": self.fingerprint,
             "fingerprint_of": self.fingerprint_of,
+            "retried": self.retried,
             "nesting": self.nesting,
             "operation": self.operation,
             "part": self.part,

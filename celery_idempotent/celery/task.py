@@ -341,13 +341,17 @@ class IdempotentTask(BaseTask):
         # The worker's main process calls this too, for a lost child (retry_on_worker_lost), without its context pushed.
         if request.called_directly and not DeliveryState.is_known(request):
             return super().signature_from_request(request, *args, **options)
-        identity = DeliveryState.of(request).identity
+        state = DeliveryState.of(request)
         signature = super().signature_from_request(request, *args, **options)
         if not options.keys() & {"queue", "exchange", "routing_key"} and not signature.options.get("queue"):
             signature.set(**message.destination(self.app, request.delivery_info))
         # A run ends with the retry that it publishes, which may overtake it; another message of its own making may not.
         is_retry = options.get("retries") == (request.retries or 0) + 1
-        return _with_headers(signature, identity.headers(**{"from": identity.owner if is_retry else None}))
+        own = {"from": state.identity.owner if is_retry else None}
+        changed = any(part is not None for part in (*args[:2], options.get("args"), options.get("kwargs")))
+        if is_retry and changed:  # it is the same operation, whatever key its arguments give
+            own["retried"] = state.named or None
+        return _with_headers(signature, state.identity.headers(**own))
 
     def retry(self, *args: Any, **options: Any) -> Retry:
         """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.

@@ -719,21 +719,28 @@ def test_the_arguments_that_are_compared_are_those_of_the_first_attempt(app: Cel
             task.apply(("A", cents), task_id="T3").get()
 
 
-def test_a_retry_whose_arguments_name_another_operation_is_compared_with_the_duplicates_of_that(
-    app: Celery, store: FailingStore
+@pytest.mark.parametrize("further", [0, 1])
+def test_a_retry_whose_arguments_give_another_key_goes_on_in_its_operation(
+    app: Celery, store: FailingStore, further: int
 ) -> None:
+    """As where the failed rest of a batch is tried again: what succeeded before must not be done for a duplicate."""
     app.conf.task_eager_propagates = False
+    bodies: list[Any] = []
 
-    def charge(self: Any, order_id: str, cents: int) -> int:
-        if order_id == "A":
-            raise self.retry(args=("B", cents), countdown=0)
-        return cents
+    def charge(self: Any, orders: list[str]) -> list[str]:
+        bodies.append(orders)
+        if len(orders) > 1:
+            raise self.retry(args=(orders[1:],), countdown=0)
+        if self.request.retries < 1 + further:
+            raise self.retry(countdown=0)
+        return orders
 
-    task = declare(app, charge)
-    assert task.apply(("A", 1), task_id="T1").get() == 1
-    assert task.apply(("B", 1), task_id="T2").get() == 1
-    with pytest.raises(KeyReused):
-        task.apply(("B", 2), task_id="T3").get()
+    task = declare(app, charge, idempotency={"key": "orders"})
+    assert task.apply((["A", "B"],), task_id="T1").get() == ["B"]
+    [record] = store.scan()
+    assert (record.state, record.task_id) == (State.COMPLETED, "T1")
+    assert task.apply((["A", "B"],), task_id="T2").get() == ["B"]
+    assert bodies == [["A", "B"], *[["B"]] * (1 + further)]
 
 
 def test_a_retry_with_other_arguments_meets_a_duplicate_of_its_first_attempt(app: Celery, store: FailingStore) -> None:
