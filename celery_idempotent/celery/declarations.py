@@ -14,7 +14,7 @@ from celery.app.task import Task
 from celery.utils.imports import symbol_by_name
 
 from ..core.binding import GUARDED_AS
-from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy
+from ..core.policy import OPTIONS, UNIQUE_OPTIONS, Policy, Unique
 from ..errors import (
     ConfigurationError,
     Conflict,
@@ -60,7 +60,7 @@ COMMON_WORDS = {"store", "key", "scope", "history"}
 DISTINCT_OPTIONS = tuple(name for name in OPTIONS if name not in {*COMMON_WORDS, "compression"})
 #: How alike a word must be to be taken for a slip, of 1: nothing that Celery knows comes near.
 LIKENESS = 0.85
-LIKE_IDEMPOTENCY = 0.8
+LIKE_IDEMPOTENCY = LIKE_UNIQUE = 0.8
 
 
 def check_declarations(app: Any) -> None:
@@ -251,8 +251,10 @@ def _misplaced(cls: type, root: type, signature: inspect.Signature) -> Iterator[
                 continue  # a method under the name of an option, as celery-singleton's on_duplicate()
             elif option := _option_meant(name):
                 yield name, f'Write idempotency={{"{option}": ...}}.'
-            elif name in UNIQUE_OPTIONS:
+            elif name in UNIQUE_OPTIONS or (name == "until" and value in ("start", "done")):
                 yield name, f'Write unique={{"{name}": ...}}.'
+            elif advice := _unique_meant(name, value, signature) or _options_meant(name, value, signature):
+                yield name, advice
             elif name in COMMON_WORDS and (decorated or _is_unmistakable(name, value, signature)):
                 yield name, f'Write idempotency={{"{name}": ...}}.'
 
@@ -283,6 +285,26 @@ def _option_meant(name: str) -> str:
         if words_alike or word.replace("_", "") == option.replace("_", ""):
             return option
     return ""
+
+
+def _unique_meant(name: str, value: object, signature: inspect.Signature) -> str:
+    """Return what to write instead of an attribute that is meant as ``unique``; "" where it is not."""
+    word = _spelled(name)
+    if word.startswith("unique_"):  # celery-singleton's unique_on, and the like; or a word for something else
+        return 'Write unique={"key": ...}.' if _is_unmistakable("key", value, signature) else ""
+    return "Did you mean unique=?" if name != "unique" and _likeness(word, "unique") >= LIKE_UNIQUE else ""
+
+
+def _options_meant(name: str, value: object, signature: inspect.Signature) -> str:
+    """Return what to write for an attribute whose value is options of ours, whatever it is called; "" for others."""
+    if name in ("idempotency", "unique"):
+        return ""
+    if isinstance(value, (Policy, Unique)):
+        return f"Did you mean {'idempotency' if isinstance(value, Policy) else 'unique'}=?"
+    if not isinstance(value, Mapping) or not set(value) <= set(OPTIONS):
+        return ""
+    distinct = not set(DISTINCT_OPTIONS).isdisjoint(value)
+    return "Did you mean idempotency=?" if distinct or _is_unmistakable("key", value.get("key"), signature) else ""
 
 
 def _is_unmistakable(name: str, value: object, signature: inspect.Signature) -> bool:

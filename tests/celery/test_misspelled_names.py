@@ -20,7 +20,7 @@ from celery.utils.imports import symbol_by_name
 from celery.worker.request import Request
 from kombu.messaging import Producer
 
-from celery_idempotent import ConfigurationError, IdempotentTask, Policy
+from celery_idempotent import ConfigurationError, IdempotentTask, Policy, Unique
 from celery_idempotent.celery import declarations, monitoring
 from celery_idempotent.celery import pool as shared
 from celery_idempotent.celery.task import check_when_started
@@ -86,6 +86,15 @@ class Inherits(WithTtl):
         ({"resultTTL": 30}, r'got resultTTL= .*idempotency=\{"result_ttl"'),
         ({"on_conflicts": "raise"}, r'idempotency=\{"on_conflict"'),
         ({"idempotency": {"key": "order_id"}, "max_crashs": 3}, r'idempotency=\{"max_crashes"'),
+        ({"policy": Policy(key="order_id")}, r"got policy= beside it.* Did you mean idempotency=\?"),
+        ({"idem": {"key": "order_id"}}, r"got idem= beside it.* Did you mean idempotency=\?"),
+        ({"once_by": {"scope": "x", "lease_ttl": 5}}, r"got once_by= beside it.* Did you mean idempotency=\?"),
+        ({"only": Unique(key="order_id")}, r"got only= beside it.* Did you mean unique=\?"),
+        ({"uniqe": "order_id"}, r"got uniqe= beside it.* Did you mean unique=\?"),
+        ({"unqiue": True}, r"got unqiue= beside it.* Did you mean unique=\?"),
+        ({"Unique": True}, r"got Unique= beside it.* Did you mean unique=\?"),
+        ({"unique_on": ["order_id"]}, r'got unique_on= beside it.* Write unique=\{"key": \.\.\.\}'),
+        ({"until": "done"}, r'got until= beside it.* Write unique=\{"until": \.\.\.\}'),
         ({"base": WithStore}, r'got store= beside it.*idempotency=\{"store"'),
         ({"base": WithKey}, r'got key= beside it.*idempotency=\{"key"'),
         ({"base": WithKeys}, r'got key= beside it.*idempotency=\{"key"'),
