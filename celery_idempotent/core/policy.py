@@ -155,7 +155,7 @@ class Policy:
         for option in ("key", "fingerprint"):
             _check_names(getattr(self, option), option, signature, task, hidden=hidden)
         for option in ("key", "scope"):
-            _check_callable(getattr(self, option), option, _names_of(signature, hidden=hidden))
+            _check_callable(getattr(self, option), option, signature, task, hidden=hidden)
 
     def __repr__(self) -> str:
         """Show the options that were given, without the password of a store."""
@@ -271,20 +271,9 @@ class Unique:
         raise unfit("unique", "True, False, a key, a Unique or a mapping of its options", value, hint)
 
     def check_signature(self, signature: inspect.Signature, task: str, *, hidden: bool = False) -> None:
-        """Compare the key with the signature of the task called ``task``, as `Policy.check_signature` does.
-
-        A call is made without the task's ``self``, so a callable that needs what is no argument is refused too.
-        """
+        """Compare the key with the signature of the task called ``task``, as `Policy.check_signature` does."""
         _check_names(self.key, "key", signature, task, hidden=hidden)
-        known = _names_of(signature, hidden=hidden)
-        _check_callable(self.key, "key", known)
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        for name in [] if takes_any or hidden else _required(self.key):
-            if name not in known:
-                hint = (
-                    f"it is called before the task runs, with arguments alone: {', '.join(known) or 'there are none'}"
-                )
-                raise unfit("key", f"a callable over arguments of {task}{signature}", name, hint)
+        _check_callable(self.key, "key", signature, task, hidden=hidden)
 
     def __repr__(self) -> str:
         """Show the options that were given."""
@@ -347,16 +336,26 @@ _HIDDEN = {
 }
 
 
-def _check_callable(source: object, option: str, known: Collection[str]) -> None:
-    if not callable(source) or not hides_arguments(source):
+def _check_callable(source: object, option: str, signature: inspect.Signature, task: str, *, hidden: bool) -> None:
+    if not callable(source):
         return
-    within = inspect.signature(source).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in within.values()) and not within.keys() >= set(known):
+    known = _names_of(signature, hidden=hidden)
+    if inspect.iscoroutinefunction(source):
+        raise unfit(option, "a plain function", source, "write def instead of async def: nothing awaits it")
+    hides = hides_arguments(source)
+    within = inspect.signature(source).parameters if hides else {}
+    if within and not any(p.kind is p.VAR_KEYWORD for p in within.values()) and not within.keys() >= set(known):
         expected = f"a callable that declares which of the arguments {sorted(known)} it takes"
         hint = (
             f"its decorator hides that, so it would be given all; write lambda {', '.join(known)}: ..., which calls it"
         )
         raise unfit(option, expected, source, hint)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in [] if takes_any or hidden or hides else _required(source):
+        if name not in known:
+            # As the task's self: there is none yet.
+            hint = f"it is called before the task runs, with arguments alone: {', '.join(known) or 'there are none'}"
+            raise unfit(option, f"a callable over arguments of {task}{signature}", name, hint)
 
 
 def _are_names(value: object) -> bool:

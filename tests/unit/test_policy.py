@@ -297,13 +297,18 @@ def charge(order_id: str, amount: int, *, note: str = "") -> None: ...
 def collect(order_id: str, **kwargs: Any) -> None: ...
 
 
+async def nowhere(order_id: str) -> str:
+    return order_id
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"key": "order_id"},
         {"key": ["order_id", "note"]},
-        {"key": lambda anything: anything},
+        {"key": lambda order_id, anything=None: order_id},
+        {"key": lambda **arguments: arguments["order_id"]},
         {"key": "order_id", "fingerprint": ["amount", "note"]},
         {"fingerprint": False},
     ],
@@ -316,6 +321,12 @@ def test_names_that_the_task_has_are_fit(options: dict[str, Any]) -> None:
     ("options", "text"),
     [
         ({"key": "ordr_id"}, "key: expected names of arguments of shop.charge(order_id"),
+        ({"key": lambda self, order_id: order_id}, "key: expected a callable over arguments of shop.charge(order_id"),
+        (
+            {"scope": lambda tenant: tenant},
+            "got 'tenant': it is called before the task runs, with arguments alone: ord",
+        ),
+        ({"key": nowhere}, "key: expected a plain function, got <function nowhere at"),
         ({"key": ["order_id", "ordr_id"]}, "got 'ordr_id': did you mean 'order_id'?"),
         ({"key": "zzz"}, "got 'zzz': write one of order_id, amount, note"),
         ({"fingerprint": ["amuont"]}, "got 'amuont': did you mean 'amount'?"),
