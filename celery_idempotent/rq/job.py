@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,8 +20,10 @@ from rq.serializers import DefaultSerializer
 from rq.utils import now
 from rq.worker import Worker
 
+from ..errors import ConfigurationError
 from ..functions import opened
 from ..stores.base import Store
+from ..stores.memory import MemoryStore
 from ..stores.redis.store import store_like
 
 #: Entry of a job's meta with the key that its producer gave.
@@ -185,15 +189,33 @@ def defer(job: Job, delay: int) -> Retry:
 _inherited: WeakKeyDictionary[ConnectionPool, Store] = WeakKeyDictionary()
 
 
+def _is_horse() -> bool:
+    """Return whether this process is a worker's that ends with its job; RQ gives a job no way to ask."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "main_work_horse":
+        frame = frame.f_back
+    return frame is not None
+
+
 def store_of(wanted: object, connection: Any) -> Store:
     """Return the store of a policy, or by default one on the Redis that a queue uses; the same object every time.
 
     Arguments:
         wanted: A store or a URL that a policy names, or None.
         connection: The queue's connection.
+
+    Raises:
+        ConfigurationError: the URL is none, or this is a horse, and the store is in its own memory.
     """
     if wanted is not None:
-        return opened(wanted)
+        store = opened(wanted)
+        if isinstance(store, MemoryStore) and _is_horse():
+            raise ConfigurationError(
+                "Expected a store that all processes share, got memory:// in a worker that has a process of its own "
+                "for each job, which would remember nothing. Leave store out for the queue's own Redis, or write "
+                'store="redis://host:6379/1".'
+            )
+        return store
     pool = connection.connection_pool
     if pool not in _inherited:
         _inherited[pool] = store_like(connection)

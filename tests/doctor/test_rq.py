@@ -40,6 +40,16 @@ def lengthy(order_id: str) -> None:
     """Do what a job does."""
 
 
+@idempotent(key="order_id", store="memory://")
+def forgetful(order_id: str) -> None:
+    """Do what a job does."""
+
+
+@idempotent(key="order_id", store="redsi://localhost/1")
+def misspelled(order_id: str) -> None:
+    """Do what a job does."""
+
+
 @pytest.fixture
 def connection(redis_url: str) -> Iterator[Redis]:
     with open_client(redis_url) as client:
@@ -111,6 +121,8 @@ CASES: dict[str, tuple[Callable[[Queue], object], dict[str, str]]] = {
     "no worker": (unserved, {"no-workers": "warning"}),
     "no scheduler": (unscheduled, {"no-scheduler": "warning"}),
     "a plain job": (with_jobs((plain, {})), {"plain-jobs": "info"}),
+    "a store of one process": (with_jobs((forgetful, RETRIED)), {"job-store-unfit": "error"}),
+    "a store that is none": (with_jobs((misspelled, RETRIED)), {"job-store-unfit": "error"}),
     "a job of another place": (with_jobs(("gone.away", {})), {"function-not-importable": "info"}),
     "a job without a retry": (with_jobs((charge, {})), {"job-not-retried": "warning"}),
     "a job without a time limit": (

@@ -31,6 +31,8 @@ from tests.support.waiting import wait_until
 #: That of RQ 2.6 writes the connection's options into a script, and those of newer redis-py cannot be written.
 SPAWNS = hasattr(connections, "get_connection_kwargs") or int(redis.__version__.split(".")[0]) < 6
 
+needs_spawning = pytest.mark.skipif(not SPAWNS, reason="the SpawnWorker of this RQ does not work with this redis-py")
+
 # -- kinds of workers --------------------------------------------------------------------------------------------------
 
 
@@ -55,9 +57,22 @@ def test_a_worker_that_forks_runs_each_operation_once(desk: Desk, start_rq: Star
     twice(desk, start_rq)
 
 
-@pytest.mark.skipif(not SPAWNS, reason="the SpawnWorker of this RQ does not work with this redis-py")
+@needs_spawning
 def test_a_worker_that_spawns_runs_each_operation_once(desk: Desk, start_rq: StartRq) -> None:
     twice(desk, lambda: start_rq(worker="rq.SpawnWorker"))
+
+
+@pytest.mark.parametrize("worker", ["rq.Worker", pytest.param("rq.SpawnWorker", marks=needs_spawning)])
+def test_a_worker_with_a_process_for_each_job_refuses_a_store_that_dies_with_it(
+    desk: Desk, start_rq: StartRq, worker: str
+) -> None:
+    for _ in range(2):
+        assert desk.run(shop.charge_forgetfully, worker).return_value() == f"{worker} charged 1"
+    job = desk.queue.enqueue(shop.charge_forgetfully, "ORD-1")
+    start_rq(worker=worker)
+    failed = desk.wait_for(job, "failed")
+    assert "Expected a store that all processes share, got memory://" in failed.latest_result().exc_string
+    assert desk.effects("ORD-1") == 0
 
 
 def test_workers_of_a_pool_run_each_operation_once(desk: Desk, start_rq: StartRq) -> None:

@@ -17,9 +17,11 @@ from rq.worker import Worker
 
 from ...core.binding import BINDING
 from ...core.policy import Policy
-from ...errors import IdempotencyError
+from ...errors import ConfigurationError, IdempotencyError
+from ...functions import opened
 from ...rq.decorator import JobBinding
 from ...rq.job import is_scheduled
+from ...stores.memory import MemoryStore
 from .findings import LONG, SHORT, Checks, Findings, Section, error, failed, info, listed, ok, run_checks, warning
 
 #: Jobs that are read of each queue and of each of its registries.
@@ -129,6 +131,21 @@ def function_not_importable(site: RqSite) -> Findings:
             f"{_names(found)} cannot be imported here: whether such jobs are guarded is not known.",
             "Run doctor where the workers run, in their directory and with their Python.",
         )
+
+
+@CHECKS.add("the stores that functions name can be shared by all workers")
+def job_store_unfit(site: RqSite) -> Findings:
+    for each, policy in {each.name: (each, policy) for each, policy in site.guarded if policy.store}.values():
+        try:
+            alone = isinstance(opened(policy.store), MemoryStore)
+        except ConfigurationError as wrong:
+            yield error(f"{each.name}: {wrong}", "Every job of it fails until that is mended.")
+            continue
+        if alone:
+            yield error(
+                f'{each.name} has store="memory://", which a worker forgets with the process of each job.',
+                'Leave store out for the queue\'s own Redis, or write store="redis://host:6379/1".',
+            )
 
 
 @CHECKS.add("all jobs are guarded")
