@@ -66,11 +66,16 @@ def store_of(app: Any, wanted: object = None, task: Any = None) -> Store:
     Raises:
         ConfigurationError: none of these is there, or the URL is wrong.
     """
-    wanted = wanted or app.conf.get("idempotency_store")
+    wanted = app.conf.get("idempotency_store") if wanted is None else wanted
     if isinstance(wanted, Store):
         return wanted
     if wanted is not None and not isinstance(wanted, str):
         raise ConfigurationError(f"Expected idempotency_store to be a URL or a Store, got {wanted!r}.")
+    if wanted == "":  # as of a variable of the environment that is not set
+        raise ConfigurationError(
+            "Expected idempotency_store to be a URL, got an empty one. Write redis://host:6379/1, or None for the "
+            "Redis of the result backend or the broker."
+        )
     with _lock:
         known = _stores.setdefault(app, {})
         name = wanted or ""

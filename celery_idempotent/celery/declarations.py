@@ -296,7 +296,7 @@ def _unique_meant(name: str, value: object, signature: inspect.Signature) -> str
 
 
 def _options_meant(name: str, value: object, signature: inspect.Signature) -> str:
-    """Return what to write for an attribute whose value is options of ours, whatever it is called; "" for others."""
+    """Return what to write for an attribute whose value is a policy's options, whatever it is called; "" for others."""
     if name in ("idempotency", "unique"):
         return ""
     if isinstance(value, (Policy, Unique)):

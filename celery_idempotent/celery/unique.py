@@ -200,7 +200,10 @@ class _Call:
                 _time(written, self.app)  # which raises what is no time
         except (MissingKey, TypeError, ValueError) as error:
             # The worker reports the key, and Celery a wrong option; nothing may be lost for want of a key.
-            logger.error("%s is published whatever waits: %s", self.task.name, error)
+            known, why = _warned.setdefault(self.app, set()), f"{self.task.name}: {type(error).__name__}"
+            if why not in known:  # once: each call may have it
+                known.add(why)
+                logger.error("%s is published whatever waits: %s", self.task.name, error)
             return send(**self.ids, **self.options)
         try:
             found = _ask(self.store, partial(self._reserve, token, note))
@@ -577,7 +580,8 @@ class Reservation:
             if record is None:
                 logger.warning(
                     "The store of this worker has no record of the reservation %s. Check that its publisher has the "
-                    "same idempotency_store; else its message was never confirmed, or has waited for more than %g s.",
+                    "same idempotency_store; else the store did not answer its publisher, or it has waited for more "
+                    "than %g s.",
                     self.token.slot,
                     self.token.hold,
                 )

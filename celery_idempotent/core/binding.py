@@ -184,7 +184,7 @@ class Binding:
         return keys.compose_slot(self.namespace, self.name, source, arguments, scope=scope, message=message)
 
     def _scope(self, scope: Any, arguments: Mapping[str, object], headers: Mapping[str, Any] | None) -> object:
-        value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments)
+        value = (headers or {}).get(scope) if isinstance(scope, str) else keys.resolve(scope, arguments, "scope")
         if value is None or value == "":
             raise MissingKey(
                 f"Expected a scope for {self.name} from {scope!r}, got {value!r}. "

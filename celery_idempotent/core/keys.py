@@ -216,17 +216,20 @@ def bind(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str,
     return named
 
 
-def resolve(source: str | Sequence[str] | Callable[..., object], arguments: Mapping[str, object]) -> object:
+def resolve(
+    source: str | Sequence[str] | Callable[..., object], arguments: Mapping[str, object], what: str = "key"
+) -> object:
     """Take the key of an operation from its arguments.
 
     ``source`` is the name of an argument; a sequence of names, which gives the tuple of their values; or a callable,
     which gets those of ``arguments`` that its signature names, as keywords, or all of them if it takes ``**kwargs``.
-    Raises MissingKey if an argument is missing, if the callable raises, or for None, "" and what cannot be a key.
+    Raises MissingKey if an argument is missing, if the callable raises, or for None, "" and what cannot be a key; it
+    calls the source a callable of ``what``.
     """
     if isinstance(source, str):
         return _argument(source, arguments)
     if callable(source):
-        return _call(source, arguments)
+        return _call(source, arguments, what)
     return tuple([_argument(name, arguments) for name in source])
 
 
@@ -601,14 +604,14 @@ def _argument(name: str, arguments: Mapping[str, object]) -> object:
     return arguments[name]
 
 
-def _call(source: Callable[..., object], arguments: Mapping[str, object]) -> object:
+def _call(source: Callable[..., object], arguments: Mapping[str, object], what: str) -> object:
     try:
         wanted = _wanted(source) if getattr(source, "__hash__", None) else _wanted.__wrapped__(source)
         key = source(**{name: arguments[name] for name in arguments if wanted is None or name in wanted})
     except Exception as exc:
         got = f"{type(exc).__name__}: {exc}. Fix it; it gets what it names of the arguments {sorted(arguments)}"
-        raise MissingKey(f"Expected the key callable {_name(source)} to return a key, got {got}") from exc
-    _usable(key, f"what the key callable {_name(source)} returns")
+        raise MissingKey(f"Expected the {what} callable {_name(source)} to return a {what}, got {got}") from exc
+    _usable(key, f"what the {what} callable {_name(source)} returns")
     return key
 
 

@@ -14,6 +14,7 @@ from celery import Celery
 from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import app as app_module
 from celery_idempotent.celery.app import store_of
+from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import TIMEOUT
@@ -131,6 +132,11 @@ def test_apps_that_are_told_apart_by_a_key_prefix_do_not_share_keys(locked: Redi
     assert task._binding.namespace == "blue_idem"
     app.conf.idempotency_namespace = "own"
     assert app.task(base=IdempotentTask, name="u", shared=False)(charge)._binding.namespace == "own"
+
+
+def test_an_empty_url_as_of_a_variable_that_is_not_set_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Expected idempotency_store to be a URL, got an empty one"):
+        store_of(app_with(result_backend="redis://localhost/1", idempotency_store=""))
 
 
 def test_a_child_that_is_forked_while_a_thread_opens_a_store_opens_its_own() -> None:

@@ -633,6 +633,8 @@ def test_a_callable_that_raises_leaves_no_key() -> None:
     with pytest.raises(MissingKey, match=r"key callable .*lambda.* got KeyError: 'id'\. Fix it; ") as caught:
         resolve(lambda order: {}["id"], ARGUMENTS)
     assert isinstance(caught.value.__cause__, KeyError)
+    with pytest.raises(MissingKey, match=r"the scope callable .* to return a scope, got ZeroDivisionError"):
+        resolve(lambda order: 1 / 0, ARGUMENTS, "scope")
     with pytest.raises(MissingKey, match="TypeError"):
         resolve(lambda invoice: invoice, ARGUMENTS)
 

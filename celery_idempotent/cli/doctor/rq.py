@@ -139,7 +139,7 @@ def job_store_unfit(site: RqSite) -> Findings:
         try:
             alone = isinstance(opened(policy.store), MemoryStore)
         except ConfigurationError as wrong:
-            yield error(f"{each.name}: {wrong}", "Every job of it fails until that is mended.")
+            yield error(f"{each.name}: {wrong}", "Every job of it fails until that is corrected.")
             continue
         if alone:
             yield error(
