@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
+from ..stores import scheme_of
 from ..stores.base import Store
 from ..units import Duration, hide_password, masked, parse_duration, parse_size, unfit
 from . import compression
@@ -436,6 +437,14 @@ def _is_store(value: object) -> bool:
     )
 
 
+def _store(value: object, option: str) -> object:
+    if not _is_store(value):
+        raise unfit(option, "None, a URL or a store", value, 'write "redis://localhost/1", or make the store first')
+    if isinstance(value, str):
+        scheme_of(value)  # here, and not at the first call
+    return value
+
+
 def _is_scope(value: object) -> bool:
     return value is None or (isinstance(value, str) and value != "") or callable(value)
 
@@ -455,7 +464,7 @@ _DEFAULTS = {option.name: option.default for option in fields(Policy) if option.
 #: The names of all options.
 OPTIONS = tuple(_DEFAULTS)
 _CHECKS: dict[str, Callable[[object, str], object]] = {
-    "store": _fit(_is_store, "None, a URL or a store", 'write "redis://localhost/1", or make the store first'),
+    "store": _store,
     "key": _key,
     "scope": _fit(_is_scope, "None, the name of a header, or a callable", 'write "tenant"'),
     "lease_ttl": _ttl,

@@ -69,6 +69,27 @@ def open_store(url: str) -> Store:
         ConfigurationError: it is no text, the scheme is unknown, the URL cannot be parsed, or a driver is not
             installed.
     """
+    scheme = scheme_of(url)
+    module, name, extra = SCHEMES[scheme]
+    try:
+        cls = getattr(import_module(f".{module}", __name__), name)
+    except ModuleNotFoundError as error:
+        if not extra or (error.name or "").startswith("celery_idempotent"):
+            raise
+        raise ConfigurationError(
+            f"Expected {error.name} to be installed for {scheme}:// stores, and it is not. "
+            f"Install it with: pip install 'celery-idempotent[{extra}]'"
+        ) from None
+    store: Store = cls.from_url(url)
+    return store
+
+
+def scheme_of(url: str) -> str:
+    """Return how a URL of a store begins, as `SCHEMES` has it.
+
+    Raises:
+        ConfigurationError: it is no text, has no scheme, or an unknown one.
+    """
     if not isinstance(url, str):
         raise ConfigurationError(
             f"Expected the URL of an idempotency store as a text, got {url!r}. Write redis://localhost/1, or "
@@ -92,18 +113,7 @@ def open_store(url: str) -> Store:
             f"Expected the URL of an idempotency store to begin with one of {_known_schemes()}, got "
             f"{hide_password(url)!r}. {hint}"
         )
-    module, name, extra = SCHEMES[scheme]
-    try:
-        cls = getattr(import_module(f".{module}", __name__), name)
-    except ModuleNotFoundError as error:
-        if not extra or (error.name or "").startswith("celery_idempotent"):
-            raise
-        raise ConfigurationError(
-            f"Expected {error.name} to be installed for {scheme}:// stores, and it is not. "
-            f"Install it with: pip install 'celery-idempotent[{extra}]'"
-        ) from None
-    store: Store = cls.from_url(url)
-    return store
+    return scheme
 
 
 def _known_schemes() -> str:

@@ -45,7 +45,7 @@ def forgetful(order_id: str) -> None:
     """Do what a job does."""
 
 
-@idempotent(key="order_id", store="redsi://localhost/1")
+@idempotent(key="order_id", store="redis://localhost/1?sokcet_timeout=3")
 def misspelled(order_id: str) -> None:
     """Do what a job does."""
 

@@ -437,3 +437,12 @@ def test_a_callable_is_refused_whose_decorator_hides_that_it_does_not_take_all(o
     Policy(**{option: of_all}).check_signature(signature, "shop.charge")
     Policy(**{option: of_one}).check_signature(inspect.signature(lambda order_id: None), "shop.charge")
     Policy(**{option: functools.lru_cache(lambda order_id: order_id)}).check_signature(signature, "shop.charge")
+
+
+@pytest.mark.parametrize(
+    ("store", "text"),
+    [("redsi://:secret@localhost/1", r"mean redis://\?"), ("localhost:6379", "has no scheme")],
+)
+def test_a_store_whose_url_is_none_is_refused_where_it_is_declared(store: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^(?!.*secret).*{text}"):
+        Policy(store=store)
