@@ -7,6 +7,7 @@ import os
 import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import pytest
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, open_store
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres.connections import _INHERITED, LOOK_EVERY, PATIENCE, Slot
+from celery_idempotent.stores.postgres.connections import _INHERITED, LONGEST, LOOK_EVERY, PATIENCE, Slot
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port
@@ -107,6 +108,28 @@ def test_no_more_are_opened_while_those_that_wait_come_to_their_turn(
         assert got.empty()
         now[0] += PATIENCE
         assert got.get(timeout=15) is not taken
+
+
+def test_who_never_comes_to_its_turn_opens_one_more_before_a_lease_runs_out(
+    postgres_url: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, looked = [0.0], threading.Event()
+    taken = (connections := opens(f"{postgres_url}&connections=1")._connections)._take()
+
+    def monotonic() -> float:
+        time_then = now[0]
+        looked.set()
+        return time_then
+
+    monkeypatch.setattr("celery_idempotent.stores.postgres.connections.monotonic", monotonic)
+    with ThreadPoolExecutor(1) as waiting:
+        got = waiting.submit(connections._take)
+        assert looked.wait(15)
+        while now[0] < LONGEST:
+            assert not got.done()
+            connections._given_back = min(LONGEST, now[0] + 0.9 * PATIENCE)  # another one came to its turn
+            now[0] = connections._given_back
+        assert got.result(15) is not taken
 
 
 def test_a_slot_that_an_interruption_has_lost_makes_room_for_another(postgres_url: str, opens: Opens) -> None:

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.connections import LOOK_EVERY, PATIENCE, _after_fork
+from celery_idempotent.stores.redis.connections import LONGEST, LOOK_EVERY, PATIENCE, _after_fork
 from tests.support.forks import served_after_fork
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -190,6 +190,29 @@ def test_no_more_are_opened_while_those_that_wait_come_to_their_turn(
         finally:
             redis_client.rpush("list", *range(4))
     assert all(answer.result() for answer in answers)
+
+
+def test_who_never_comes_to_its_turn_opens_one_more_before_a_lease_runs_out(
+    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("celery_idempotent.stores.redis.connections.monotonic", lambda: now[0])
+    connections = store._connections
+    connections._most = 1
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(connections.execute, "BLPOP", "list", 30)
+        try:
+            wait_until(lambda: waiting(redis_client) == 1)
+            second = threads.submit(store.get, "key")
+            wait_until(connections._opening.locked)
+            while now[0] < LONGEST:
+                assert not second.done()
+                connections._given_back = min(LONGEST, now[0] + 0.9 * PATIENCE)  # another one came to its turn
+                now[0] = connections._given_back
+            assert second.result(15) is None
+        finally:
+            redis_client.rpush("list", 1)
+        assert first.result(15)
 
 
 def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:

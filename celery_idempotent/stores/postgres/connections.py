@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from selectors import DefaultSelector
 from time import monotonic
@@ -28,6 +29,8 @@ from .. import hide_password, unknown_parameter
 TIMEOUT = 2.0
 #: Seconds in which no waiting call gets a connection of the others, until one more is opened than there should be.
 PATIENCE = 2.0
+#: Seconds that one of them waits at most while others come to their turn: a lease lasts longer.
+LONGEST = 10.0
 LOOK_EVERY = 0.002
 #: How often a statement is sent that a server gives up for the sake of another.
 ATTEMPTS = 5
@@ -154,20 +157,21 @@ class Connections:
         if self._pid != os.getpid():  # what came through a fork is our parent's
             _INHERITED.append((self._idle, list(self._slots)))
             self._reset()
-        began = monotonic()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            began = monotonic()
         while True:
-            try:
-                slot = self._idle.pop()
-            except IndexError:
-                pass
-            else:
-                self._given_back = monotonic()
-                return slot
-            if len(self._slots) < self._place.connections or monotonic() >= max(began, self._given_back) + PATIENCE:
+            end = min(began + LONGEST, max(began, self._given_back) + PATIENCE)
+            if len(self._slots) < self._place.connections or monotonic() >= end:
                 slot = Slot(self._generation)
                 self._slots.add(slot)
                 return slot
             time.sleep(LOOK_EVERY)
+            with suppress(IndexError):
+                slot = self._idle.pop()
+                self._given_back = monotonic()
+                return slot
 
     def _give_back(self, slot: Slot) -> None:
         if self._pid != os.getpid():

@@ -42,6 +42,8 @@ from .. import hide_password, unknown_parameter
 #: Most connections of one process, unless none of them was given back to a waiting thread for so many seconds.
 MOST = 32
 PATIENCE = 2.0
+#: Seconds that one of them waits at most while others come to their turn: a lease lasts longer.
+LONGEST = 10.0
 #: Seconds between two looks whether one was given back.
 LOOK_EVERY = 0.002
 
@@ -145,12 +147,12 @@ class Connections:
         One is opened at a time: when a thousand greenlets start at once, those that wait find what the first of them
         have given back. Where nothing is given back, each that has waited too long opens its own, so that no lease runs
         out for it. Where it is only the turn of many before it, as on a busy machine, to open more would not help, and
-        might be more than redis-py gives out.
+        might be more than redis-py gives out; so it does later.
         """
         began = monotonic()
 
         def end() -> float:
-            return max(began, self._given_back) + PATIENCE
+            return min(began + LONGEST, max(began, self._given_back) + PATIENCE)
 
         first = self._opening.acquire(timeout=PATIENCE)
         while not first and monotonic() < end():
