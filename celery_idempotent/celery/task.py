@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from celery import signals, states
+from celery import current_app, signals, states
 from celery._state import get_current_worker_task
 from celery.app.task import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
@@ -23,7 +23,7 @@ from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
 from ..errors import ConfigurationError, MissingKey, NoLease, StoreError
 from ..events import logger
 from . import canvas, declarations, message, propagation, unique
-from .app import TaskBinding, is_shared
+from .app import TaskBinding, is_idempotent, is_shared
 from .declarations import REQUEST, mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
@@ -47,6 +47,8 @@ WORKER_STEPS = {f"{_HOME}.worker:{name}" for name in ("IdempotencyStep", "Renewa
 CONSUMER_STEPS = {f"{_HOME}.worker:ObservingStep", f"{_HOME}.visibility:VisibilityStep"}
 #: By app: how many tasks it had when they were last examined.
 _examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+#: Plain tasks for which a key was given; it was logged.
+_plain: set[str] = set()
 
 
 def connect() -> None:
@@ -79,6 +81,20 @@ def move_key_into_headers(sender: Any = None, headers: Any = None, properties: A
         key = properties.pop(KEY_HEADER)
         if key is not None:
             headers[KEY_HEADER] = key
+            _warn_of_plain_task(sender)
+
+
+def _warn_of_plain_task(name: Any) -> None:
+    """Log once that the key of a message protects nothing, where this process has its task, and that is a plain one."""
+    task = current_app._tasks.get(name)
+    if task is not None and not is_idempotent(task) and name not in _plain:
+        _plain.add(name)
+        logger.warning(
+            "%s= changes nothing for %s, which is no idempotent task: each message of it runs. Declare it with "
+            "@app.task(base=IdempotentTask).",
+            KEY_HEADER,
+            name,
+        )
 
 
 def check_when_started(instance: Any = None, **_: Any) -> None:

@@ -1076,6 +1076,19 @@ def test_a_key_of_none_is_no_key() -> None:
     assert headers == {}
 
 
+def test_a_key_for_a_plain_task_is_warned_of_once(
+    app: Celery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "current_app", app)
+    for name, base in (("plain", Task), ("guarded", IdempotentTask)):
+        app.task(name=name, shared=False, base=base)(returning)
+    app.finalize()
+    for name in ("plain", "guarded", "of another app") * 2:
+        app.send_task(name, ("A",), idempotency_key="req-1")
+    [warning] = [message for message in caplog.messages if "idempotency_key" in message]
+    assert warning.startswith("idempotency_key= changes nothing for plain, which is no idempotent task")
+
+
 def test_what_is_dispatched_again_carries_the_same_ids(app: Celery) -> None:
     @app.task(shared=False)
     def step(*_: Any) -> None: ...
