@@ -58,6 +58,9 @@ class RqDelivery(Delivery):
         self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
         self.given, self.key, self.ran = job.meta.get(jobs.KEY), "", False
         self.handover = HorseEnd.take()
+        for name in job.meta:
+            if str(name).startswith("idempot") and name not in (jobs.KEY, jobs.META):
+                logger.error("%s[%s]: nothing reads meta=%r. Did you mean %r?", binding.name, job.id, name, jobs.KEY)
 
     def answer(self) -> Any:
         """Return what the job returns, now or when it ran before; or a `Retry`, with which it will come back.

@@ -50,6 +50,13 @@ def test_a_job_id_that_is_used_again_is_the_same_operation_where_the_key_is(desk
     assert desk.effects("ORD-1") == 1
 
 
+def test_a_slip_for_the_key_of_a_job_is_reported(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.run(shop.charge, "ORD-1", meta={"idempotence_key": "x", "tenant": "acme"})
+    desk.run(shop.charge, "ORD-2", meta={"idempotency_key": "x"})
+    [error] = [message for message in caplog.messages if "nothing reads" in message]
+    assert error.endswith("nothing reads meta='idempotence_key'. Did you mean 'idempotency_key'?")
+
+
 @pytest.mark.smoke
 def test_a_failed_job_that_is_requeued_is_the_same_operation(desk: Desk) -> None:
     job = desk.run(shop.report, "monday", "raise at first")
