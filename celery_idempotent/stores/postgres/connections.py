@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ from .. import hide_password, unknown_parameter
 #: Seconds a statement may take, and a connection attempt (libpq knows no less than 2). A lease call must answer or fail
 #: long before a lease ends.
 TIMEOUT = 2.0
-#: Seconds in which no waiting call gets a connection of the others, until one more is opened than there should be.
+#: Seconds a call waits for a connection of the others before it opens one more than there should be, if there are not
+#: twice as many already; and however many there are: a lease lasts longer.
 PATIENCE = 2.0
-#: Seconds that one of them waits at most while others come to their turn: a lease lasts longer.
 LONGEST = 10.0
 LOOK_EVERY = 0.002
 #: How often a statement is sent that a server gives up for the sake of another.
@@ -99,7 +100,7 @@ class Connections:
     def _reset(self) -> None:
         self._idle: list[Slot] = []
         self._slots: WeakSet[Slot] = WeakSet()  # these, and those in use; not those that an interruption has lost
-        self._given_back = 0.0  # when a waiting call last found one
+        self._line: deque[object] = deque()  # of those that wait, the first comes first
         self._pid = os.getpid()
 
     def run(self, statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
@@ -157,21 +158,25 @@ class Connections:
         if self._pid != os.getpid():  # what came through a fork is our parent's
             _INHERITED.append((self._idle, list(self._slots)))
             self._reset()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            began = monotonic()
-        while True:
-            end = min(began + LONGEST, max(began, self._given_back) + PATIENCE)
-            if len(self._slots) < self._place.connections or monotonic() >= end:
-                slot = Slot(self._generation)
-                self._slots.add(slot)
-                return slot
-            time.sleep(LOOK_EVERY)
+        line = self._line
+        if not line:
             with suppress(IndexError):
-                slot = self._idle.pop()
-                self._given_back = monotonic()
-                return slot
+                return self._idle.pop()
+        began, most, place = monotonic(), self._place.connections, object()
+        try:
+            line.append(place)
+            while True:
+                if line[0] is place:
+                    with suppress(IndexError):
+                        return self._idle.pop()
+                waited, opened = monotonic() - began, len(self._slots)
+                if opened < most or (waited >= PATIENCE and opened < 2 * most) or waited >= LONGEST:
+                    slot = Slot(self._generation)
+                    self._slots.add(slot)
+                    return slot
+                time.sleep(LOOK_EVERY)
+        finally:
+            line.remove(place)
 
     def _give_back(self, slot: Slot) -> None:
         if self._pid != os.getpid():

@@ -39,10 +39,10 @@ from redis.exceptions import (
 from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from .. import hide_password, unknown_parameter
 
-#: Most connections of one process, unless none of them was given back to a waiting thread for so many seconds.
+#: Most connections of one process, and twice as many if one that waits gets none for so many seconds.
 MOST = 32
 PATIENCE = 2.0
-#: Seconds that one of them waits at most while others come to their turn: a lease lasts longer.
+#: Seconds after which one that waits opens one more, however many there are: a lease lasts longer.
 LONGEST = 10.0
 #: Seconds between two looks whether one was given back.
 LOOK_EVERY = 0.002
@@ -93,7 +93,6 @@ class Connections:
         self._idle: list[Any] = []  # clients of one connection each
         self._opened: WeakSet[Any] = WeakSet()  # these, and those in use; not those that an interruption has lost
         self._opening = threading.Lock()
-        self._given_back = 0.0  # when a waiting thread last found one
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
     def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
@@ -145,28 +144,19 @@ class Connections:
         """Return a new connection, or one that was given back meanwhile.
 
         One is opened at a time: when a thousand greenlets start at once, those that wait find what the first of them
-        have given back. Where nothing is given back, each that has waited too long opens its own, so that no lease runs
-        out for it. Where it is only the turn of many before it, as on a busy machine, to open more would not help, and
-        might be more than redis-py gives out; so it does later.
+        have given back. One that has waited too long opens its own, so that no lease runs out for it; on a busy machine
+        many have, and more than a hundred are more than redis-py gives out.
         """
         began = monotonic()
-
-        def end() -> float:
-            return min(began + LONGEST, max(began, self._given_back) + PATIENCE)
-
         first = self._opening.acquire(timeout=PATIENCE)
-        while not first and monotonic() < end():
-            first = self._opening.acquire(timeout=PATIENCE)
         try:
             while True:
                 try:
-                    client = self._idle.pop()
+                    return self._idle.pop()
                 except IndexError:
                     pass
-                else:
-                    self._given_back = monotonic()
-                    return client
-                if len(self._opened) < self._most or monotonic() >= end():
+                waited, opened = monotonic() - began, len(self._opened)
+                if opened < self._most or (waited >= PATIENCE and opened < 2 * self._most) or waited >= LONGEST:
                     client = self._connect()
                     self._opened.add(client)
                     return client
