@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
 from celery._state import get_current_worker_task
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.connection import ConnectionPool
 from kombu.utils.uuid import uuid
@@ -360,6 +361,8 @@ class _Call:
         as_celery = is_backend(backend, "redis", "RedisBackend") and get_current_worker_task() is None
         try:
             state = (look() if as_celery else reservations.within(BUDGET, look))["status"]
+        except SoftTimeLimitExceeded:  # of the body that publishes
+            raise
         except Exception as error:  # noqa: BLE001 - the backend's own; in doubt, publish
             logger.warning("What became of %s is not known, so a call is published: %r", met.task_id, error)
             return "result backend"

@@ -48,6 +48,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name, and exit with its status."""
     if sys.stdout is None:  # it was closed
         sys.stdout = StringIO()
+    if sys.stderr is None:
+        sys.stderr = StringIO()
     try:
         status = cli.main(args, prog_name="celery-idempotent", standalone_mode=False)
     except click.ClickException as error:

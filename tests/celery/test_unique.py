@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
@@ -226,6 +227,22 @@ def test_what_the_result_backend_cannot_read_does_not_do(
     app.backend.set(app.backend.get_key_for_task(first.id), b"{")
     assert index.delay(7).id != first.id
     assert names(heard) == ["PublishSkipped", "result backend"]
+
+
+def test_a_soft_time_limit_that_rings_while_the_result_backend_is_asked_ends_the_body_that_publishes(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = app.module.index
+    first = index.delay(7)
+
+    def ring(*_: object, **__: object) -> None:
+        raise SoftTimeLimitExceeded(1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index.backend, "get_task_meta", ring)
+        with pytest.raises(SoftTimeLimitExceeded):
+            index.delay(7)
+    assert index.delay(7).id == first.id
 
 
 def test_a_message_that_is_revoked_while_it_waits_stands_for_none(

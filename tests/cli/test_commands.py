@@ -111,6 +111,14 @@ def test_an_output_that_cannot_be_written_is_an_error_in_words() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_closed_standard_error_is_no_terminal_either() -> None:
+    script = "from celery_idempotent.cli import main; main(['stats', '--store', 'memory://'])"
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, script]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert "records  0" in done.stdout
+
+
 def test_a_closed_output_is_no_terminal() -> None:
     script = "from celery_idempotent.cli import main; main(['watch', '--store', 'memory://'])"
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, script]

@@ -147,8 +147,8 @@ class Connections:
         have given back. One that has waited too long opens its own, so that no lease runs out for it; on a busy machine
         many have, and more than a hundred are more than redis-py gives out.
         """
-        began = monotonic()
-        first = self._opening.acquire(timeout=PATIENCE)
+        began, opening = monotonic(), self._opening  # which another thread replaces, if this was just forked
+        first = opening.acquire(timeout=PATIENCE)
         try:
             while True:
                 try:
@@ -163,7 +163,7 @@ class Connections:
                 time.sleep(LOOK_EVERY)
         finally:
             if first:
-                self._opening.release()
+                opening.release()
 
     def _connect(self) -> Any:
         try:
