@@ -42,7 +42,7 @@ def from_env(app: Celery) -> Celery:
     if "BROKER_WRITE_URL" in env:
         app.conf.broker_write_url = env["BROKER_WRITE_URL"]
     if "STORE_URL" in env:
-        app.conf.idempotency_store = env["STORE_URL"]
+        app.conf.idempotency_store = env["STORE_URL"] or None
     # Some tests are about what happens when a broker hands out again what is still held.
     app.conf.idempotency_visibility_refresh = env.get("VISIBILITY_REFRESH", "1") == "1"
     return app
