@@ -288,10 +288,8 @@ def _attribute(name: str) -> str:
     return "for_" if name == "for" else name
 
 
-def _required(source: object) -> list[str]:
+def _required(source: Callable[..., object]) -> list[str]:
     """Return the names of the arguments without which a callable cannot be called."""
-    if not callable(source):
-        return []
     try:
         parameters = inspect.signature(source).parameters.values()
     except (TypeError, ValueError):
