@@ -14,7 +14,6 @@ from celery.exceptions import WorkerLostError
 from celery_idempotent.core.results import Codec
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.connections import MOST
 from tests.support.celery.apps import messages
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -365,14 +364,14 @@ def test_many_greenlets_share_a_few_connections(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, store_url: str, pool: str
 ) -> None:
     """A connection each would be more than the hundred that redis-py gives out."""
-    count = 120
+    count = 140  # a store opens 64 at most, however long they wait
     node = start(pool, concurrency=count)
     results = [app.module.meet.delay(f"ORD-{n}", count) for n in range(count)]
     assert [result.get(timeout=60) for result in results] == [f"met ORD-{n}" for n in range(count)]
     assert journal.count("started") == count
     assert "StoreFailed" not in node.logs()
     with open_client(store_url) as client:
-        assert sum(each["db"] == store_url.rpartition("/")[2] for each in client.client_list()) <= 2 * MOST + 1
+        assert sum(each["db"] == store_url.rpartition("/")[2] for each in client.client_list()) < count // 2
 
 
 @pytest.mark.parametrize("pool", GREEN)

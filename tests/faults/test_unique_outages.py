@@ -52,26 +52,27 @@ def test_while_the_store_is_away_every_call_is_published_and_soon(
     index.delay(6)
     proxy.refuse()
     proxy.reset()
-    began = time.monotonic()
+    took = []
     for _ in range(20):
+        began = time.monotonic()
         index.delay(7)
-    assert time.monotonic() - began < 20.0
+        took.append(time.monotonic() - began)
     assert messages(broker_url) == 21
     assert {event.reason for event in heard} == {"store"}  # type: ignore[attr-defined]
+    assert max(took) < 2.0
+    assert sorted(took)[10] < 0.2  # the breaker spares the store
     proxy.heal()
     wait_until(lambda: not binding.breaker._failing or index.delay(8))
     wait_until(lambda: index.delay(8).id == index.delay(8).id)
 
 
-def test_a_store_that_hangs_holds_up_no_call_as_long_as_its_url_allows(
-    client_app: Callable[..., Celery], way_through: str, proxy: Proxy, broker_url: str
-) -> None:
-    index = client_app(UNIQUE, STORE_URL=f"{way_through}?socket_timeout=60").module.index
+def test_a_store_that_hangs_holds_up_a_call_for_half_a_second(app: Celery, proxy: Proxy, broker_url: str) -> None:
+    index = app.module.index
     index.delay(6)
     proxy.partition()
     began = time.monotonic()
     index.delay(7)
-    assert time.monotonic() - began < 20.0  # half a second, and what a busy machine takes
+    assert time.monotonic() - began < 1.5  # 0.5 s, and what the machine takes
     assert messages(broker_url) == 2
     proxy.heal()
 

@@ -134,7 +134,7 @@ def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> N
         assert {name.partition(",")[0] for name in figures} == set(NAMES)
         for kind in NAMES[1:]:
             (figure,) = recovery.measure(kind, urls[kind], rounds=1)
-            assert recovery.LEASE * 0.5 < figure.value < 30
+            assert recovery.LEASE * 0.9 < figure.value < 30
 
 
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])

@@ -159,6 +159,7 @@ def check_relatives(value: Any) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.unmeasured
+@pytest.mark.timeout(300)  # beside two busy loops it needs more than others may
 def test_equal_once_read_means_equal_form_and_nothing_else_does() -> None:
     pairs.update(compared=0, equal=0)
     while pairs["compared"] < 100_000:  # how many pairs a round compares depends on what it draws
