@@ -27,7 +27,8 @@ from tests.support.waiting import wait_until
 
 COMMAND = [sys.executable, "-m", "celery_idempotent.cli"]
 ROOT = Path(__file__).parents[2]
-SECONDS = 60
+#: Of a demo that hangs; one takes half a minute on a machine that does nothing else, and the tests do much beside it.
+HANGS = 270
 MARK = "DEMO_TEST_MARK"
 
 
@@ -54,7 +55,7 @@ class Demo:
 
     def run(self, *options: str) -> tuple[int, str, str]:
         process = self.start(*options)
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=HANGS)
         return process.returncode, out, err
 
     def family(self) -> list[str]:
@@ -97,13 +98,12 @@ def until_workers_run(demo: Demo) -> None:
 
 
 @pytest.mark.worker
+@pytest.mark.timeout(300)
 def test_plain_celery_charges_customers_twice_and_idempotent_tasks_charge_each_once(demo: Demo) -> None:
     # Celery lets this variable win over an app's own broker; the demo must not send its orders there.
     demo.env["CELERY_BROKER_URL"] = "redis://127.0.0.1:1/0"
-    began = time.monotonic()
     status, out, err = demo.run("--json")
     assert status == 0, err
-    assert time.monotonic() - began < SECONDS
     figures = json.loads(out)
     plain, idempotent = figures["plain"], figures["idempotent"]
     for run in (plain, idempotent):

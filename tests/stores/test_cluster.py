@@ -75,9 +75,9 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     pipeline = Connections.pipeline
 
-    def counted(self: Connections, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def counted(self: Connections, commands: Sequence[Sequence[Any]], **options: Any) -> list[Any]:
         found.append(len(commands))
-        return pipeline(self, commands)
+        return pipeline(self, commands, **options)
 
     monkeypatch.setattr(Connections, "pipeline", counted)
     return found
@@ -236,7 +236,7 @@ class TestSlotsThatMove:
     def test_a_node_that_sends_us_round_in_circles_is_given_up(
         self, moving: ClusterStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(moving._connections, "send", lambda *_: [ResponseError("MOVED 1 127.0.0.1:1")])
+        monkeypatch.setattr(moving._connections, "send", lambda *_, **__: [ResponseError("MOVED 1 127.0.0.1:1")])
         with pytest.raises(StoreUnreachable, match="none of the 5 nodes"):
             take(moving)
 

@@ -17,7 +17,7 @@ import pytest
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, open_store
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres.connections import _INHERITED, LONGEST, LOOK_EVERY, PATIENCE
+from celery_idempotent.stores.postgres.connections import _INHERITED
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port
@@ -51,7 +51,7 @@ def store(postgres_url: str, opens: Opens) -> PostgresStore:
 
 
 def backends(store: PostgresStore) -> list[Any]:
-    return [slot.connection.info.backend_pid for slot in store._connections._idle if slot.connection]
+    return [slot.connection.info.backend_pid for slot in store._connections._pool.idle if slot.connection]
 
 
 def test_a_store_is_opened_by_both_names_of_the_scheme(postgres_url: str) -> None:
@@ -76,51 +76,19 @@ def test_many_threads_share_the_connections_that_the_url_allows(postgres_url: st
     assert len(backends(store)) == 3
 
 
-def test_who_finds_all_connections_taken_for_long_opens_one_more(
-    postgres_url: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lease must not run out for want of a connection."""
-    monkeypatch.setattr("celery_idempotent.stores.postgres.connections.PATIENCE", 0.05)
+def test_a_renewal_comes_before_the_calls_that_wait_for_a_connection(postgres_url: str, opens: Opens) -> None:
     store = opens(f"{postgres_url}&connections=1")
-    taken = store._connections._take()
-    take(store)
-    store._connections._idle.append(taken)
-
-
-def test_many_that_have_waited_too_long_open_no_more_than_twice_as_many(
-    postgres_url: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server of a hundred connections must not refuse because a busy machine takes seconds for many short calls."""
-    now = [0.0]
-    monkeypatch.setattr("celery_idempotent.stores.postgres.connections.monotonic", lambda: now[0])
-    connections = opens(f"{postgres_url}&connections=1")._connections
-    taken = connections._take()
-    with ThreadPoolExecutor(3) as crowd:
-        waiting = [crowd.submit(connections._take) for _ in range(3)]
-        try:
-            wait_until(lambda: len(connections._line) == 3)
-            now[0] = PATIENCE
-            wait_until(lambda: any(each.done() for each in waiting))
-            time.sleep(20 * LOOK_EVERY)
-            assert sum(each.done() for each in waiting) == 1
-        finally:
-            now[0] = LONGEST
-        assert len({taken, *(each.result(15) for each in waiting)}) == 4
-
-
-def test_who_has_waited_comes_before_who_comes_now(postgres_url: str, opens: Opens) -> None:
-    """Else threads that take what they have just given back keep a heartbeat from its lease."""
-    connections = opens(f"{postgres_url}&connections=1")._connections
+    lease = take(store)
+    connections = store._connections
     taken = connections._take()
     with ThreadPoolExecutor(2) as crowd:
-        first = crowd.submit(connections._take)
-        wait_until(lambda: len(connections._line) == 1)
+        waiting = crowd.submit(connections._take)
+        wait_until(lambda: len(connections._pool.line) == 1)
+        renewed = crowd.submit(store.renew, [lease])
+        wait_until(lambda: len(connections._pool.line) == 2)
         connections._give_back(taken)
-        second = crowd.submit(connections._take)
-        assert first.result(15) is taken
-        assert not second.done()
-        connections._give_back(taken)
-        assert second.result(15) is taken
+        assert renewed.result(15) == []
+        connections._give_back(waiting.result(15))
 
 
 def test_a_slot_that_an_interruption_has_lost_makes_room_for_another(postgres_url: str, opens: Opens) -> None:
@@ -136,7 +104,7 @@ def test_a_connection_that_was_interrupted_is_used_no_more(store: PostgresStore)
     """The reply that is still on its way would be taken for that of the next statement."""
     take(store)
     (before,) = backends(store)
-    (slot,) = store._connections._idle
+    (slot,) = store._connections._pool.idle
     assert slot.connection is not None
     slot.connection.pgconn.send_query(b"select 'a stranger'")
     assert known(store).state is State.IN_PROGRESS
@@ -273,7 +241,7 @@ def test_a_port_where_nobody_listens_is_unreachable_and_uses_up_no_connections(o
         for name in VERBS:
             with pytest.raises(StoreUnreachable):
                 verb(store, name)()
-        assert len(store._connections._slots) == 1
+        assert len(store._connections._pool.made) == 1
     finally:
         gc.enable()
 

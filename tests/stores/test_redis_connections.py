@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,10 +15,11 @@ import pytest
 import redis
 
 from celery_idempotent.stores.redis import RedisStore
-from celery_idempotent.stores.redis.connections import LONGEST, LOOK_EVERY, PATIENCE, _after_fork
+from celery_idempotent.stores.redis.connections import _after_fork
 from tests.support.forks import served_after_fork
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
+from tests.support.stores.benches import take
 from tests.support.stores.interruptions import HalfMade, Interrupted, Interruption
 from tests.support.waiting import wait_until
 
@@ -103,95 +103,34 @@ def test_one_connection_that_the_server_has_closed_tells_of_the_others(
     block(store, redis_client, 4)
 
 
-class Opening:
-    """A lock that tells when somebody comes to it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.reached = threading.Event()
-        self.release = self.lock.release
-
-    def acquire(self, timeout: float) -> bool:
-        self.reached.set()
-        return self.lock.acquire(timeout=15 * timeout)
-
-
-def test_who_waits_while_another_opens_a_connection_takes_one_that_was_given_back(
+def test_who_finds_all_connections_in_use_waits_for_one_and_a_renewal_comes_first(
     store: RedisStore, redis_client: redis.Redis
 ) -> None:
-    store.ping()
+    """Else a heartbeat waits behind hundreds of threads, and loses its lease beside a living holder."""
+    lease = take(store)
     connections = store._connections
-    opening = connections._opening = Opening()  # type: ignore[assignment]
-    with ThreadPoolExecutor(1) as thread:
-        with opening.lock:
-            given_back = connections._idle.pop()
-            answer = thread.submit(store.get, "key")
-            assert opening.reached.wait(15)
-            connections._idle.append(given_back)
-        assert answer.result(timeout=15) is None
-    assert connected(redis_client) == 1
-
-
-def test_who_opens_a_connection_does_not_keep_others_from_their_leases(
-    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("celery_idempotent.stores.redis.connections.PATIENCE", 0.01)
-    with store._connections._opening:
-        assert store.get("key") is None
-    assert connected(redis_client) == 1
-
-
-def test_who_finds_all_connections_in_use_waits_for_one(store: RedisStore, redis_client: redis.Redis) -> None:
-    connections = store._connections
-    connections._most = 2
-    opening = connections._opening = Opening()  # type: ignore[assignment]
-    with ThreadPoolExecutor(3) as threads:
+    connections._pool.most = 2
+    with ThreadPoolExecutor(4) as threads:
         first = [threads.submit(connections.execute, "BLPOP", "list", 30) for _ in range(2)]
         try:
             wait_until(lambda: waiting(redis_client) == 2)
-            opening.reached.clear()
-            third = threads.submit(store.get, "key")
-            assert opening.reached.wait(15)
+            second = threads.submit(connections.execute, "BLPOP", "list", 30)
+            wait_until(lambda: len(connections._pool.line) == 1)
+            renewed = threads.submit(store.renew, [lease])
+            wait_until(lambda: len(connections._pool.line) == 2)
             assert connected(redis_client) == 2
+            redis_client.rpush("list", 1)
+            assert renewed.result(timeout=15) == []
+            assert not second.done()
         finally:
-            redis_client.rpush("list", 1, 2)
-        assert third.result(timeout=15) is None
-        assert all(each.result() for each in first)
+            redis_client.rpush("list", 2, 3)
+        assert all(each.result() for each in (*first, second))
     assert connected(redis_client) == 2
-
-
-def test_many_that_have_waited_too_long_open_no_more_than_twice_as_many(
-    store: RedisStore, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a busy machine a hundred greenlets that settle together take seconds, and had opened one each."""
-    now = [0.0]
-    monkeypatch.setattr("celery_idempotent.stores.redis.connections.monotonic", lambda: now[0])
-    connections = store._connections
-    connections._most = 1
-
-    def pop() -> object:
-        return connections.execute("BLPOP", "list", 30)
-
-    with ThreadPoolExecutor(4) as threads:
-        try:
-            answers = [threads.submit(pop)]
-            wait_until(lambda: waiting(redis_client) == 1)
-            answers += [threads.submit(pop) for _ in range(3)]
-            wait_until(connections._opening.locked)
-            now[0] = PATIENCE
-            wait_until(lambda: waiting(redis_client) == 2)
-            time.sleep(20 * LOOK_EVERY)
-            assert connected(redis_client) == 2
-            now[0] += LONGEST  # of those too that came late to it
-            wait_until(lambda: waiting(redis_client) == 4)
-        finally:
-            redis_client.rpush("list", *range(4))
-    assert all(answer.result() for answer in answers)
 
 
 def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:
     store = RedisStore.from_url(redis_url + "?max_connections=3")
-    assert store._connections._most == 3
+    assert store._connections._pool.most == 3
     store.close()
 
 
@@ -215,7 +154,7 @@ def test_a_connection_whose_opening_was_interrupted_starts_anew(
             with pytest.raises(Interruption):
                 connections.execute("ECHO", "interrupted")
             first = thread.submit(connections.execute, "ECHO", "first")
-            wait_until(lambda: first.done() or proxy.accepted == 2 or len(connections._opened) == 1)
+            wait_until(lambda: first.done() or proxy.accepted == 2 or len(connections._pool.made) == 1)
             proxy.heal()
             assert first.result(timeout=15) == b"first"
             assert connections.execute("ECHO", "second") == b"second"

@@ -134,7 +134,7 @@ def test_the_wait_costs_no_round_trip_of_its_own(store: RedisStore, pair: Pair) 
     granted(store, claim("warm"))
     before = calls(pair.main, "wait")
     sent: list[bytes] = []
-    [client] = store._connections._idle
+    [client] = store._connections._pool.idle
     connection = client.connection
     send = connection.send_packed_command
     connection.send_packed_command = lambda command, **options: (sent.append(command), send(command, **options))

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from selectors import DefaultSelector
 from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
-from weakref import WeakSet
 
 import psycopg
 from psycopg import errors, pq
@@ -24,15 +20,11 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ...errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from .. import hide_password, unknown_parameter
+from ..pool import Pool
 
 #: Seconds a statement may take, and a connection attempt (libpq knows no less than 2). A lease call must answer or fail
 #: long before a lease ends.
 TIMEOUT = 2.0
-#: Seconds a call waits for a connection of the others before it opens one more than there should be, if there are not
-#: twice as many already; and however many there are: a lease lasts longer.
-PATIENCE = 2.0
-LONGEST = 10.0
-LOOK_EVERY = 0.002
 #: How often a statement is sent that a server gives up for the sake of another.
 ATTEMPTS = 5
 #: What a parent opened, in its children: kept, because a connection that is collected may end its parent's session.
@@ -98,20 +90,23 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[Slot] = []
-        self._slots: WeakSet[Slot] = WeakSet()  # these, and those in use; not those that an interruption has lost
-        self._line: deque[object] = deque()  # of those that wait, the first comes first
+        self._pool: Pool[Slot] = Pool(lambda: Slot(self._generation), self._place.connections)
         self._pid = os.getpid()
 
-    def run(self, statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def run(self, statement: str, args: Sequence[Any] = (), *, urgent: bool = False) -> list[tuple[Any, ...]]:
         """Return the rows that a statement answers; raise what psycopg raises.
 
         Every verb may be called again: a pooled connection that the server has closed meanwhile is replaced and the
         statement repeated, and so is one that the server gave up for another transaction's sake.
+
+        Arguments:
+            statement: What to run.
+            args: Its parameters.
+            urgent: Come before the calls that wait for a connection (default: after them).
         """
         attempt = 0
         while True:
-            slot = self._take()
+            slot = self._take(urgent=urgent)
             pooled = slot.connection is not None
             try:
                 return self._on(slot, statement, args)
@@ -154,29 +149,15 @@ class Connections:
         connection.seconds = seconds
         return connection
 
-    def _take(self) -> Slot:
+    def _take(self, *, urgent: bool = False) -> Slot:
         if self._pid != os.getpid():  # what came through a fork is our parent's
-            _INHERITED.append((self._idle, list(self._slots)))
+            _INHERITED.append((self._pool.idle, list(self._pool.made)))
             self._reset()
-        line = self._line
-        if not line:
-            with suppress(IndexError):
-                return self._idle.pop()
-        began, most, place = monotonic(), self._place.connections, object()
+        pool = self._pool
         try:
-            line.append(place)
-            while True:
-                if line[0] is place:
-                    with suppress(IndexError):
-                        return self._idle.pop()
-                waited, opened = monotonic() - began, len(self._slots)
-                if opened < most or (waited >= PATIENCE and opened < 2 * most) or waited >= LONGEST:
-                    slot = Slot(self._generation)
-                    self._slots.add(slot)
-                    return slot
-                time.sleep(LOOK_EVERY)
-        finally:
-            line.remove(place)
+            return pool.take(urgent=urgent) if pool.line else pool.idle.pop()
+        except IndexError:
+            return pool.take(urgent=urgent)
 
     def _give_back(self, slot: Slot) -> None:
         if self._pid != os.getpid():
@@ -187,11 +168,11 @@ class Connections:
             if connection is not None:
                 connection.close()
             slot.connection, slot.generation = None, self._generation
-        self._idle.append(slot)
+        self._pool.give_back(slot)
 
     def _drop_idle(self) -> None:
-        while self._idle:
-            slot = self._idle.pop()
+        while self._pool.idle:
+            slot = self._pool.idle.pop()
             if slot.connection is not None:
                 slot.connection.close()
 

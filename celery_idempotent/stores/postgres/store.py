@@ -126,7 +126,7 @@ class PostgresStore(Store):
         lost: list[Lease] = []
         for start in range(0, len(leases), RENEWED):
             batch = leases[start : start + RENEWED]
-            places = sorted(place for (place,) in self._run(self._renew, lease_args(batch)))
+            places = sorted(place for (place,) in self._run(self._renew, lease_args(batch), urgent=True))
             lost += [batch[place - 1] for place in places]
         return lost
 
@@ -277,9 +277,9 @@ class PostgresStore(Store):
     def _scalar(self, query: str, *args: Any) -> Any:
         return self._run(self._schema.render(query), args)[0][0]
 
-    def _run(self, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _run(self, statement: str, args: Sequence[Any], **options: Any) -> list[tuple[Any, ...]]:
         try:
-            return self._connections.run(statement, args)
+            return self._connections.run(statement, args, **options)
         except psycopg.Error as error:
             raise translate_error(error, self._place.shown) from error
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -101,14 +102,14 @@ class ClusterStore(RedisStore):
         """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
         wait = self._replicas.command
         calls = [(lease.key, *renewal_args(lease)) for lease in leases]
-        replies = together(lambda commands: self._at(node.pipeline, commands), "renew", calls, wait)
+        replies = together(partial(self._at, node.pipeline, urgent=True), "renew", calls, wait)
         missing = self._replicas.missing(replies[-1]) if wait else ""
         if missing:
             raise self._unreplicated(missing)
         lost: list[Lease] = []
         for lease, reply in zip(leases, replies, strict=False):
             if isinstance(reply, Exception):  # as when it has moved
-                reply, missing = self._replicated("renew", (lease.key,), renewal_args(lease))
+                reply, missing = self._replicated("renew", (lease.key,), renewal_args(lease), urgent=True)
                 if missing:
                     raise self._unreplicated(missing)
             lost += [lease] * len(reply)
@@ -163,9 +164,9 @@ class ClusterNode:
             raise reply
         return reply
 
-    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def pipeline(self, commands: Sequence[Sequence[Any]], *, urgent: bool = False) -> list[Any]:
         """Send it commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
-        return self._nodes.send(self.address, commands)
+        return self._nodes.send(self.address, commands, urgent=urgent)
 
 
 class ClusterRouter:
@@ -191,18 +192,19 @@ class ClusterRouter:
         self._looking = threading.Lock()
         self._pid = os.getpid()
 
-    def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
+    def execute(self, *command: Any, then: Sequence[Any] | None = None, urgent: bool = False) -> Any:
         """Send a command to the node that has its key and return the reply; raise what redis-py raises.
 
         Arguments:
             command: What to send; the key is where the commands of `RedisStore` have it.
             then: A command to send with it, on the same connection and in one round trip; the reply is a pair.
+            urgent: As in `Connections.execute`.
         """
         slot = slot_of(command)
         address, sent = self._owner(slot), [command] if then is None else [command, then]
         asking = False
         for _ in range(REDIRECTS):
-            replies = self.send(address, [("ASKING",), *sent] if asking else sent)[asking:]
+            replies = self.send(address, [("ASKING",), *sent] if asking else sent, urgent=urgent)[asking:]
             error = replies[0]
             if not isinstance(error, ResponseError):
                 return replies[0] if then is None else tuple(replies)
@@ -214,10 +216,10 @@ class ClusterRouter:
                 self._moved(slot, address)
         raise ClusterError(f"slot {slot} is on none of the {REDIRECTS} nodes that we were sent to")
 
-    def send(self, address: Address, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    def send(self, address: Address, commands: Sequence[Sequence[Any]], *, urgent: bool = False) -> list[Any]:
         """Send commands to one node in one round trip, and return their replies, errors among them."""
         try:
-            replies = self._connections(address).pipeline(commands)
+            replies = self._connections(address).pipeline(commands, urgent=urgent)
         except (RedisError, OSError):
             self._doubt(address)  # it may be down, and another one have its slots
             raise
@@ -279,7 +281,7 @@ class ClusterRouter:
     def _look(self) -> list[Address | None]:
         """Query the nodes one by one for the slots, the one that failed last; return the first full answer."""
         end = monotonic() + PATIENCE
-        partial: list[Address | None] = []
+        largest: list[Address | None] = []
         error: Exception = ClusterError("none of its nodes could be reached")
         for address in self._candidates():
             try:
@@ -291,11 +293,11 @@ class ClusterRouter:
             else:
                 if None not in found:
                     return found
-                partial = max(partial, found, key=lambda each: len(each) - each.count(None))
+                largest = max(largest, found, key=lambda each: len(each) - each.count(None))
             if monotonic() > end:
                 break
-        if any(partial):
-            return partial
+        if any(largest):
+            return largest
         raise ClusterError(f"no node lists the slots, the last error was: {error}") from error
 
     def _candidates(self) -> list[Address]:

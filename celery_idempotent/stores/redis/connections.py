@@ -14,14 +14,11 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl, unquote
-from weakref import WeakSet
 
 import redis
 from redis import connection
@@ -38,14 +35,10 @@ from redis.exceptions import (
 
 from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from .. import hide_password, unknown_parameter
+from ..pool import Pool
 
-#: Most connections of one process, and twice as many if one that waits gets none for so many seconds.
+#: Most connections of one process, and twice as many while none comes back.
 MOST = 32
-PATIENCE = 2.0
-#: Seconds after which one that waits opens one more, however many there are: a lease lasts longer.
-LONGEST = 10.0
-#: Seconds between two looks whether one was given back.
-LOOK_EVERY = 0.002
 
 
 hiredis: Any = sys.modules.get("hiredis")  # which redis-py has imported, if it can use it
@@ -90,41 +83,45 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        self._idle: list[Any] = []  # clients of one connection each
-        self._opened: WeakSet[Any] = WeakSet()  # these, and those in use; not those that an interruption has lost
-        self._opening = threading.Lock()
+        self._pool: Pool[Any] = Pool(self._connect, self._most)  # of clients of one connection each
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
-    def execute(self, *command: Any, then: Sequence[Any] | None = None) -> Any:
+    def execute(self, *command: Any, then: Sequence[Any] | None = None, urgent: bool = False) -> Any:
         """Send a command and return its reply; raise what redis-py raises.
 
         Arguments:
             command: What to send.
             then: A command to send with it, on the same connection and in one round trip; the reply is a pair.
+            urgent: Come before the calls that wait for a connection (default: after them).
         """
         if not self.one_node:
             return self._client.execute_command(*command)
         if then is None:
-            return self._lend(_one, command)
-        return self._lend(_both, (command, then))
+            return self._lend(_one, command, urgent)
+        return self._lend(_both, (command, then), urgent)
 
-    def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands in one round trip, and return their replies, of which each may be a `ResponseError`."""
+    def pipeline(self, commands: Sequence[Sequence[Any]], *, urgent: bool = False) -> list[Any]:
+        """Send commands in one round trip, and return their replies, of which each may be a `ResponseError`.
+
+        Arguments:
+            commands: What to send.
+            urgent: As in `execute`.
+        """
         if self.one_node:
-            replies: list[Any] = self._lend(_all, commands)
+            replies: list[Any] = self._lend(_all, commands, urgent)
             return replies
         return [_caught(self.execute, command) for command in commands]
 
-    def _lend(self, use: Callable[[Any, Any], Any], what: Any) -> Any:
+    def _lend(self, use: Callable[[Any, Any], Any], what: Any, urgent: bool) -> Any:
         """Return what `use` makes of a connection and this, on a connection that no other thread is using."""
         if self._pid != os.getpid():  # what came through a fork is the parent's
             _after_fork(self._client.connection_pool)  # first: what is forgotten goes back there
             self._reset()
-        idle = self._idle
+        pool = self._pool
         try:
-            client = idle.pop()
+            client = pool.take(urgent=urgent) if pool.line else pool.idle.pop()
         except IndexError:
-            client = self._open()
+            client = pool.take(urgent=urgent)
         connection = client.connection
         try:
             if getattr(connection, "_sock", None) is None:
@@ -135,35 +132,10 @@ class Connections:
             if not isinstance(error, (RedisError, OSError)):
                 _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
-                idle.clear()  # the server has closed them too; back in redis-py's pool they are looked at before use
+                pool.idle.clear()  # closed by the server too; back in redis-py's pool they are looked at before use
             raise
         finally:
-            idle.append(client)
-
-    def _open(self) -> Any:
-        """Return a new connection, or one that was given back meanwhile.
-
-        One is opened at a time: when a thousand greenlets start at once, those that wait find what the first of them
-        have given back. One that has waited too long opens its own, so that no lease runs out for it; on a busy machine
-        many have, and more than a hundred are more than redis-py gives out.
-        """
-        began, opening = monotonic(), self._opening  # which another thread replaces, if this was just forked
-        first = opening.acquire(timeout=PATIENCE)
-        try:
-            while True:
-                try:
-                    return self._idle.pop()
-                except IndexError:
-                    pass
-                waited, opened = monotonic() - began, len(self._opened)
-                if opened < self._most or (waited >= PATIENCE and opened < 2 * self._most) or waited >= LONGEST:
-                    client = self._connect()
-                    self._opened.add(client)
-                    return client
-                time.sleep(LOOK_EVERY)
-        finally:
-            if first:
-                opening.release()
+            pool.give_back(client)
 
     def _connect(self) -> Any:
         try:

@@ -178,7 +178,7 @@ class RedisStore(Store):
             args: list[Any] = []
             for lease in batch:
                 args += renewal_args(lease)
-            positions, missing = self._replicated("renew", [lease.key for lease in batch], args)
+            positions, missing = self._replicated("renew", [lease.key for lease in batch], args, urgent=True)
             if missing:
                 raise self._unreplicated(missing)
             lost += [batch[index] for index in positions]
@@ -269,12 +269,12 @@ class RedisStore(Store):
             self._bounded.close()
         self._connections.close()
 
-    def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any]) -> tuple[Any, str]:
+    def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any], **options: Any) -> tuple[Any, str]:
         """Call a verb; return its reply, and in words which replicas did not get it, if it is to wait for any."""
         wait = self._replicas.command
         if wait is None:
-            return self._call(verb, keys, args), ""
-        reply, confirmed = self._call(verb, keys, args, then=wait)
+            return self._call(verb, keys, args, **options), ""
+        reply, confirmed = self._call(verb, keys, args, then=wait, **options)
         return reply, self._replicas.missing(confirmed)
 
     def _unreplicated(self, missing: str) -> StoreUnreachable:

@@ -1,0 +1,242 @@
+"""Who is lent which connection, and when one more is opened."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from celery_idempotent.stores import pool as module
+from celery_idempotent.stores.pool import GONE, LONGEST, PATIENCE, Pool, _Turn
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.quick
+#: Looks of those that wait, after which all have seen what there is to see.
+LOOKS = 4
+
+
+class Clock:
+    """The pool's clock, which also counts how often it is looked at: a call that waits does at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.now
+
+    def pass_by(self, seconds: float, waiting: int) -> None:
+        """Let time pass, and those that wait notice it."""
+        self.now += seconds
+        seen = self.looks
+        wait_until(lambda: self.looks > seen + LOOKS * waiting)
+
+
+class Connection:
+    """What is lent."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(module, "monotonic", found)
+    monkeypatch.setattr(module, "LOOK_EVERY", 0.001)
+    return found
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(20) as found:
+        yield found
+        monkeypatch.setattr(module, "PATIENCE", -1.0)
+        monkeypatch.setattr(module, "LONGEST", -1.0)  # those that still wait end, where a test has failed
+
+
+def done(futures: list[Future[Connection]]) -> list[Connection]:
+    return [each.result() for each in futures if each.done()]
+
+
+def test_what_was_given_back_is_lent_before_another_is_opened() -> None:
+    pool = Pool(Connection, 8)
+    first = pool.take()
+    pool.give_back(first)
+    assert pool.take() is first
+    assert pool.take() is not first
+
+
+def test_those_that_wait_are_served_in_the_order_in_which_they_came(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    """Else threads that take what they have just given back keep a heartbeat from its lease."""
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    waiting = []
+    for number in range(5):
+        waiting.append(calls.submit(pool.take))
+        wait_until(lambda: len(pool.line) == number + 1)  # noqa: B023 - it is called at once
+    for each in waiting:
+        pool.give_back(lent)
+        assert each.result(15) is lent
+        assert len(done(waiting)) == waiting.index(each) + 1
+
+
+def test_an_urgent_call_comes_before_those_that_wait(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    waiting = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 1)
+    urgent = calls.submit(pool.take, urgent=True)
+    wait_until(lambda: len(pool.line) == 2)
+    pool.give_back(lent)
+    assert urgent.result(15) is lent
+    assert not waiting.done()
+    pool.give_back(lent)
+    assert waiting.result(15) is lent
+
+
+def test_a_call_that_waits_is_told_when_its_turn_comes(
+    calls: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not look for it: of a hundred greenlets that did, each look would be work."""
+    monkeypatch.setattr(module, "LOOK_EVERY", 3600.0)
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    waiting = []
+    for number in range(3):
+        waiting.append(calls.submit(pool.take))
+        wait_until(lambda: len(pool.line) == number + 1)  # noqa: B023 - it is called at once
+    for each in waiting:
+        pool.give_back(lent)
+        assert each.result(15) is lent
+
+
+class Making:
+    """Opens connections while its gate is open; it may also fail."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.gate = threading.Event()
+        self.fails: Callable[[], bool] = lambda: False
+
+    def __call__(self) -> Connection:
+        self.begun += 1
+        assert self.gate.wait(15)
+        if self.fails():
+            raise ConnectionError
+        return Connection()
+
+
+def test_one_is_opened_at_a_time_and_those_that_wait_take_what_comes_back(
+    clock: Clock, calls: ThreadPoolExecutor
+) -> None:
+    making = Making()
+    making.gate.set()
+    pool = Pool(making, 8)
+    lent = pool.take()
+    making.gate.clear()
+    waiting = [calls.submit(pool.take) for _ in range(5)]
+    wait_until(lambda: making.begun == 2)
+    clock.pass_by(PATIENCE / 2, waiting=4)
+    assert making.begun == 2
+    pool.give_back(lent)
+    wait_until(lambda: len(done(waiting)) == 1)
+    assert done(waiting) == [lent]
+    making.gate.set()
+    assert len({id(each.result(15)) for each in waiting}) == 5
+
+
+def test_an_opening_that_hangs_keeps_nobody_who_has_waited_but_no_more_are_opened_than_may_be(
+    clock: Clock, calls: ThreadPoolExecutor
+) -> None:
+    making = Making()
+    pool = Pool(making, 3)
+    waiting = [calls.submit(pool.take) for _ in range(12)]
+    wait_until(lambda: len(pool.line) == 11)
+    assert making.begun == 1
+    clock.pass_by(PATIENCE, waiting=6)
+    wait_until(lambda: making.begun == 6)
+    clock.pass_by(0, waiting=6)
+    assert making.begun == 6
+    making.gate.set()
+    clock.now += LONGEST
+    assert len({id(each.result(15)) for each in waiting}) == 12
+
+
+def test_one_that_cannot_be_opened_is_an_error_of_its_call_and_the_next_may_try(
+    clock: Clock, calls: ThreadPoolExecutor
+) -> None:
+    making = Making()
+    pool = Pool(making, 1)
+    making.fails = lambda: making.begun == 1
+    first = calls.submit(pool.take)
+    wait_until(lambda: making.begun == 1)
+    second = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 1)
+    making.gate.set()
+    assert isinstance(first.exception(15), ConnectionError)
+    assert isinstance(second.result(15), Connection)
+
+
+def test_while_calls_are_served_none_opens_more_however_long_the_line_is(
+    clock: Clock, calls: ThreadPoolExecutor
+) -> None:
+    """On a busy machine a hundred greenlets that settle together take seconds, and had opened one each."""
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    waiting = [calls.submit(pool.take) for _ in range(8)]
+    wait_until(lambda: len(pool.line) == 8)
+    for number in range(4):
+        clock.pass_by(PATIENCE * 0.9, waiting=8 - number)
+        pool.give_back(lent)
+        wait_until(lambda: len(done(waiting)) == number + 1)  # noqa: B023 - it is called at once
+    assert set(done(waiting)) == {lent}
+    clock.pass_by(1.1 * PATIENCE, waiting=2)  # nobody is served
+    wait_until(lambda: len(done(waiting)) == 5)
+    assert len(pool.made) == 2
+    clock.now += LONGEST
+    assert {each.result(15) for each in waiting} == set(pool.made)
+    assert len(pool.made) == 5
+
+
+def test_an_interruption_while_one_is_opened_leaves_its_place_to_another() -> None:
+    pool = Pool(Connection, 1)
+
+    def interrupted() -> None:
+        turn = _Turn(0.0)
+        assert pool._may_make(turn)
+
+    interrupted()
+    gc.collect()
+    assert isinstance(pool.take(), Connection)
+
+
+def test_a_call_that_an_interruption_left_in_the_line_stands_in_nobodys_way(
+    clock: Clock, calls: ThreadPoolExecutor
+) -> None:
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    gone = _Turn(clock.now)
+    pool.line.append(gone)
+    waiting = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 2)
+    pool.give_back(lent)
+    clock.pass_by(GONE / 2, waiting=1)
+    assert not waiting.done()
+    clock.now += GONE
+    assert waiting.result(15) is lent
+    wait_until(lambda: not pool.line)
+
+
+def test_a_call_that_was_taken_for_gone_and_is_not_takes_what_there_is(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    slow = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 1)
+    other = _Turn(clock.now + 2 * GONE)
+    pool._pass_who_is_gone(other)
+    assert not pool.line
+    pool.line.append(other)
+    pool.give_back(lent)
+    assert slow.result(15) is lent
