@@ -269,7 +269,7 @@ class Address:
         conninfo: The connection string without the library's own options, for libpq.
         shown: What to call the server in messages; no password in it.
         schema, table: Names of lower-case letters, digits and underscores, 40 at most.
-        connections: Most connections of one process, unless they do not suffice for 2 seconds.
+        connections: Most connections of one process, unless none comes back for 2 seconds.
     """
 
     conninfo: str
