@@ -82,6 +82,21 @@ def test_threads_that_ask_one_after_another_share_one_connection(store: RedisSto
     assert asked == [None] * 150
 
 
+def test_a_store_that_nothing_uses_any_more_closes_its_connections_at_once(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    """In a cycle they would wait for the collector, which may run in a destructor of redis-py at any moment."""
+    store = RedisStore.from_url(redis_url, client_name=NAME)
+    take(store)
+    assert connected(redis_client) == 1
+    gc.disable()
+    try:
+        del store
+        wait_until(lambda: connected(redis_client) == 0)
+    finally:
+        gc.enable()
+
+
 def test_calls_at_the_same_time_have_a_connection_each_and_give_it_back(
     store: RedisStore, redis_client: redis.Redis
 ) -> None:

@@ -70,9 +70,9 @@ class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
 class Slot:
     """A place for one connection, which is opened when it is needed."""
 
-    def __init__(self, generation: int) -> None:
-        self.connection: TimedConnection | None = None
-        self.generation = generation
+    connection: TimedConnection | None = None
+    #: of `Connections`, when this one was opened
+    generation = 0
 
 
 class Connections:
@@ -90,7 +90,7 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        self._pool: Pool[Slot] = Pool(lambda: Slot(self._generation), self._place.connections)
+        self._pool: Pool[Slot] = Pool(Slot, self._place.connections)
         self._pid = os.getpid()
 
     def run(self, statement: str, args: Sequence[Any] = (), *, urgent: bool = False) -> list[tuple[Any, ...]]:
@@ -122,7 +122,10 @@ class Connections:
 
     def _on(self, slot: Slot, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         try:
-            connection = slot.connection = slot.connection or self.connect()
+            if slot.connection is None:
+                slot.generation = self._generation
+                slot.connection = self.connect()
+            connection = slot.connection
             with connection.cursor() as cursor:
                 if not self._strict:
                     return cursor.execute(statement, args, prepare=False).fetchall()
@@ -167,7 +170,7 @@ class Connections:
         if not idle or slot.generation != self._generation:  # a reply on its way must not answer the next statement
             if connection is not None:
                 connection.close()
-            slot.connection, slot.generation = None, self._generation
+            slot.connection = None
         self._pool.give_back(slot)
 
     def _drop_idle(self) -> None:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -83,7 +84,8 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        self._pool: Pool[Any] = Pool(self._connect, self._most)  # of clients of one connection each
+        # Of clients of one connection each. Not a method of ours: in a cycle they would wait for the collector.
+        self._pool: Pool[Any] = Pool(partial(_connect, self._client), self._most)
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
     def execute(self, *command: Any, then: Sequence[Any] | None = None, urgent: bool = False) -> Any:
@@ -137,23 +139,25 @@ class Connections:
         finally:
             pool.give_back(client)
 
-    def _connect(self) -> Any:
-        try:
-            return self._client.client()
-        except (RedisError, OSError):
-            raise
-        except BaseException:
-            # redis-py puts back into its pool what was interrupted during its handshake, and gives it out again: half
-            # made, so that every later opening fails on it, or with a reply on its way that would be taken for the one
-            # to the first command. Closed, it begins with a new handshake.
-            _close_idle(_pools(self._client.connection_pool))
-            raise
-
     def close(self) -> None:
         """Close every connection, those of other threads too; the next call opens a new one."""
         if self.one_node:
             self._client.connection_pool.disconnect()
         self._client.close()
+
+
+def _connect(client: Any) -> Any:
+    """Return a client of one connection to the same server."""
+    try:
+        return client.client()
+    except (RedisError, OSError):
+        raise
+    except BaseException:
+        # redis-py puts back into its pool what was interrupted during its handshake, and gives it out again: half made,
+        # so that every later opening fails on it, or with a reply on its way that would be taken for the one to the
+        # first command. Closed, it begins with a new handshake.
+        _close_idle(_pools(client.connection_pool))
+        raise
 
 
 def _pools(pool: Any) -> list[Any]:
