@@ -441,6 +441,10 @@ def refuse_mistakes(what: str, options: Mapping[str, Any], *, guarded: bool = Tr
     wrong = mistaken_key(options, guarded=guarded)
     if wrong:
         raise ConfigurationError(f"Expected options that Celery or {KEY_HEADER}= knows for {what}, {wrong}")
+    if guarded and options.get(KEY_HEADER) == "":
+        raise ConfigurationError(
+            f"Expected {KEY_HEADER}= of {what} to name the operation, got an empty one. Leave it out or fill it."
+        )
     written = (options.get("headers") or {}).get(META_HEADER)
     # A newer version may have written more: a retry carries the header of its message on.
     own = isinstance(written, dict) and (not written or written.keys() & META_FIELDS)

@@ -332,7 +332,7 @@ class IdempotentTask(BaseTask):
             ConfigurationError: an option or an argument is meant as the key of the delivery, and is not.
         """
         options.pop("unique", None)  # a call in this process waits for nothing
-        declarations.refuse_mistakes(self.name, {**options, "headers": headers})
+        declarations.refuse_mistakes(self.name, {**options, KEY_HEADER: idempotency_key, "headers": headers})
         declarations.refuse_key_argument(self, kwargs)
         if idempotency_key is not None:
             headers = {**(headers or {}), KEY_HEADER: idempotency_key}

@@ -226,8 +226,8 @@ def advice(record: Record | None) -> str:
             return "Its holder has not renewed the lease and is dead or cut off. The next delivery takes over."
         case State.RELEASED if record.reason == Reason.CRASH_LOOP:
             return (
-                "This message does not run it again. Look for what kills the worker (memory, a native crash), fix it, "
-                "and publish the task again."
+                "This message does not run it again. Look for what kills the worker (memory, a native crash, "
+                "sys.exit() in the body), fix it, and publish the task again."
             )
         case State.RELEASED if record.remaining > 0:
             return f"Its retry is due in {format_duration(record.remaining)}. Until then duplicates wait."

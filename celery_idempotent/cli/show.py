@@ -10,6 +10,7 @@ import click
 
 from ..core.reservations import WaitingMessage
 from ..stores.records import is_reservation
+from ..units import format_duration
 from .common import Exit, KeyCommand, Stores, stores_of
 from .search import selected_keys
 from .tables import show_facts
@@ -49,7 +50,7 @@ def _show(stores: Stores, key: str, *, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(facts))
         else:
-            show_facts(facts)
+            show_facts({name: in_words(value) for name, value in facts.items()})
     if not shown and not stores.status:
         unknown(stores, key)
 
@@ -87,3 +88,10 @@ def facts_of_record(record: Record) -> dict[str, Any]:
     if is_reservation(record.key) and (message := WaitingMessage.read(record.holder)):
         facts |= {name: value for name, value in message._asdict().items() if name in SHOWN}
     return {name: value for name, value in facts.items() if value not in ("", 0, [], None)}
+
+
+def in_words(value: object) -> str:
+    """Return a fact of a record in words; what is no whole number is a duration."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return format_duration(value) if isinstance(value, float) else str(value)

@@ -754,7 +754,8 @@ def _crash_loop(key: str, crashes: int) -> CrashLoop:
     """Return the error for an operation whose holders keep dying."""
     return CrashLoop(
         f"{key!r} has lost its worker {crashes} times in a row; this message does not run it again. "
-        "Look for what kills the worker (memory, a native crash); publish the task again once it is fixed."
+        "Look for what kills the worker (memory, a native crash, sys.exit() in the body); publish the task again once "
+        "it is fixed."
     )
 
 

@@ -217,6 +217,8 @@ class Unique:
     def __init__(self, *, for_: Duration = _UNSET, **options: Unpack[UniqueOptions]) -> None:
         given = {name: value for name, value in cast(dict[str, Any], options).items() if name != "_given"}
         if for_ is not _UNSET:
+            if "for" in given:
+                raise unfit("for", "no for_ beside it", given["for"], "they are one option; leave one of the two out")
             given["for"] = for_
         for name in given:
             if name not in _UNIQUE_CHECKS:

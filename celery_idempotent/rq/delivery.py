@@ -129,6 +129,12 @@ class RqDelivery(Delivery):
 
     def _claim(self) -> Claim:
         binding, job = self.binding, self.job
+        if jobs.KEY in self.kwargs and jobs.KEY not in binding.signature.parameters:
+            raise ConfigurationError(
+                f"Expected {jobs.KEY} in the meta of a job, got it among the arguments of {binding.name}, which has "
+                "none of that name: enqueue() hands what it does not know to the body. Write "
+                f'meta={{"{jobs.KEY}": ...}}.'
+            )
         occurrence = jobs.occurrence(job)
         self.key, arguments = binding.operation(self.given, occurrence, self.args, self.kwargs, job.meta)
         return binding.claim(

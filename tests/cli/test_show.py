@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,9 @@ def test_a_record_is_shown(on_redis: Run, redis_store: RedisStore) -> None:
     said = on_redis("show", KEY)
     assert said.status == Exit.OK
     assert {"in_progress", "host:1", "T1", str(lease.fence)} <= set(said.out.split())
-    assert json.loads(on_redis("show", KEY, "--json").out)["holder"] == "host:1"
+    assert re.search(r"^remaining +\d+ (s|min)$", said.out, re.M)
+    record = json.loads(on_redis("show", KEY, "--json").out)
+    assert (record["holder"], type(record["remaining"])) == ("host:1", float)
 
 
 def test_a_key_without_its_namespace_gets_a_hint(on_redis: Run, redis_store: RedisStore) -> None:

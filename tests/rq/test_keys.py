@@ -57,6 +57,13 @@ def test_a_slip_for_the_key_of_a_job_is_reported(desk: Desk, caplog: pytest.LogC
     assert error.endswith("nothing reads meta='idempotence_key'. Did you mean 'idempotency_key'?")
 
 
+def test_a_key_among_the_arguments_of_a_job_is_refused_with_where_it_belongs(desk: Desk) -> None:
+    job = desk.run(shop.charge, "ORD-1", idempotency_key="x")
+    assert job.is_failed
+    assert 'Write meta={"idempotency_key": ...}' in str(job.latest_result().exc_string)
+    assert desk.effects("ORD-1") == 0
+
+
 @pytest.mark.smoke
 def test_a_failed_job_that_is_requeued_is_the_same_operation(desk: Desk) -> None:
     job = desk.run(shop.report, "monday", "raise at first")

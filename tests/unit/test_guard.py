@@ -456,6 +456,7 @@ def test_an_operation_that_keeps_killing_its_worker_is_not_run_again_for_this_ta
     bench.clock.advance(60.0)
     error = sure(CrashLoop, bench.deliver)
     assert f"'{KEY}' has lost its worker 1 times in a row" in str(error)
+    assert "sys.exit() in the body" in str(error)
     assert bench.heard == [events.CrashLooped(KEY, "shop.charge", "id-1", crashes=1)]
     assert bench.runs == []
 

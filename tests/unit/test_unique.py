@@ -142,6 +142,7 @@ def test_a_debounced_task_waits_at_most_ten_times_as_long() -> None:
         ({"debounc": 3}, "expected options of Unique, got 'debounc': did you mean 'debounce'"),
         ({"until": "end"}, "until: expected one of 'start', 'done', got 'end'"),
         ({"for": "soon"}, "for: expected a duration"),
+        ({"for": "1h", "for_": "2h"}, "for: expected no for_ beside it, got '1h'"),
         ({"on_duplicate": "drop"}, "on_duplicate: expected one of 'skip', 'raise', 'replace'"),
         ({"debounce": 3, "throttle": 3}, "throttle: expected no debounce beside it"),
         ({"until": "done", "debounce": 3}, 'until: expected "start" beside debounce'),

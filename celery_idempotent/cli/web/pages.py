@@ -26,7 +26,7 @@ from ..explain import advice, describe_event, describe_record, describe_standing
 from ..forget import forget_record, question_of_held
 from ..release import QUESTION, holder_facts, release_for_holder, why_not_held
 from ..search import Filter, duration
-from ..show import describe_unknown, facts_of_record
+from ..show import describe_unknown, facts_of_record, in_words
 from ..stats import details, summary
 from ..tables import Cell, Table, clean
 from .readings import MOST, Count, PageStores, Readings, Search
@@ -392,7 +392,7 @@ def _explanation(used: NamedStore, record: Record | None, history: Sequence[Past
         Line(now - timedelta(seconds=event.age), format_duration(event.age), describe_event(facts_of(event.text)))
         for event in history
     ]
-    facts = {} if record is None else {name: _word(value) for name, value in facts_of_record(record).items()}
+    facts = {} if record is None else {name: in_words(value) for name, value in facts_of_record(record).items()}
     return Explanation(
         store=used.name,
         now=describe_standing(record, history),
@@ -402,10 +402,3 @@ def _explanation(used: NamedStore, record: Record | None, history: Sequence[Past
         not_held="" if record is None else why_not_held(record),
         known=record is not None,
     )
-
-
-def _word(value: object) -> str:
-    """Return a fact of a record in words; what is no whole number is a duration."""
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return format_duration(value) if isinstance(value, float) else str(value)

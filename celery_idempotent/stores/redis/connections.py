@@ -84,7 +84,7 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        # Of clients of one connection each. Not a method of ours: in a cycle they would wait for the collector.
+        # Of clients of one connection each. Made by no method: in a cycle they would wait for the collector.
         self._pool: Pool[Any] = Pool(partial(_connect, self._client), self._most)
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
