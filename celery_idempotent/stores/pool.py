@@ -1,26 +1,36 @@
-"""A pool of connections that threads and greenlets share, each served in its turn."""
+"""A pool of connections that threads and greenlets share, each served in its turn.
+
+It has no lock of its own: whatever interrupts a thread, a signal handler that calls the store again or raises at any
+place, others go on. What several threads change is a list or a deque, of which each operation is atomic.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
+from threading import Lock
 from time import monotonic
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 T = TypeVar("T")
 
 #: Seconds without any call being served after which a call that waits opens one more than there should be, if there are
 #: not twice as many already.
 PATIENCE = 2.0
-#: Seconds after which a call that waits opens one more, however many there are: a lease lasts longer.
+#: The same, however many there are: a lease lasts longer.
 LONGEST = 10.0
-#: Most seconds between two looks of a call that waits. It is woken when its turn comes, unless that was interrupted.
-LOOK_EVERY = 0.05
+#: Seconds without any call being served after which a call that waits fails, if others failed meanwhile.
+HOPELESS = 1.0
+#: Most seconds between two looks of the call whose turn is next, and of those behind it. They are woken when their turn
+#: comes, unless that was interrupted; each look is work, and of greenlets there may be thousands.
+LOOK_EVERY, LOOK_BEHIND = 0.05, 0.5
 #: Seconds after which a call that has not looked is gone, by an interruption, and delays no other.
 GONE = 1.0
+#: Seconds by which a look is so late that the whole process has stood still, and not the server.
+LATE = 0.5
 
 
 class Pool(Generic[T]):
@@ -33,17 +43,18 @@ class Pool(Generic[T]):
     Arguments:
         make: Opens one.
         most: How many there should be.
+        limit: How many there may be until no call was served for `LONGEST` (default: twice as many).
     """
 
-    def __init__(self, make: Callable[[], T], most: int) -> None:
-        self._make, self.most = make, most
+    def __init__(self, make: Callable[[], T], most: int, limit: int = 0) -> None:
+        self._make, self.most, self.limit = make, most, limit or 2 * most
         self.idle: list[T] = []
         #: these, and those in use; not those that an interruption has lost
         self.made: WeakSet[Any] = WeakSet()
         self.line: deque[_Turn] = deque()
-        self._making: WeakSet[_Turn] = WeakSet()
-        self._counting = threading.Lock()
+        self._making: list[ref[_Turn]] = []
         self._served = monotonic()
+        self._failed: tuple[float, Exception] | None = None
 
     def take(self, *, urgent: bool = False) -> T:
         """Return a connection that was given back, or a new one.
@@ -53,6 +64,9 @@ class Pool(Generic[T]):
 
         Arguments:
             urgent: Come before those that wait (default: after them).
+
+        Raises:
+            Exception: one could not be opened, or nothing was served for a second in which others failed with this.
         """
         turn, line = _Turn(monotonic()), self.line
         try:
@@ -61,65 +75,110 @@ class Pool(Generic[T]):
             else:
                 line.append(turn)
             while True:
-                with suppress(IndexError):
-                    if turn.passed or line[0] is turn:
-                        item = self.idle.pop()
-                        self._served = monotonic()
-                        return item
+                if turn.passed:  # it was taken for gone
+                    turn.passed = False
+                    line.appendleft(turn)
+                first = _first(line) is turn
+                if first:
+                    with suppress(IndexError):
+                        return self.idle.pop()
+                turn.look()
+                self._give_up(turn)
                 if self._may_make(turn):
                     break
-                turn.wait()
+                turn.wait(LOOK_EVERY if first else LOOK_BEHIND)
                 self._pass_who_is_gone(turn)
         finally:
             with suppress(ValueError):
-                line.remove(turn)
+                while True:  # where it was taken for gone it may be there twice
+                    line.remove(turn)
             if self.idle:
                 self.wake()
         return self._open(turn)
 
-    def give_back(self, item: T) -> None:
-        """Lend it to the next."""
+    def give_back(self, item: T, error: Exception | None = None) -> None:
+        """Lend it to the next.
+
+        Arguments:
+            item: What was lent.
+            error: What the call failed with, where the server did not answer (default: it was served).
+        """
+        if error is None:
+            self._served = monotonic()
+        else:
+            self._fail(error)
         self.idle.append(item)
         if self.line:
             self.wake()
 
     def wake(self) -> None:
         """Wake the first in the line, for which there may be one."""
-        with suppress(IndexError):
-            self.line[0].wake()
+        first = _first(self.line)
+        if first is not None:
+            first.wake()
+
+    def _give_up(self, turn: _Turn) -> None:
+        failed = self._failed
+        if failed is not None and failed[0] > turn.began and turn.looked - max(turn.began, self._served) >= HOPELESS:
+            raise copy(failed[1])
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = (monotonic(), copy(error))  # whose traceback would keep alive what it goes through
 
     def _may_make(self, turn: _Turn) -> bool:
-        turn.looked = now = monotonic()
-        waited = now - turn.began
-        with self._counting:
-            number = len(self.made) + len(self._making)
-            if number < self.most:
-                allowed = not self._making or waited >= PATIENCE
-            elif number < 2 * self.most:
-                allowed = now - max(turn.began, self._served) >= PATIENCE
-            else:
-                allowed = waited >= LONGEST
-            if allowed:
-                self._making.add(turn)
+        if not self._is_allowed(turn, self._making.copy()):
+            return False
+        allowed = False
+        try:
+            self._making.append(turn.mark)
+            marks = self._making.copy()
+            allowed = self._is_allowed(turn, marks[: marks.index(turn.mark)])  # of two, the first
+        finally:
+            if not allowed:
+                self._made(turn)
         return allowed
+
+    def _made(self, turn: _Turn) -> None:
+        for mark in self._making.copy():
+            if mark() in (turn, None):  # or one that an interruption has left
+                with suppress(ValueError):
+                    self._making.remove(mark)
+
+    def _is_allowed(self, turn: _Turn, marks: list[ref[_Turn]]) -> bool:
+        """Return whether a turn may open one, beside those whose marks these are."""
+        making = sum(mark() is not None for mark in marks)
+        number = making + len(self.made)  # after that: one that was just opened is in both for a moment
+        stalled = turn.looked - max(turn.began, self._served)
+        if number < self.most:
+            return not making or turn.looked - turn.began >= PATIENCE
+        return stalled >= LONGEST or (number < self.limit and stalled >= PATIENCE)
 
     def _open(self, turn: _Turn) -> T:
         try:
             item = self._make()
             self.made.add(item)
             return item
+        except Exception as error:
+            self._fail(error)
+            raise
         finally:
-            self._making.discard(turn)
+            self._made(turn)
             self.wake()  # who may open the next
 
     def _pass_who_is_gone(self, turn: _Turn) -> None:
         """Take the first out of the line if it was not seen to look for long, while `turn` was."""
-        with suppress(IndexError):
-            first = self.line[0]
-            if turn.looked - first.looked > GONE:
-                first.passed = True
-                with suppress(ValueError):
-                    self.line.remove(first)
+        first = _first(self.line)
+        if first is not None and turn.looked - first.looked > GONE:
+            first.passed = True
+            with suppress(ValueError):
+                self.line.remove(first)
+
+
+def _first(line: deque[_Turn]) -> _Turn | None:
+    try:
+        return line[0]
+    except IndexError:
+        return None
 
 
 class _Turn:
@@ -130,15 +189,25 @@ class _Turn:
     """
 
     def __init__(self, now: float) -> None:
+        #: since when it waits; later, where the whole process stood still meanwhile
         self.began = self.looked = now
-        #: whether it was taken for gone, and may take what there is though it is not in the line
+        #: whether it was taken for gone, and out of the line
         self.passed = False
-        self._woken = threading.Lock()
+        self.mark = ref(self)
+        self._woken = Lock()
         self._woken.acquire()
+
+    def look(self) -> None:
+        """Note that it is still there."""
+        self.looked = monotonic()
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # it was woken already
             self._woken.release()
 
-    def wait(self) -> None:
-        self._woken.acquire(timeout=LOOK_EVERY)
+    def wait(self, seconds: float) -> None:
+        """Wait until it is woken, for so long at most."""
+        self._woken.acquire(timeout=seconds)
+        late = monotonic() - self.looked - seconds
+        if late > LATE:
+            self.began += late

@@ -86,18 +86,35 @@ def test_a_renewal_comes_before_the_calls_that_wait_for_a_connection(postgres_ur
         wait_until(lambda: len(connections._pool.line) == 1)
         renewed = crowd.submit(store.renew, [lease])
         wait_until(lambda: len(connections._pool.line) == 2)
-        connections._give_back(taken)
+        connections._give_back(*taken, None)
         assert renewed.result(15) == []
-        connections._give_back(waiting.result(15))
+        connections._give_back(*waiting.result(15), None)
 
 
 def test_a_slot_that_an_interruption_has_lost_makes_room_for_another(postgres_url: str, opens: Opens) -> None:
     store = opens(f"{postgres_url}&connections=1")
-    slot = store._connections._take()
+    slot, _ = store._connections._take()
     del slot
     gc.collect()
     take(store)
     assert len(backends(store)) == 1
+
+
+def test_a_connection_that_was_opened_before_the_store_was_closed_is_used_no_more(store: PostgresStore) -> None:
+    """Its call may be giving it back at this moment."""
+    take(store)
+    (before,) = backends(store)
+    store._connections._generation += 1
+    take(store, "another")
+    assert before not in backends(store)
+
+
+def test_a_slot_of_the_parents_pool_is_not_lent_in_the_child(store: PostgresStore) -> None:
+    connections = store._connections
+    slot, pool = connections._take()
+    connections._reset()
+    connections._give_back(slot, pool, None)
+    assert (pool.idle, connections._pool.idle) == ([], [])
 
 
 def test_a_connection_that_was_interrupted_is_used_no_more(store: PostgresStore) -> None:
@@ -220,18 +237,42 @@ def test_a_server_that_was_killed_or_restarted_serves_again_without_a_new_store(
     assert known(store).payload == DONE.payload
 
 
-def test_a_network_that_swallows_everything_is_unreachable_soon(postgres_url: str, opens: Opens) -> None:
+@pytest.fixture
+def way(postgres_url: str) -> Iterator[tuple[Proxy, str]]:
+    """A proxy before the server, and the store's URL that goes through it."""
     facts = psycopg.conninfo.conninfo_to_dict(postgres_url.split("?")[0])
     with Proxy(int(facts["port"] or 5432)) as proxy:
-        store = opens(postgres_url.replace(f":{facts['port']}/", f":{proxy.port}/"))
-        lease = take(store)
-        proxy.drop()
-        begun = time.monotonic()
-        with pytest.raises(StoreUnreachable, match="no answer within 2 s"):
-            store.renew([lease])
-        assert time.monotonic() - begun < SOON
-        proxy.heal()
-        assert store.renew([lease]) == []
+        yield proxy, postgres_url.replace(f":{facts['port']}/", f":{proxy.port}/")
+
+
+def test_a_network_that_swallows_everything_is_unreachable_soon(way: tuple[Proxy, str], opens: Opens) -> None:
+    proxy, url = way
+    store = opens(url)
+    lease = take(store)
+    proxy.drop()
+    begun = time.monotonic()
+    with pytest.raises(StoreUnreachable, match="no answer within 2 s"):
+        store.renew([lease])
+    assert time.monotonic() - begun < SOON
+    proxy.heal()
+    assert store.renew([lease]) == []
+
+
+def test_calls_that_wait_for_a_server_that_hangs_fail_together(way: tuple[Proxy, str], opens: Opens) -> None:
+    """One after another, the last of them would wait for half a minute."""
+    proxy, url = way
+    store = opens(f"{url}&connections=2")
+    take(store)
+    proxy.drop()
+
+    def fail(number: int) -> None:
+        with pytest.raises(StoreUnreachable):
+            take(store, f"key-{number}")
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(60) as crowd:
+        assert len(list(crowd.map(fail, range(60)))) == 60
+    assert time.monotonic() - begun < SOON
 
 
 def test_a_port_where_nobody_listens_is_unreachable_and_uses_up_no_connections(opens: Opens) -> None:

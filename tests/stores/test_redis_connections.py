@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
+from weakref import ref
 
 import pytest
 import redis
 
+from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.connections import _after_fork
 from tests.support.forks import served_after_fork
@@ -82,17 +86,15 @@ def test_threads_that_ask_one_after_another_share_one_connection(store: RedisSto
     assert asked == [None] * 150
 
 
-def test_a_store_that_nothing_uses_any_more_closes_its_connections_at_once(
-    redis_url: str, redis_client: redis.Redis
-) -> None:
-    """In a cycle they would wait for the collector, which may run in a destructor of redis-py at any moment."""
-    store = RedisStore.from_url(redis_url, client_name=NAME)
+def test_a_store_that_nothing_uses_any_more_is_gone_at_once(redis_url: str) -> None:
+    """In a cycle, its connections would wait for the collector, which may run when others are using them again."""
+    store = RedisStore.from_url(redis_url)
     take(store)
-    assert connected(redis_client) == 1
+    connections = ref(store._connections)
     gc.disable()
     try:
         del store
-        wait_until(lambda: connected(redis_client) == 0)
+        assert connections() is None
     finally:
         gc.enable()
 
@@ -143,10 +145,31 @@ def test_who_finds_all_connections_in_use_waits_for_one_and_a_renewal_comes_firs
     assert connected(redis_client) == 2
 
 
-def test_a_limit_of_the_clients_pool_is_kept(redis_url: str) -> None:
-    store = RedisStore.from_url(redis_url + "?max_connections=3")
-    assert store._connections._pool.most == 3
+@pytest.mark.parametrize(("limit", "most", "at_most"), [(3, 3, 3), (40, 32, 40), (100, 32, 64)])
+def test_a_limit_of_the_clients_pool_is_kept(redis_url: str, limit: int, most: int, at_most: int) -> None:
+    store = RedisStore.from_url(f"{redis_url}?max_connections={limit}")
+    pool = store._connections._pool
+    assert (pool.most, pool.limit) == (most, at_most)
     store.close()
+
+
+def test_calls_that_wait_for_a_server_that_hangs_fail_together(redis_url: str) -> None:
+    """One after another, the last of them would wait for half a minute."""
+    address = urlsplit(redis_url)
+    with Proxy(address.port or 6379) as proxy:
+        store = RedisStore.from_url(f"{proxy.url(int(address.path[1:]))}?max_connections=2&socket_timeout=2")
+        take(store)
+        proxy.drop()
+
+        def fail(number: int) -> None:
+            with pytest.raises(StoreUnreachable, match="Timeout"):
+                take(store, f"key-{number}")
+
+        begun = time.monotonic()
+        with ThreadPoolExecutor(60) as crowd:
+            assert len(list(crowd.map(fail, range(60)))) == 60
+        assert time.monotonic() - begun < 15  # of what takes 4, on a machine that is busy with other things
+        store.close()
 
 
 def test_a_child_that_is_forked_while_a_thread_opens_a_connection_reaches_the_store(store: RedisStore) -> None:

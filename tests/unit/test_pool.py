@@ -6,11 +6,12 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import ref
 
 import pytest
 
 from celery_idempotent.stores import pool as module
-from celery_idempotent.stores.pool import GONE, LONGEST, PATIENCE, Pool, _Turn
+from celery_idempotent.stores.pool import GONE, HOPELESS, LATE, LONGEST, PATIENCE, Pool, _Turn
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.quick
@@ -24,16 +25,30 @@ class Clock:
     def __init__(self) -> None:
         self.now = 0.0
         self.looks = 0
+        self.ended = threading.Event()
 
     def __call__(self) -> float:
         self.looks += 1
         return self.now
 
     def pass_by(self, seconds: float, waiting: int) -> None:
-        """Let time pass, and those that wait notice it."""
-        self.now += seconds
-        seen = self.looks
-        wait_until(lambda: self.looks > seen + LOOKS * waiting)
+        """Let time pass, and those that wait notice it, in steps that none of them takes for a standstill."""
+        end = self.now + seconds
+        while True:
+            self.now = min(end, self.now + LATE / 2)
+            seen = self.looks
+            wait_until(lambda: self.looks > seen + LOOKS * waiting)  # noqa: B023 - it is called at once
+            if self.now == end:
+                break
+
+    def run(self) -> None:
+        """Let time pass until the test ends."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.ended.wait(0.01):
+            self.now += LATE / 4
 
 
 class Connection:
@@ -41,11 +56,13 @@ class Connection:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     found = Clock()
     monkeypatch.setattr(module, "monotonic", found)
     monkeypatch.setattr(module, "LOOK_EVERY", 0.001)
-    return found
+    monkeypatch.setattr(module, "LOOK_BEHIND", 0.001)
+    yield found
+    found.ended.set()
 
 
 @pytest.fixture
@@ -101,6 +118,7 @@ def test_a_call_that_waits_is_told_when_its_turn_comes(
 ) -> None:
     """It need not look for it: of a hundred greenlets that did, each look would be work."""
     monkeypatch.setattr(module, "LOOK_EVERY", 3600.0)
+    monkeypatch.setattr(module, "LOOK_BEHIND", 3600.0)
     pool = Pool(Connection, 1)
     lent = pool.take()
     waiting = []
@@ -157,11 +175,127 @@ def test_an_opening_that_hangs_keeps_nobody_who_has_waited_but_no_more_are_opene
     assert making.begun == 1
     clock.pass_by(PATIENCE, waiting=6)
     wait_until(lambda: making.begun == 6)
-    clock.pass_by(0, waiting=6)
+    clock.pass_by(0.8 * (LONGEST - PATIENCE), waiting=6)
     assert making.begun == 6
+    clock.run()
+    wait_until(lambda: making.begun == 12)
     making.gate.set()
-    clock.now += LONGEST
     assert len({id(each.result(15)) for each in waiting}) == 12
+
+
+def test_a_limit_is_kept_until_nothing_was_served_for_long(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    """redis-py's pool gives out no more: a renewal that asked it would hang there, blind to what is given back."""
+    pool = Pool(Connection, 2, limit=2)
+    lent = [pool.take(), pool.take()]
+    waiting = calls.submit(pool.take, urgent=True)
+    wait_until(lambda: len(pool.line) == 1)
+    clock.pass_by(0.9 * LONGEST, waiting=1)
+    assert not waiting.done()
+    pool.give_back(lent[0])
+    assert waiting.result(15) is lent[0]
+    last = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 1)
+    clock.pass_by(0.9 * LONGEST, waiting=1)
+    assert not last.done()
+    clock.run()
+    assert last.result(15) not in lent
+
+
+def test_time_in_which_the_process_stood_still_is_nobodys_waiting(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    waiting = [calls.submit(pool.take) for _ in range(3)]
+    wait_until(lambda: len(pool.line) == 3)
+    for _ in range(3):
+        clock.now += 2 * LONGEST
+        clock.pass_by(PATIENCE / 3, waiting=3)
+    assert not done(waiting)
+    for each in waiting:
+        pool.give_back(lent)
+        wait_until(lambda: len(done(waiting)) > waiting.index(each))  # noqa: B023 - it is called at once
+    assert len(pool.made) == 1
+
+
+class Unanswered(Exception):
+    """The server is away."""
+
+
+def test_what_others_failed_with_ends_the_waiting_of_those_that_hope_in_vain(
+    clock: Clock, calls: ThreadPoolExecutor
+) -> None:
+    """Else of a thousand that wait for a server that hangs, the last learns it after minutes."""
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    early = [calls.submit(pool.take) for _ in range(4)]
+    wait_until(lambda: len(pool.line) == 4)
+    clock.pass_by(HOPELESS * 1.1, waiting=4)
+    assert not any(each.done() for each in early)
+    late = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 5)
+    pool.give_back(lent, Unanswered("who waited for it"))
+    wait_until(lambda: sum(each.done() for each in early) == 4)
+    served = [each for each in early if each.exception() is None]
+    assert len(served) <= 1  # who was lent that one before it learned
+    assert {str(each.exception()) for each in early if each not in served} == {"who waited for it"}
+    for _ in served:
+        pool.give_back(lent)
+    assert late.result(15) is lent
+
+
+def test_a_failure_is_its_own_calls_alone_while_others_are_served(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    pool = Pool(Connection, 2)
+    lent = [pool.take(), pool.take()]
+    waiting = [calls.submit(pool.take) for _ in range(3)]
+    wait_until(lambda: len(pool.line) == 3)
+    clock.pass_by(HOPELESS * 1.1, waiting=3)
+    pool.give_back(lent[0])
+    wait_until(lambda: len(done(waiting)) == 1)
+    pool.give_back(lent[1], Unanswered())
+    wait_until(lambda: len(done(waiting)) == 2)
+    clock.pass_by(HOPELESS / 2, waiting=1)
+    pool.give_back(lent[0])
+    assert [each.exception(15) for each in waiting] == [None] * 3
+
+
+def test_an_error_that_is_kept_keeps_nothing_of_its_call_alive() -> None:
+    class Local:
+        pass
+
+    def fail() -> None:
+        held = Local()
+        locals_.append(ref(held))
+        raise Unanswered
+
+    locals_: list[ref[Local]] = []
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    try:
+        fail()
+    except Unanswered as error:
+        pool.give_back(lent, error)
+    assert locals_[0]() is None
+
+
+def test_a_signal_handler_may_call_while_the_same_thread_is_about_to_open_one(
+    calls: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there was a lock, the thread waited for itself for ever, and all others behind it."""
+    monkeypatch.setattr(module, "PATIENCE", 0.05)
+    pool = Pool(Connection, 8)
+    within: list[Connection] = []
+
+    class Handled(Pool[Connection]):
+        def _is_allowed(self, turn: _Turn, marks: list[ref[_Turn]]) -> bool:
+            if not within:
+                within.append(Connection())
+                within[0] = self.take()
+            return super()._is_allowed(turn, marks)
+
+    pool = Handled(Connection, 8)
+    outer = calls.submit(pool.take)
+    assert isinstance(outer.result(15), Connection)
+    assert outer.result() is not within[0]
+    assert isinstance(calls.submit(pool.take).result(15), Connection)
 
 
 def test_one_that_cannot_be_opened_is_an_error_of_its_call_and_the_next_may_try(
@@ -188,16 +322,20 @@ def test_while_calls_are_served_none_opens_more_however_long_the_line_is(
     waiting = [calls.submit(pool.take) for _ in range(8)]
     wait_until(lambda: len(pool.line) == 8)
     for number in range(4):
-        clock.pass_by(PATIENCE * 0.9, waiting=8 - number)
+        clock.pass_by(PATIENCE * 0.9, waiting=7 - number)
         pool.give_back(lent)
         wait_until(lambda: len(done(waiting)) == number + 1)  # noqa: B023 - it is called at once
     assert set(done(waiting)) == {lent}
-    clock.pass_by(1.1 * PATIENCE, waiting=2)  # nobody is served
+    clock.pass_by(0.5 * PATIENCE, waiting=4)
+    pool.give_back(lent)
     wait_until(lambda: len(done(waiting)) == 5)
+    assert len(pool.made) == 1  # after more than LONGEST
+    clock.pass_by(1.1 * PATIENCE, waiting=1)  # nobody is served
+    wait_until(lambda: len(done(waiting)) == 6)
     assert len(pool.made) == 2
-    clock.now += LONGEST
+    clock.run()
     assert {each.result(15) for each in waiting} == set(pool.made)
-    assert len(pool.made) == 5
+    assert len(pool.made) == 4
 
 
 def test_an_interruption_while_one_is_opened_leaves_its_place_to_another() -> None:
@@ -224,19 +362,26 @@ def test_a_call_that_an_interruption_left_in_the_line_stands_in_nobodys_way(
     pool.give_back(lent)
     clock.pass_by(GONE / 2, waiting=1)
     assert not waiting.done()
-    clock.now += GONE
+    clock.pass_by(0.4, waiting=1)
+    clock.run()
     assert waiting.result(15) is lent
     wait_until(lambda: not pool.line)
 
 
-def test_a_call_that_was_taken_for_gone_and_is_not_takes_what_there_is(clock: Clock, calls: ThreadPoolExecutor) -> None:
+def test_a_call_that_was_taken_for_gone_and_is_not_comes_next(clock: Clock, calls: ThreadPoolExecutor) -> None:
     pool = Pool(Connection, 1)
     lent = pool.take()
     slow = calls.submit(pool.take)
     wait_until(lambda: len(pool.line) == 1)
-    other = _Turn(clock.now + 2 * GONE)
+    behind = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 2)
+    other = _Turn(clock.now)
+    other.looked += 2 * GONE
     pool._pass_who_is_gone(other)
-    assert not pool.line
-    pool.line.append(other)
+    wait_until(lambda: len(pool.line) == 2)
     pool.give_back(lent)
     assert slow.result(15) is lent
+    assert not behind.done()
+    pool.give_back(lent)
+    assert behind.result(15) is lent
+    assert not pool.line

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from selectors import DefaultSelector
 from time import monotonic
@@ -35,8 +36,10 @@ class NoAnswer(psycopg.OperationalError):
     """Raised when a server did not answer in time; the connection is of no use any more."""
 
 
+#: What a server answers while another transaction holds a record.
+HELD = (errors.LockNotAvailable, errors.QueryCanceled)
 #: What no other connection would change, though this one may have been closed for it: its transaction is broken.
-FINAL = (NoAnswer, errors.LockNotAvailable, errors.QueryCanceled)
+FINAL = (NoAnswer, *HELD)
 
 
 class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
@@ -74,6 +77,18 @@ class Slot:
     #: of `Connections`, when this one was opened
     generation = 0
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is a connection, with no reply on its way that would answer the next statement."""
+        connection = self.connection
+        return connection is not None and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
 
 class Connections:
     """Run statements, each in a transaction of its own, on a connection that no other thread is using.
@@ -106,8 +121,8 @@ class Connections:
         """
         attempt = 0
         while True:
-            slot = self._take(urgent=urgent)
-            pooled = slot.connection is not None
+            slot, pool = self._take(urgent=urgent)
+            pooled, failure = slot.connection is not None, None
             try:
                 return self._on(slot, statement, args)
             except REPEATABLE:
@@ -116,27 +131,30 @@ class Connections:
                 if attempt == ATTEMPTS:
                     raise
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if not pooled or slot.connection is not None or isinstance(error, FINAL):
+                if not slot.is_clean and not isinstance(error, HELD):
+                    failure = error
+                if not pooled or slot.is_clean or isinstance(error, FINAL):
                     raise
                 self._drop_idle()  # the server has closed them too
+            finally:
+                self._give_back(slot, pool, failure)
 
     def _on(self, slot: Slot, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
-        try:
-            if slot.connection is None:
-                slot.generation = self._generation
-                slot.connection = self.connect()
-            connection = slot.connection
-            with connection.cursor() as cursor:
-                if not self._strict:
-                    return cursor.execute(statement, args, prepare=False).fetchall()
-                # In one message and thus one round trip. In a stricter transaction a function does not see what those
-                # before it in the queue have committed.
-                text = psycopg.ClientCursor(connection).mogrify(statement, args)
-                cursor.execute(f"begin isolation level read committed; {text}; commit".encode())
-                cursor.nextset()
-                return cursor.fetchall()
-        finally:
-            self._give_back(slot)
+        if slot.generation != self._generation:  # opened before `close`
+            slot.close()
+        if slot.connection is None:
+            slot.generation = self._generation
+            slot.connection = self.connect()
+        connection = slot.connection
+        with connection.cursor() as cursor:
+            if not self._strict:
+                return cursor.execute(statement, args, prepare=False).fetchall()
+            # In one message and thus one round trip. In a stricter transaction a function does not see what those
+            # before it in the queue have committed.
+            text = psycopg.ClientCursor(connection).mogrify(statement, args)
+            cursor.execute(f"begin isolation level read committed; {text}; commit".encode())
+            cursor.nextset()
+            return cursor.fetchall()
 
     def connect(self, seconds: float = TIMEOUT) -> TimedConnection:
         """Return a new connection.
@@ -152,32 +170,28 @@ class Connections:
         connection.seconds = seconds
         return connection
 
-    def _take(self, *, urgent: bool = False) -> Slot:
+    def _take(self, *, urgent: bool = False) -> tuple[Slot, Pool[Slot]]:
+        """Return a place, and the pool that it is of."""
         if self._pid != os.getpid():  # what came through a fork is our parent's
             _INHERITED.append((self._pool.idle, list(self._pool.made)))
             self._reset()
         pool = self._pool
         try:
-            return pool.take(urgent=urgent) if pool.line else pool.idle.pop()
+            return pool.take(urgent=urgent) if pool.line else pool.idle.pop(), pool
         except IndexError:
-            return pool.take(urgent=urgent)
+            return pool.take(urgent=urgent), pool
 
-    def _give_back(self, slot: Slot) -> None:
-        if self._pid != os.getpid():
+    def _give_back(self, slot: Slot, pool: Pool[Slot], failure: Exception | None) -> None:
+        if self._pid != os.getpid() or pool is not self._pool:  # it is our parent's
             return
-        connection = slot.connection  # None where none could be opened
-        idle = connection is not None and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-        if not idle or slot.generation != self._generation:  # a reply on its way must not answer the next statement
-            if connection is not None:
-                connection.close()
-            slot.connection = None
-        self._pool.give_back(slot)
+        if not slot.is_clean or slot.generation != self._generation:
+            slot.close()
+        pool.give_back(slot, failure)
 
     def _drop_idle(self) -> None:
-        while self._pool.idle:
-            slot = self._pool.idle.pop()
-            if slot.connection is not None:
-                slot.connection.close()
+        with suppress(IndexError):
+            while True:
+                self._pool.idle.pop().close()
 
     def close(self) -> None:
         """Close every connection, those of other threads as they give them back; the next call opens a new one."""

@@ -40,6 +40,8 @@ from ..pool import Pool
 
 #: Most connections of one process, and twice as many while none comes back.
 MOST = 32
+#: Errors that mean the server did not answer.
+UNANSWERED = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
 hiredis: Any = sys.modules.get("hiredis")  # which redis-py has imported, if it can use it
@@ -76,7 +78,7 @@ class Connections:
         self._client, self._closed = client, closed
         #: false for a Cluster client, whose keys live on different nodes
         self.one_node = hasattr(client, "connection_pool") and hasattr(client, "client")
-        self._most = min(MOST, getattr(getattr(client, "connection_pool", None), "max_connections", MOST))
+        self._limit = min(2 * MOST, getattr(getattr(client, "connection_pool", None), "max_connections", 2 * MOST))
         if self.one_node:
             _let_in_again(client.connection_pool)
             for each in _pools(client.connection_pool):
@@ -85,7 +87,7 @@ class Connections:
 
     def _reset(self) -> None:
         # Of clients of one connection each. Made by no method: in a cycle they would wait for the collector.
-        self._pool: Pool[Any] = Pool(partial(_connect, self._client), self._most)
+        self._pool: Pool[Any] = Pool(partial(_connect, self._client), min(MOST, self._limit), self._limit)
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
     def execute(self, *command: Any, then: Sequence[Any] | None = None, urgent: bool = False) -> Any:
@@ -124,20 +126,26 @@ class Connections:
             client = pool.take(urgent=urgent) if pool.line else pool.idle.pop()
         except IndexError:
             client = pool.take(urgent=urgent)
-        connection = client.connection
+        connection, clean, failure = client.connection, False, None
         try:
             if getattr(connection, "_sock", None) is None:
                 connection.connect()  # to send would do it too, without a query to a sentinel for the primary
-            return use(connection, what)
+            reply = use(connection, what)
+            clean = True
+            return reply
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
+            clean = True
             if not isinstance(error, (RedisError, OSError)):
                 _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
                 pool.idle.clear()  # closed by the server too; back in redis-py's pool they are looked at before use
+            if isinstance(error, UNANSWERED):
+                failure = error
             raise
         finally:
-            pool.give_back(client)
+            if clean:  # else it was interrupted twice; redis-py's pool looks for stray replies itself
+                pool.give_back(client, failure)
 
     def close(self) -> None:
         """Close every connection, those of other threads too; the next call opens a new one."""
