@@ -21,7 +21,7 @@ from celery_idempotent.stores.sqlite import SqliteStore
 from tests.support import preloaded, processes
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
-from tests.support.servers import Databases, ExternalRedis, RedisServer, ServerMissing, open_client, start_redis
+from tests.support.servers import Databases, ExternalRedis, Pools, RedisServer, ServerMissing, open_client, start_redis
 from tests.support.stores.server_contract import FACTS
 
 pytest_plugins = [
@@ -35,6 +35,7 @@ pytest_plugins = [
 # Of a test that waited in vain one wants to see what its processes did: they print it when they are aborted.
 os.environ["PYTHONFAULTHANDLER"] = "1"
 
+POOLS = Pools()
 WORKER_DIRECTORIES = ("celery", "faults", "flower", "gauntlet", "rq")
 #: What can differ between versions of Python: pools, pipes and forks among the tests of workers.
 PYTHONS = (
@@ -243,6 +244,13 @@ def missing(error: ServerMissing, *, optional: str = "") -> pytest.fail.Exceptio
     promised = not optional or optional in os.environ.get("CI_PROMISES", "").split()
     outcome = pytest.fail if os.environ.get("CI") == "true" and promised else pytest.skip
     return outcome.Exception(str(error))
+
+
+@pytest.fixture(autouse=True)
+def no_connection_left() -> Iterator[None]:
+    """Close what a test leaves open to Redis, as Celery does of its result backend."""
+    yield
+    POOLS.close()
 
 
 @pytest.fixture(autouse=True)

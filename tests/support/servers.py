@@ -6,6 +6,7 @@ wheel, an error that says how to get one. `python -m tests.support.servers` puts
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -14,8 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import psutil
 import redis
@@ -302,6 +305,31 @@ class Client(redis.Redis):
     def close(self) -> None:
         super().close()
         self.connection_pool.disconnect()
+
+
+class Pools:
+    """Every pool of redis-py's connections of this process, whoever has made it: Celery, kombu, RQ, the library."""
+
+    def __init__(self) -> None:
+        self._made: WeakSet[redis.ConnectionPool] = WeakSet()
+        made, initialize = self._made, redis.ConnectionPool.__init__
+
+        @functools.wraps(initialize)
+        def noted(pool: redis.ConnectionPool, *args: Any, **kwargs: Any) -> None:
+            initialize(pool, *args, **kwargs)
+            made.add(pool)
+
+        redis.ConnectionPool.__init__ = noted  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Close all connections; each is opened again when it is used.
+
+        Those of redis-py 8 are in cycles. The collector closes them too, but may meet a socket before its connection:
+        then it warns of it, in whichever test that is.
+        """
+        for pool in list(self._made):
+            with suppress(redis.RedisError, OSError, RuntimeError):
+                pool.disconnect()
 
 
 def open_client(url: str, **options: Any) -> redis.Redis:
