@@ -6,11 +6,11 @@ place, others go on. What several threads change is a list or a deque, of which 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
-from threading import Lock
 from time import monotonic
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
@@ -44,10 +44,13 @@ class Pool(Generic[T]):
         make: Opens one.
         most: How many there should be.
         limit: How many there may be until no call was served for `LONGEST` (default: twice as many).
+        unanswered: Errors that mean the server did not answer, and that others will meet too (default: none).
     """
 
-    def __init__(self, make: Callable[[], T], most: int, limit: int = 0) -> None:
-        self._make, self.most, self.limit = make, most, limit or 2 * most
+    def __init__(
+        self, make: Callable[[], T], most: int, limit: int = 0, unanswered: tuple[type[Exception], ...] = ()
+    ) -> None:
+        self._make, self.most, self.limit, self._unanswered = make, most, limit or 2 * most, unanswered
         self.idle: list[T] = []
         #: these, and those in use; not those that an interruption has lost
         self.made: WeakSet[Any] = WeakSet()
@@ -96,17 +99,17 @@ class Pool(Generic[T]):
                 self.wake()
         return self._open(turn)
 
-    def give_back(self, item: T, error: Exception | None = None) -> None:
+    def give_back(self, item: T, error: BaseException | None = None) -> None:
         """Lend it to the next.
 
         Arguments:
             item: What was lent.
-            error: What the call failed with, where the server did not answer (default: it was served).
+            error: What the call failed with (default: it did not).
         """
-        if error is None:
-            self._served = monotonic()
-        else:
+        if isinstance(error, self._unanswered):
             self._fail(error)
+        else:
+            self._served = monotonic()
         self.idle.append(item)
         if self.line:
             self.wake()
@@ -123,7 +126,8 @@ class Pool(Generic[T]):
             raise copy(failed[1])
 
     def _fail(self, error: Exception) -> None:
-        self._failed = (monotonic(), copy(error))  # whose traceback would keep alive what it goes through
+        with suppress(Exception):  # of an error that cannot be copied
+            self._failed = (monotonic(), copy(error))  # whose traceback would keep alive what it goes through
 
     def _may_make(self, turn: _Turn) -> bool:
         if not self._is_allowed(turn, self._making.copy()):
@@ -158,7 +162,7 @@ class Pool(Generic[T]):
             item = self._make()
             self.made.add(item)
             return item
-        except Exception as error:
+        except self._unanswered as error:
             self._fail(error)
             raise
         finally:
@@ -194,7 +198,7 @@ class _Turn:
         #: whether it was taken for gone, and out of the line
         self.passed = False
         self.mark = ref(self)
-        self._woken = Lock()
+        self._woken = threading.Lock()
         self._woken.acquire()
 
     def look(self) -> None:

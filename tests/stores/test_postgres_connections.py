@@ -86,9 +86,9 @@ def test_a_renewal_comes_before_the_calls_that_wait_for_a_connection(postgres_ur
         wait_until(lambda: len(connections._pool.line) == 1)
         renewed = crowd.submit(store.renew, [lease])
         wait_until(lambda: len(connections._pool.line) == 2)
-        connections._give_back(*taken, None)
+        connections._give_back(*taken)
         assert renewed.result(15) == []
-        connections._give_back(*waiting.result(15), None)
+        connections._give_back(*waiting.result(15))
 
 
 def test_a_slot_that_an_interruption_has_lost_makes_room_for_another(postgres_url: str, opens: Opens) -> None:
@@ -113,7 +113,7 @@ def test_a_slot_of_the_parents_pool_is_not_lent_in_the_child(store: PostgresStor
     connections = store._connections
     slot, pool = connections._take()
     connections._reset()
-    connections._give_back(slot, pool, None)
+    connections._give_back(slot, pool)
     assert (pool.idle, connections._pool.idle) == ([], [])
 
 

@@ -224,7 +224,7 @@ def test_what_others_failed_with_ends_the_waiting_of_those_that_hope_in_vain(
     clock: Clock, calls: ThreadPoolExecutor
 ) -> None:
     """Else of a thousand that wait for a server that hangs, the last learns it after minutes."""
-    pool = Pool(Connection, 1)
+    pool = Pool(Connection, 1, unanswered=(Unanswered,))
     lent = pool.take()
     early = [calls.submit(pool.take) for _ in range(4)]
     wait_until(lambda: len(pool.line) == 4)
@@ -243,7 +243,7 @@ def test_what_others_failed_with_ends_the_waiting_of_those_that_hope_in_vain(
 
 
 def test_a_failure_is_its_own_calls_alone_while_others_are_served(clock: Clock, calls: ThreadPoolExecutor) -> None:
-    pool = Pool(Connection, 2)
+    pool = Pool(Connection, 2, unanswered=(Unanswered,))
     lent = [pool.take(), pool.take()]
     waiting = [calls.submit(pool.take) for _ in range(3)]
     wait_until(lambda: len(pool.line) == 3)
@@ -257,6 +257,39 @@ def test_a_failure_is_its_own_calls_alone_while_others_are_served(clock: Clock, 
     assert [each.exception(15) for each in waiting] == [None] * 3
 
 
+@pytest.mark.parametrize("opening", [True, False])
+def test_what_interrupts_one_call_is_no_failure_of_the_server(
+    clock: Clock, calls: ThreadPoolExecutor, opening: bool
+) -> None:
+    """As a soft time limit, which must not come out of a renewal."""
+
+    class SoftTimeLimit(Exception):
+        pass
+
+    def interrupted() -> Connection:
+        assert gate.wait(15)
+        raise SoftTimeLimit
+
+    gate = threading.Event()
+    pool: Pool[Connection] = Pool(Connection, 1, unanswered=(Unanswered,))
+    if opening:
+        pool._make = interrupted
+        first = calls.submit(pool.take)
+        wait_until(lambda: len(pool._making) == 1)
+    else:
+        lent = pool.take()
+    waiting = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 1)
+    clock.pass_by(HOPELESS * 1.1, waiting=1)
+    if opening:
+        pool._make = Connection
+        gate.set()
+        assert isinstance(first.exception(15), SoftTimeLimit)
+    else:
+        pool.give_back(lent, SoftTimeLimit())
+    assert isinstance(waiting.result(15), Connection)
+
+
 def test_an_error_that_is_kept_keeps_nothing_of_its_call_alive() -> None:
     class Local:
         pass
@@ -267,7 +300,7 @@ def test_an_error_that_is_kept_keeps_nothing_of_its_call_alive() -> None:
         raise Unanswered
 
     locals_: list[ref[Local]] = []
-    pool = Pool(Connection, 1)
+    pool = Pool(Connection, 1, unanswered=(Unanswered,))
     lent = pool.take()
     try:
         fail()

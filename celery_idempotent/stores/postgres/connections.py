@@ -36,6 +36,8 @@ class NoAnswer(psycopg.OperationalError):
     """Raised when a server did not answer in time; the connection is of no use any more."""
 
 
+#: What is raised where a connection was lost, though not only there.
+LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 #: What a server answers while another transaction holds a record.
 HELD = (errors.LockNotAvailable, errors.QueryCanceled)
 #: What no other connection would change, though this one may have been closed for it: its transaction is broken.
@@ -105,7 +107,7 @@ class Connections:
         self._reset()
 
     def _reset(self) -> None:
-        self._pool: Pool[Slot] = Pool(Slot, self._place.connections)
+        self._pool: Pool[Slot] = Pool(Slot, self._place.connections, unanswered=LOST)
         self._pid = os.getpid()
 
     def run(self, statement: str, args: Sequence[Any] = (), *, urgent: bool = False) -> list[tuple[Any, ...]]:
@@ -122,22 +124,24 @@ class Connections:
         attempt = 0
         while True:
             slot, pool = self._take(urgent=urgent)
-            pooled, failure = slot.connection is not None, None
+            pooled = slot.connection is not None
             try:
-                return self._on(slot, statement, args)
-            except REPEATABLE:
-                self._strict = True
-                attempt += 1
-                if attempt == ATTEMPTS:
+                rows = self._on(slot, statement, args)
+            except BaseException as error:
+                lost = not slot.is_clean
+                self._give_back(slot, pool, error)
+                if isinstance(error, REPEATABLE):
+                    self._strict = True
+                    attempt += 1
+                    if attempt == ATTEMPTS:
+                        raise
+                elif not pooled or not lost or not isinstance(error, LOST) or isinstance(error, FINAL):
                     raise
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if not slot.is_clean and not isinstance(error, HELD):
-                    failure = error
-                if not pooled or slot.is_clean or isinstance(error, FINAL):
-                    raise
-                self._drop_idle()  # the server has closed them too
-            finally:
-                self._give_back(slot, pool, failure)
+                else:
+                    self._drop_idle()  # the server has closed them too
+            else:
+                self._give_back(slot, pool)
+                return rows
 
     def _on(self, slot: Slot, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         if slot.generation != self._generation:  # opened before `close`
@@ -181,12 +185,13 @@ class Connections:
         except IndexError:
             return pool.take(urgent=urgent), pool
 
-    def _give_back(self, slot: Slot, pool: Pool[Slot], failure: Exception | None) -> None:
+    def _give_back(self, slot: Slot, pool: Pool[Slot], error: BaseException | None = None) -> None:
         if self._pid != os.getpid() or pool is not self._pool:  # it is our parent's
             return
+        answered = slot.is_clean or isinstance(error, (*HELD, *REPEATABLE))
         if not slot.is_clean or slot.generation != self._generation:
             slot.close()
-        pool.give_back(slot, failure)
+        pool.give_back(slot, None if answered else error)
 
     def _drop_idle(self) -> None:
         with suppress(IndexError):

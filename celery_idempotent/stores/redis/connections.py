@@ -87,7 +87,7 @@ class Connections:
 
     def _reset(self) -> None:
         # Of clients of one connection each. Made by no method: in a cycle they would wait for the collector.
-        self._pool: Pool[Any] = Pool(partial(_connect, self._client), min(MOST, self._limit), self._limit)
+        self._pool: Pool[Any] = Pool(partial(_connect, self._client), min(MOST, self._limit), self._limit, UNANSWERED)
         self._pid = os.getpid()  # last, as in `Heartbeat`
 
     def execute(self, *command: Any, then: Sequence[Any] | None = None, urgent: bool = False) -> Any:
@@ -126,26 +126,21 @@ class Connections:
             client = pool.take(urgent=urgent) if pool.line else pool.idle.pop()
         except IndexError:
             client = pool.take(urgent=urgent)
-        connection, clean, failure = client.connection, False, None
+        connection = client.connection
         try:
             if getattr(connection, "_sock", None) is None:
                 connection.connect()  # to send would do it too, without a query to a sentinel for the primary
             reply = use(connection, what)
-            clean = True
-            return reply
         except BaseException as error:
             connection.disconnect()  # a reply that is still on its way must not answer the next command
-            clean = True
             if not isinstance(error, (RedisError, OSError)):
                 _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
                 pool.idle.clear()  # closed by the server too; back in redis-py's pool they are looked at before use
-            if isinstance(error, UNANSWERED):
-                failure = error
+            pool.give_back(client, error)
             raise
-        finally:
-            if clean:  # else it was interrupted twice; redis-py's pool looks for stray replies itself
-                pool.give_back(client, failure)
+        pool.give_back(client)  # unless it is interrupted: back in redis-py's pool, too
+        return reply
 
     def close(self) -> None:
         """Close every connection, those of other threads too; the next call opens a new one."""
