@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from copy import copy
 from time import monotonic
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet, ref
@@ -22,15 +21,17 @@ T = TypeVar("T")
 PATIENCE = 2.0
 #: The same, however many there are: a lease lasts longer.
 LONGEST = 10.0
-#: Seconds without any call being served after which a call that waits fails, if others failed meanwhile.
+#: Seconds without any call being served after which a call that waits fails, since as many failed as there are
+#: connections: each has been tried.
 HOPELESS = 1.0
-#: Most seconds between two looks of the call whose turn is next, and of those behind it. They are woken when their turn
-#: comes, unless that was interrupted; each look is work, and of greenlets there may be thousands.
+#: Most seconds between two looks of the first two in the line, and of those behind them. They are woken when their turn
+#: comes, unless that was interrupted or a connection was lost; each look is work, and there may be thousands.
 LOOK_EVERY, LOOK_BEHIND = 0.05, 0.5
 #: Seconds after which a call that has not looked is gone, by an interruption, and delays no other.
 GONE = 1.0
-#: Seconds by which a look is so late that the whole process has stood still, and not the server.
-LATE = 0.5
+#: Seconds by which a look is so late that the whole process has stood still, and not the server; how many times that is
+#: left out of account, for one that always stands still must not wait for ever.
+LATE, STANDSTILLS = 0.5, 3
 
 
 class Pool(Generic[T]):
@@ -57,7 +58,8 @@ class Pool(Generic[T]):
         self.line: deque[_Turn] = deque()
         self._making: list[ref[_Turn]] = []
         self._served = monotonic()
-        self._failed: tuple[float, Exception] | None = None
+        #: since a call was last served: when each failed, and with what
+        self._failures: list[tuple[float, type[Exception], tuple[Any, ...]]] = []
 
     def take(self, *, urgent: bool = False) -> T:
         """Return a connection that was given back, or a new one.
@@ -69,7 +71,7 @@ class Pool(Generic[T]):
             urgent: Come before those that wait (default: after them).
 
         Raises:
-            Exception: one could not be opened, or nothing was served for a second in which others failed with this.
+            Exception: one could not be opened, or nothing is served while calls on all connections fail with this.
         """
         turn, line = _Turn(monotonic()), self.line
         try:
@@ -81,15 +83,15 @@ class Pool(Generic[T]):
                 if turn.passed:  # it was taken for gone
                     turn.passed = False
                     line.appendleft(turn)
-                first = _first(line) is turn
-                if first:
+                place = _place(turn, line)
+                if place == 0:
                     with suppress(IndexError):
                         return self.idle.pop()
                 turn.look()
                 self._give_up(turn)
                 if self._may_make(turn):
                     break
-                turn.wait(LOOK_EVERY if first else LOOK_BEHIND)
+                turn.wait(LOOK_EVERY if place < 2 else LOOK_BEHIND)
                 self._pass_who_is_gone(turn)
         finally:
             with suppress(ValueError):
@@ -104,12 +106,14 @@ class Pool(Generic[T]):
 
         Arguments:
             item: What was lent.
-            error: What the call failed with (default: it did not).
+            error: What the call failed with, or was interrupted by (default: it was served).
         """
-        if isinstance(error, self._unanswered):
-            self._fail(error)
-        else:
+        if error is None:
             self._served = monotonic()
+            if self._failures:
+                self._failures.clear()
+        elif isinstance(error, self._unanswered):
+            self._fail(error)
         self.idle.append(item)
         if self.line:
             self.wake()
@@ -121,13 +125,18 @@ class Pool(Generic[T]):
             first.wake()
 
     def _give_up(self, turn: _Turn) -> None:
-        failed = self._failed
-        if failed is not None and failed[0] > turn.began and turn.looked - max(turn.began, self._served) >= HOPELESS:
-            raise copy(failed[1])
+        failures = self._failures.copy()
+        if failures and len(failures) >= min(len(self.made), self.limit):
+            when, kind, args = failures[0]
+            if turn.looked - max(turn.began, self._served, when) >= HOPELESS:
+                raise kind(*args)
 
     def _fail(self, error: Exception) -> None:
-        with suppress(Exception):  # of an error that cannot be copied
-            self._failed = (monotonic(), copy(error))  # whose traceback would keep alive what it goes through
+        if len(self._failures) >= self.limit:
+            return
+        with suppress(Exception):  # of what cannot be made again; itself, it would keep alive what it came through
+            type(error)(*error.args)
+            self._failures.append((monotonic(), type(error), error.args))
 
     def _may_make(self, turn: _Turn) -> bool:
         if not self._is_allowed(turn, self._making.copy()):
@@ -178,6 +187,13 @@ class Pool(Generic[T]):
                 self.line.remove(first)
 
 
+def _place(turn: _Turn, line: deque[_Turn]) -> int:
+    """Return 0 for the first, 1 for the second, and 2 for others."""
+    with suppress(IndexError):
+        return 0 if line[0] is turn else 1 if line[1] is turn else 2
+    return 2
+
+
 def _first(line: deque[_Turn]) -> _Turn | None:
     try:
         return line[0]
@@ -198,6 +214,7 @@ class _Turn:
         #: whether it was taken for gone, and out of the line
         self.passed = False
         self.mark = ref(self)
+        self._standstills = 0
         self._woken = threading.Lock()
         self._woken.acquire()
 
@@ -213,5 +230,6 @@ class _Turn:
         """Wait until it is woken, for so long at most."""
         self._woken.acquire(timeout=seconds)
         late = monotonic() - self.looked - seconds
-        if late > LATE:
+        if late > LATE and self._standstills < STANDSTILLS:
+            self._standstills += 1
             self.began += late

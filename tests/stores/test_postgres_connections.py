@@ -109,6 +109,21 @@ def test_a_connection_that_was_opened_before_the_store_was_closed_is_used_no_mor
     assert before not in backends(store)
 
 
+def test_calls_that_wait_while_all_pooled_connections_are_closed_are_served(postgres_url: str, opens: Opens) -> None:
+    """As a restart or a failover does, of a server that serves again at once."""
+    store = opens(f"{postgres_url}&connections=4")
+    calls = store._connections.run
+    with ThreadPoolExecutor(30) as crowd, psycopg.connect(store._place.conninfo, autocommit=True) as other:
+        first = [crowd.submit(calls, "select pg_sleep(0.2)") for _ in range(4)]
+        assert len([each.result() for each in first]) == 4
+        then = [crowd.submit(calls, "select pg_sleep(0.4)") for _ in range(30)]
+        wait_until(lambda: len(store._connections._pool.line) == 26)
+        query = "select count(pg_terminate_backend(pid)) from pg_stat_activity where query like 'select pg_sleep(0.4)'"
+        assert other.execute(query).fetchone() == (4,)
+        assert len([each.result() for each in then]) == 30
+    assert len(store._connections._pool.made) <= 4
+
+
 def test_a_slot_of_the_parents_pool_is_not_lent_in_the_child(store: PostgresStore) -> None:
     connections = store._connections
     slot, pool = connections._take()

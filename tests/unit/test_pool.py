@@ -11,7 +11,7 @@ from weakref import ref
 import pytest
 
 from celery_idempotent.stores import pool as module
-from celery_idempotent.stores.pool import GONE, HOPELESS, LATE, LONGEST, PATIENCE, Pool, _Turn
+from celery_idempotent.stores.pool import GONE, HOPELESS, LATE, LONGEST, PATIENCE, STANDSTILLS, Pool, _Turn
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.quick
@@ -207,13 +207,29 @@ def test_time_in_which_the_process_stood_still_is_nobodys_waiting(clock: Clock, 
     waiting = [calls.submit(pool.take) for _ in range(3)]
     wait_until(lambda: len(pool.line) == 3)
     for _ in range(3):
+        clock.pass_by(PATIENCE / 4, waiting=3)
         clock.now += 2 * LONGEST
-        clock.pass_by(PATIENCE / 3, waiting=3)
+        clock.pass_by(PATIENCE / 20, waiting=3)
     assert not done(waiting)
     for each in waiting:
         pool.give_back(lent)
         wait_until(lambda: len(done(waiting)) > waiting.index(each))  # noqa: B023 - it is called at once
     assert len(pool.made) == 1
+
+
+def test_a_process_that_always_stands_still_does_not_wait_for_ever(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    pool = Pool(Connection, 1)
+    lent = pool.take()
+    waiting = calls.submit(pool.take)
+    wait_until(lambda: len(pool.line) == 1)
+    steps = 0
+    while not waiting.done():
+        clock.now += 1.5 * LATE
+        steps += 1
+        seen = clock.looks
+        wait_until(lambda: clock.looks > seen + LOOKS or waiting.done())  # noqa: B023 - it is called at once
+    assert waiting.result() is not lent
+    assert steps * 1.5 * LATE < PATIENCE + 1.5 * LATE * (STANDSTILLS + 1)
 
 
 class Unanswered(Exception):
@@ -224,22 +240,39 @@ def test_what_others_failed_with_ends_the_waiting_of_those_that_hope_in_vain(
     clock: Clock, calls: ThreadPoolExecutor
 ) -> None:
     """Else of a thousand that wait for a server that hangs, the last learns it after minutes."""
-    pool = Pool(Connection, 1, unanswered=(Unanswered,))
-    lent = pool.take()
-    early = [calls.submit(pool.take) for _ in range(4)]
-    wait_until(lambda: len(pool.line) == 4)
-    clock.pass_by(HOPELESS * 1.1, waiting=4)
-    assert not any(each.done() for each in early)
+    pool = Pool(Connection, 2, unanswered=(Unanswered,))
+    lent = [pool.take(), pool.take()]
+    waiting = [calls.submit(pool.take) for _ in range(6)]
+    wait_until(lambda: len(pool.line) == 6)
+    for number, each in enumerate(lent):
+        pool.give_back(each, Unanswered("the first" if number == 0 else "another"))
+        wait_until(lambda: len(done(waiting)) == number + 1)  # noqa: B023 - it is called at once
+    clock.pass_by(HOPELESS * 0.9, waiting=4)
+    assert len(pool.line) == 4
+    clock.pass_by(HOPELESS * 0.05, waiting=4)
     late = calls.submit(pool.take)
     wait_until(lambda: len(pool.line) == 5)
-    pool.give_back(lent, Unanswered("who waited for it"))
-    wait_until(lambda: sum(each.done() for each in early) == 4)
-    served = [each for each in early if each.exception() is None]
-    assert len(served) <= 1  # who was lent that one before it learned
-    assert {str(each.exception()) for each in early if each not in served} == {"who waited for it"}
-    for _ in served:
-        pool.give_back(lent)
-    assert late.result(15) is lent
+    clock.pass_by(HOPELESS * 0.1, waiting=1)
+    wait_until(lambda: len(pool.line) == 1)
+    errors = [str(each.exception()) for each in waiting if each.done() and each.exception()]
+    assert errors == ["the first"] * 4
+    pool.give_back(lent[0])
+    assert late.result(15) is lent[0]
+
+
+def test_nobody_gives_up_before_all_connections_were_tried(clock: Clock, calls: ThreadPoolExecutor) -> None:
+    """Where calls take longer than a second, one that failed tells nothing of the others."""
+    pool = Pool(Connection, 2, unanswered=(Unanswered,))
+    lent = [pool.take(), pool.take()]
+    waiting = [calls.submit(pool.take) for _ in range(3)]
+    wait_until(lambda: len(pool.line) == 3)
+    pool.give_back(lent[0], Unanswered())
+    wait_until(lambda: len(done(waiting)) == 1)
+    clock.pass_by(HOPELESS * 1.5, waiting=2)
+    for number in range(2):
+        pool.give_back(lent[number])
+        wait_until(lambda: len(done(waiting)) == number + 2)  # noqa: B023 - it is called at once
+    assert [each.exception() for each in waiting] == [None] * 3
 
 
 def test_a_failure_is_its_own_calls_alone_while_others_are_served(clock: Clock, calls: ThreadPoolExecutor) -> None:

@@ -128,17 +128,18 @@ class Connections:
             try:
                 rows = self._on(slot, statement, args)
             except BaseException as error:
-                lost = not slot.is_clean
-                self._give_back(slot, pool, error)
-                if isinstance(error, REPEATABLE):
+                repeatable = isinstance(error, REPEATABLE)
+                closed = pooled and not slot.is_clean and isinstance(error, LOST) and not isinstance(error, FINAL)
+                if closed and not repeatable:
+                    self._drop_idle()  # the server has closed them too
+                self._give_back(slot, pool, None if closed or repeatable else error)
+                if repeatable:
                     self._strict = True
                     attempt += 1
                     if attempt == ATTEMPTS:
                         raise
-                elif not pooled or not lost or not isinstance(error, LOST) or isinstance(error, FINAL):
+                elif not closed:
                     raise
-                else:
-                    self._drop_idle()  # the server has closed them too
             else:
                 self._give_back(slot, pool)
                 return rows
@@ -188,15 +189,20 @@ class Connections:
     def _give_back(self, slot: Slot, pool: Pool[Slot], error: BaseException | None = None) -> None:
         if self._pid != os.getpid() or pool is not self._pool:  # it is our parent's
             return
-        answered = slot.is_clean or isinstance(error, (*HELD, *REPEATABLE))
+        answered = slot.is_clean or isinstance(error, HELD)
         if not slot.is_clean or slot.generation != self._generation:
             slot.close()
         pool.give_back(slot, None if answered else error)
 
     def _drop_idle(self) -> None:
+        slots: list[Slot] = []
         with suppress(IndexError):
             while True:
-                self._pool.idle.pop().close()
+                slots.append(self._pool.idle.pop())
+        for slot in slots:
+            slot.close()
+        self._pool.idle += slots
+        self._pool.wake()
 
     def close(self) -> None:
         """Close every connection, those of other threads as they give them back; the next call opens a new one."""

@@ -137,7 +137,7 @@ class Connections:
                 _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
                 pool.idle.clear()  # closed by the server too; back in redis-py's pool they are looked at before use
-            pool.give_back(client, error)
+            pool.give_back(client, None if isinstance(error, ResponseError) else error)
             raise
         pool.give_back(client)  # unless it is interrupted: back in redis-py's pool, too
         return reply

@@ -311,7 +311,7 @@ class RedisStore(Store):
                 # called again. Not so a wrong password, which redis-py files under connection errors too.
                 if isinstance(error, NOT_AGAIN):
                     raise
-                return execute(*command, **options)
+            return execute(*command, **options)  # out there: the error keeps the connection alive that was lost
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
