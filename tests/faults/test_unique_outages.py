@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,9 +71,13 @@ def test_a_store_that_hangs_holds_up_a_call_for_half_a_second(app: Celery, proxy
     index = app.module.index
     index.delay(6)
     proxy.partition()
+    gc.collect()
+    gc.disable()  # a collection of all that the test process has takes 0.2 s of a processor, and 1.6 s beside others
     began = time.monotonic()
     index.delay(7)
-    assert time.monotonic() - began < 1.5  # 0.5 s, and what the machine takes
+    took = time.monotonic() - began
+    gc.enable()
+    assert took < 1.5  # 0.5 s, and what the machine takes
     assert messages(broker_url) == 2
     proxy.heal()
 

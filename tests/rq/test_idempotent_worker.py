@@ -25,6 +25,7 @@ from tests.support.proxy import Proxy
 from tests.support.rq import shop
 from tests.support.rq.desk import PATIENCE, Desk
 from tests.support.rq.nodes import OURS, OURS_SPAWNED, STOCK, RqNode
+from tests.support.rq.workers import SlowlyDying, StoppedAsItAsks
 from tests.support.servers import RedisServer, free_port
 from tests.support.stores.benches import age, known, take
 from tests.support.waiting import wait_until
@@ -124,6 +125,27 @@ def test_a_cold_shutdown_is_announced_and_no_crash(desk: Desk, start: Start, kin
     record = known(desk.store, key_of(shop.charge))
     assert (record.state, record.crashes) == (State.RELEASED, 0)
     assert desk.status(job) == "started", "RQ left it to whoever cleans up"
+
+
+@pytest.mark.parametrize("kind", ["SlowlyDying", "SlowlyDyingSpawned"], ids=["fork", "spawn"])
+def test_a_look_at_the_horse_that_falls_due_in_a_cold_shutdown_does_not_undo_it(
+    desk: Desk, start: Start, kind: str
+) -> None:
+    worker = start(f"{SlowlyDying.__module__}.{kind}")
+    desk.gates.close("after A")
+    job = desk.queue.enqueue(shop.charge, "A", retry=Retry(max=1))
+    hold(desk, "after A")
+    worker.cut_off()
+    expect_releases(desk.store, key_of(shop.charge), "shutdown")
+    assert desk.status(job) == "started", "RQ left it to whoever cleans up"
+
+
+def test_a_worker_that_is_stopped_as_it_asks_for_a_job_ends_at_once(desk: Desk, start: Start) -> None:
+    """Its last words would wait on the same connection behind that wish, for minutes."""
+    worker = start(f"{StoppedAsItAsks.__module__}.{StoppedAsItAsks.__name__}", ready=False)
+    assert worker.wait() == 0
+    assert "warm shut down requested" in worker.logs()
+    assert not desk.connection.smembers("rq:workers"), "it has signed off"
 
 
 @BOTH

@@ -111,16 +111,28 @@ class Sweep:
         last = (first | module.ship.s(name)).apply_async()
         return Operation(name, point, last.parent, last)
 
-    def finish(self, operations: Sequence[Operation], deadline: float = DEADLINE) -> None:
-        """Wait until every operation is done and the broker is empty."""
+    def finish(self, operations: Sequence[Operation], *, answered: bool = False) -> None:
+        """Wait until every operation is done and the broker is empty.
+
+        Arguments:
+            operations: What was published.
+            answered: Wait for an answer after the kill, too. A message that is just handed out is nowhere in the broker
+                for a moment.
+        """
         wait_until(
-            lambda: all(operation.done for operation in operations) and self._broker_is_empty(),
-            deadline,
+            lambda: (
+                all(operation.done and (not answered or self._is_answered(operation)) for operation in operations)
+                and self._broker_is_empty()
+            ),
+            DEADLINE,
             lambda: (
                 f"every caller to be answered; not yet: {[(o.name, o.point) for o in operations if not o.done]}, "
                 f"{messages(self.app.conf.broker_url)} messages left; the journal:\n{self.journal}"
             ),
         )
+
+    def _is_answered(self, op: Operation) -> bool:
+        return any(self._next("answered", op, killed.at) for killed in self.journal.entries("killed", op.name))
 
     def _broker_is_empty(self) -> bool:
         return messages(self.app.conf.broker_url) == 0

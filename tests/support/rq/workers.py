@@ -1,0 +1,45 @@
+"""Workers of RQ that meet what happens to others once in many thousand times."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from celery_idempotent.rq import IdempotentSpawnWorker, IdempotentWorker
+
+#: Seconds that a killed horse takes to be gone: longer than the interval at which its worker looks at it.
+DYING = 2.5
+
+
+class _DiesSlowly:
+    def kill_horse(self, *args: Any) -> None:
+        super().kill_horse(*args)  # type: ignore[misc]
+        time.sleep(DYING)
+
+
+class SlowlyDying(_DiesSlowly, IdempotentWorker):
+    """One whose horse takes its time to die."""
+
+
+class SlowlyDyingSpawned(_DiesSlowly, IdempotentSpawnWorker):
+    """The same, with a horse that is spawned."""
+
+
+class StoppedAsItAsks(IdempotentWorker):
+    """One that is asked to stop after it sent its wish for a job, and before it waits for the answer."""
+
+    def dequeue_job_and_maintain_ttl(self, *args: Any) -> Any:
+        pool = self.connection.connection_pool
+
+        class Stopping(pool.connection_class):  # type: ignore[misc, name-defined]
+            def send_command(self, *args: Any, **options: Any) -> None:
+                super().send_command(*args, **options)
+                if args[0] in ("BLMOVE", "BLPOP"):
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        pool.connection_class = Stopping
+        pool.disconnect(inuse_connections=False)
+        pool.reset()
+        return super().dequeue_job_and_maintain_ttl(*args)
