@@ -68,7 +68,9 @@ def messages(broker_url: str) -> int:
 
 def _messages(client: redis.Redis) -> int:
     with client.pipeline() as both:  # at once, else one may go from one to the other between
-        return sum(both.llen("celery").hlen("unacked").execute())
+        both.llen("celery")
+        both.hlen("unacked")
+        return sum(both.execute())
 
 
 def wait_for_no_reader(broker_url: str) -> None:
