@@ -71,7 +71,8 @@ class IdempotencyMiddleware:
         """Serve a request, or pass on what is none that is guarded."""
         if self.options.scope is INSIDE:
             scope[ENTRY] = None
-        if scope["type"] != "http" or not self.options.guards(scope["method"], scope["path"]):
+        prefix = scope.get("root_path", "")
+        if scope["type"] != "http" or not self.options.guards(scope["method"], scope["path"], prefix):
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(self.app, self.binding, scope, receive, send)
@@ -165,7 +166,11 @@ class _Exchange:
         if account is INSIDE:
             self.pending = self.scope[ENTRY] = Pending(self.binding, self.request, key, body)
             return self.pending
-        return self.binding.delivery(self.request, key, account, body)
+        delivery = self.binding.delivery(self.request, key, account, body)
+        if delivery.is_running:
+            await self.app(self.scope, self.receive, self.send)
+            return None
+        return delivery
 
     async def _read(self) -> bytes | None:
         parts, size = [], 0
@@ -290,13 +295,11 @@ class _Exchange:
     def _is_due(self) -> bool:
         if self.pending is not None and not self.pending.is_begun:
             return True
+        if self._is_stream():  # also before its first event, for which it may wait for hours
+            return True
         if not self.first_part:
             return False
-        return (
-            self._is_stream()
-            or len(self.body) > self.options.response_max_bytes
-            or monotonic() > self.first_part + PATIENCE
-        )
+        return len(self.body) > self.options.response_max_bytes or monotonic() > self.first_part + PATIENCE
 
     def _is_stream(self) -> bool:
         return Response(self.status, self.headers).is_stream
@@ -383,4 +386,4 @@ def path_of(scope: Scope) -> bytes:
 
 def _request(scope: Scope) -> Request:
     headers = [(name.lower(), value) for name, value in scope["headers"]]
-    return Request(scope["method"], path_of(scope), scope.get("query_string", b""), headers, scope)
+    return Request(scope["method"].upper(), path_of(scope), scope.get("query_string", b""), headers, scope)

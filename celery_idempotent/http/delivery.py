@@ -11,7 +11,7 @@ from ..core import keys
 from ..core.binding import Binding
 from ..core.guard import Busy, Decision, Delivery, Ending, Ran, Replayed
 from ..core.history import history
-from ..core.lease import HeldLease, TaskIds
+from ..core.lease import HeldLease, TaskIds, current_lease
 from ..core.results import Codec
 from ..errors import ConfigurationError, IdempotencyError, LeaseLost, MissingKey
 from ..events import Event, logger
@@ -130,8 +130,11 @@ class HttpBinding(Binding):
         """
         if value is UNGUARDED or self.options.scope is None:
             return value
-        if value is None or value is False or value == "" or not getattr(value, "is_authenticated", True):
-            raise problems.unknown_caller()
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if part is True:
+                raise _unfit_scope("True", "it would be the same for all callers")
+            if part is None or part is False or part == "" or not getattr(part, "is_authenticated", True):
+                raise problems.unknown_caller()
         return value
 
     def check_length(self, request: Request) -> None:
@@ -159,13 +162,16 @@ class HttpBinding(Binding):
             caller = None if account is None else keys.digest(account, "the account")
             name = keys.compose(self.namespace, self.name, key=key, scope=caller)
         except MissingKey as error:
-            raise ConfigurationError(
-                f"scope: expected the account of a verified caller as text or a number, got {type(account).__name__}: "
-                f"return its id ({error})"
-            ) from error
+            raise _unfit_scope(type(account).__name__, error) from error
         options = self.options
         digest = fingerprint(request, body, options.fingerprint, options.fingerprint_headers)
         return HttpDelivery(self, key, name, digest)
+
+
+def _unfit_scope(found: str, why: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"scope: expected the account of a verified caller as text or a number, got {found}: return its id ({why})"
+    )
 
 
 def _lower(names: Sequence[str]) -> frozenset[bytes]:
@@ -195,6 +201,14 @@ class HttpDelivery(Delivery):
         if binding.options.propagate:
             # With the digest: a key that is free again may come with another request, whose tasks are others.
             self.task_ids = TaskIds(f"{name} {digest}", binding.policy.result_ttl, self._note)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this is what is being carried out here: the same middleware is around this one."""
+        held, claim = current_lease(), self.claim
+        if held is None or not held.open:
+            return False
+        return (held.key, held.lease.claim.fingerprint) == (claim.key, claim.fingerprint)
 
     def _note(self, task: str, task_id: str) -> None:
         """Note in the history of the request that it has published a task."""

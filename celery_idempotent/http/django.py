@@ -12,6 +12,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from time import monotonic
 from typing import Any
@@ -78,7 +79,7 @@ class IdempotencyMiddleware:
     def _given(self, request: Any) -> tuple[Request, str] | None:
         if self.options.scope is INSIDE:
             request.META[ENTRY] = None
-        if not self.options.guards(request.method, request.path):
+        if not self.options.guards(request.method, request.path, request.META.get("SCRIPT_NAME", "").rstrip("/")):
             return None
         scope = getattr(request, "scope", None)  # of ASGI
         sent = None if scope is None else (path_of(scope), request.META["QUERY_STRING"].encode())
@@ -94,7 +95,8 @@ class IdempotencyMiddleware:
         if account is INSIDE:
             request.META[ENTRY] = pending = Pending(self.binding, found, key, self._body(request, found))
             return pending
-        return self.binding.delivery(found, key, account, self._body(request, found))
+        delivery = self.binding.delivery(found, key, account, self._body(request, found))
+        return None if delivery.is_running else delivery
 
     def _body(self, request: Any, found: Request) -> bytes:
         from django.core.exceptions import RequestDataTooBig
@@ -147,10 +149,10 @@ class IdempotencyMiddleware:
         guard = self.binding.guard
         try:
             held = guard.acquire_now(delivery)
+            if not isinstance(held, HeldLease):
+                return _as_django(delivery.answer(held))
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             return _as_django(delivery.answer_error(error))
-        if not isinstance(held, HeldLease):
-            return _as_django(delivery.answer(held))
         if held.fence:
             guard.start(delivery, held)
         response = self._call_view(delivery, held, request)
@@ -166,7 +168,7 @@ class IdempotencyMiddleware:
         try:
             own = _from_django(response)
             if response.streaming:
-                body, left = _gather(response, self.options.response_max_bytes)
+                body, left = _gather(_under(held, iter(response)), own, self.options.response_max_bytes)
                 if left is not None:
                     end = _End(self, delivery, held, own)
                     response.streaming_content = end.after(chain(body, left))
@@ -248,16 +250,15 @@ class IdempotencyMiddleware:
             response = await self.get_response(request)
             own = _from_django(response)
             if response.streaming:
-                parts, left = await _gather_async(response, self.options.response_max_bytes)
+                parts, left = await _gather_async(response, own, self.options.response_max_bytes)
                 if left is not None:
-                    end = _AsyncEnd()
-                    reached = end.reached
-                    response.streaming_content = end.after(parts, left)
-                    response._resource_closers.append(end)
+                    wishes = _Wishes()
+                    reader = _Reader(wishes)
+                    response.streaming_content = reader.read(parts)
+                    response._resource_closers.append(reader)
                     passed.set_result([response])
-                    del response, end, parts, left
-                    if (error := await reached) is not None:
-                        raise error
+                    del response, reader, parts
+                    await wishes.grant(left)
                     return delivery.result_of(own, sent=True)
                 own = replace(own, body=b"".join(parts))
                 response.streaming_content = _again(parts) if response.is_async else iter(parts)
@@ -296,11 +297,17 @@ def accepted(result: Any, location: object, *, retry_after: int | None = None) -
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def _gather(response: Any, most: int) -> tuple[list[bytes], Iterator[bytes] | None]:
-    """Return the parts of a stream, and its other parts where they are to be passed on as they come."""
+def _gather(left: Iterator[bytes], own: Response, most: int) -> tuple[list[bytes], Iterator[bytes] | None]:
+    """Return the parts of a stream, and its other parts where they are to be passed on as they come.
+
+    Arguments:
+        left: The parts.
+        own: The response without them.
+        most: Bytes of the largest that is not passed on.
+    """
     parts: list[bytes] = []
-    left, until = iter(response), monotonic() + PATIENCE
-    if _from_django(response).is_stream:
+    until = monotonic() + PATIENCE
+    if own.is_stream:
         return parts, left
     for part in left:
         parts.append(part)
@@ -309,15 +316,28 @@ def _gather(response: Any, most: int) -> tuple[list[bytes], Iterator[bytes] | No
     return parts, None
 
 
-async def _gather_async(response: Any, most: int) -> tuple[list[bytes], AsyncIterator[bytes] | None]:
+def _under(held: HeldLease, parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield parts that are made with a lease to be found, which their reader does not find."""
+    while True:
+        with running(held):
+            part = next(parts, None)
+        if part is None:
+            return
+        yield part
+
+
+async def _gather_async(response: Any, own: Response, most: int) -> tuple[list[bytes], AsyncIterator[bytes] | None]:
+    # Of what the response reads, and not of the response: who makes the parts must not keep that.
+    encode = partial(_encoded, response.charset)
     if not response.is_async:
         from asgiref.sync import sync_to_async
 
-        found, rest = await sync_to_async(_gather, thread_sensitive=False)(response, most)
+        # In the thread of the request, as Django itself does: another has other connections to its databases.
+        found, rest = await sync_to_async(_gather)(map(encode, response._iterator), own, most)
         return found, None if rest is None else _in_thread(rest)
     parts: list[bytes] = []
-    left, until = response.streaming_content, monotonic() + PATIENCE  # not the response, which reads what it has then
-    if _from_django(response).is_stream:
+    left, until = _mapped(encode, response._iterator), monotonic() + PATIENCE
+    if own.is_stream:
         return parts, left
     async for part in left:
         parts.append(part)
@@ -326,10 +346,24 @@ async def _gather_async(response: Any, most: int) -> tuple[list[bytes], AsyncIte
     return parts, None
 
 
+def _encoded(charset: str, part: object) -> bytes:
+    """Return a part of a body as Django's responses encode it."""
+    return bytes(part) if isinstance(part, (bytes, memoryview)) else str(part).encode(charset)
+
+
+async def _mapped(encode: Callable[[object], bytes], parts: AsyncIterator[object]) -> AsyncIterator[bytes]:
+    try:
+        async for part in parts:
+            yield encode(part)
+    finally:
+        if (close := getattr(parts, "aclose", None)) is not None:
+            await close()
+
+
 async def _in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
     from asgiref.sync import sync_to_async
 
-    following = sync_to_async(lambda: next(parts, None), thread_sensitive=False)
+    following = sync_to_async(lambda: next(parts, None))
     while (part := await following()) is not None:
         yield part
 
@@ -358,7 +392,9 @@ class _End:
         """Yield the parts, and record the end."""
         try:
             yield from parts
-        except Exception as error:
+        except GeneratorExit:  # its client has gone, or its server, which close the response
+            raise
+        except BaseException as error:
             self(error)
             raise
         self()
@@ -369,7 +405,7 @@ class _End:
             with suppress(RuntimeError):  # the interpreter ends
                 _thread.start_new_thread(self, ())
 
-    def __call__(self, failure: Exception | None = None) -> None:
+    def __call__(self, failure: BaseException | None = None) -> None:
         """Record how it ended, once; a client that has gone has had what was done."""
         if not self._open:
             return
@@ -385,38 +421,82 @@ class _End:
             finish_within(timeout, middleware.binding.guard, self._delivery, self._held, value, failure)
 
 
-class _AsyncEnd:
-    """The same for what asyncio reads: ``reached`` has the error that ended it, or None."""
+class _Wishes:
+    """What the reader of a response asks for, one part after the other, of the task that makes them.
+
+    That task makes them all: a time limit in a generator, or a group of tasks, belongs to the task that has begun it.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.reached: asyncio.Future[Exception | None] = self.loop.create_future()
+        self._asked: asyncio.Queue[asyncio.Future[bytes | None] | None] = asyncio.Queue()
+        self._making: asyncio.Task[Any] | None = None
+        self._closed = False
 
-    async def after(self, parts: list[bytes], left: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def ask(self) -> bytes | None:
+        """Return the next part, None at the end; raise what is raised in its place."""
+        part: asyncio.Future[bytes | None] = self.loop.create_future()
+        self._asked.put_nowait(part)
+        return await part
+
+    async def grant(self, parts: AsyncIterator[bytes]) -> None:
+        """Make the parts that are asked for, until the end or until the reader has gone; raise what they raise."""
+        while (asked := await self._asked.get()) is not None:
+            self._making = asyncio.current_task()
+            try:
+                part = await anext(parts, None)
+            except BaseException as error:
+                if self._closed and isinstance(error, asyncio.CancelledError):
+                    break
+                if not asked.done():
+                    asked.set_exception(error)
+                raise
+            finally:
+                self._making = None
+            if not asked.done():
+                asked.set_result(part)
+            if part is None:
+                return
+        if (close := getattr(parts, "aclose", None)) is not None:
+            await close()
+
+    def close(self) -> None:
+        """Make no more, and break off what is being made, as Django does when its client has gone."""
+        if not self._closed:
+            self._closed = True
+            self._asked.put_nowait(None)
+            if self._making is not None:
+                self._making.cancel()
+
+
+class _Reader:
+    """The reader of a response whose parts are passed on.
+
+    Arguments:
+        wishes: Where it asks for them.
+    """
+
+    def __init__(self, wishes: _Wishes) -> None:
+        self._wishes = wishes
+
+    async def read(self, parts: list[bytes]) -> AsyncIterator[bytes]:
         """Yield the parts, and those that are left."""
         try:
             for part in parts:
                 yield part
-            async for part in left:
-                yield part
-        except Exception as error:
-            self(error)
-            raise
-        self()
+            while (following := await self._wishes.ask()) is not None:
+                yield following
+        finally:
+            self()
 
-    def __call__(self, failure: Exception | None = None) -> None:
-        """Take note of the end; Django closes a response in any thread."""
+    def __call__(self) -> None:
+        """Ask for no more; Django closes a response in any thread."""
         with suppress(RuntimeError):  # the loop has ended
-            self.loop.call_soon_threadsafe(_reach, self.reached, failure)
+            self._wishes.loop.call_soon_threadsafe(self._wishes.close)
 
     def __del__(self) -> None:
-        """Take note of the end of a response that was dropped."""
+        """Do the same where the response was dropped."""
         self()
-
-
-def _reach(reached: asyncio.Future[Exception | None], failure: Exception | None) -> None:
-    if not reached.done():
-        reached.set_result(failure)
 
 
 def _from_django(response: Any) -> Response:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from inspect import iscoroutinefunction
 from typing import Any, Literal, TypedDict
 
 from ..core.policy import OnStoreError, Policy
@@ -66,7 +67,8 @@ class HttpOptions(_Scope, total=False):
     methods: Collection[str]
     """Of the requests that are guarded (default: POST and PATCH)."""
     paths: Collection[str] | Callable[[str], object] | None
-    """Prefixes of the paths that are guarded, or a callable; None (the default): all."""
+    """Prefixes of the paths that are guarded, from the root or from where the application is mounted; or a callable
+    over the path; None (the default): all."""
     exempt: Collection[str] | Callable[[str], object]
     """Prefixes of paths that are not, or a callable (default: none)."""
     required: bool
@@ -175,26 +177,50 @@ class Options:
                 raise unfit("idempotency", "options of the middleware", name, hint)
         return cls(**options)
 
-    def guards(self, method: str, path: str) -> bool:
-        """Return whether a request of this method to this path, unescaped, is guarded."""
-        if method not in self.methods:
+    def guards(self, method: str, path: str, prefix: str = "") -> bool:
+        """Return whether a request is guarded.
+
+        Arguments:
+            method: Its method; frameworks take one in lower case for the same.
+            path: Its path, unescaped, from the server's root on.
+            prefix: What of that is where the application is mounted.
+        """
+        if method.upper() not in self.methods:
             return False
-        return (self.paths is None or _matches(self.paths, path)) and not _matches(self.exempt, path)
+        within = path.removeprefix(prefix) if prefix else path
+        return (self.paths is None or _matches(self.paths, path, within)) and not _matches(self.exempt, path, within)
 
 
-def _matches(paths: Any, path: str) -> bool:
-    """Return whether a path begins with one of these, by whole segments."""
+def _matches(paths: Any, path: str, within: str) -> bool:
+    """Return whether a path begins with one of these, by whole segments; or its part within an application does."""
     if callable(paths):
         return bool(paths(path))
-    return any(path == each or path.startswith(each if each.endswith("/") else f"{each}/") for each in paths)
+    return any(f"{one}/".startswith(f"{each.rstrip('/')}/") for one in (path, within) for each in paths)
+
+
+def _callable(value: Any, option: str) -> bool:
+    """Return whether a value is callable; refuse a coroutine function, whose every answer would be taken for yes."""
+    if iscoroutinefunction(value) or iscoroutinefunction(getattr(value, "__call__", None)):  # noqa: B004
+        raise unfit(option, "a function that is no coroutine", value, "write it with def, and await nothing in it")
+    return callable(value)
 
 
 def _paths(value: Any, option: str) -> Any:
-    if value is None or callable(value):
+    if value is None or _callable(value, option):
         return value
+    if option == "paths" and not isinstance(value, str) and not value:
+        raise unfit(option, "one path at least", value, "leave the option out to guard all")
     if not isinstance(value, str) and all(isinstance(each, str) and each.startswith("/") for each in value):
         return tuple(value)
     raise unfit(option, "paths that begin with a slash, or a callable", value, 'write ["/orders"]')
+
+
+def _is_request_name(value: Any, option: str) -> bool:
+    """Return whether this is the name of a request's header; refuse one that many servers drop, or take for another."""
+    if isinstance(value, str) and "_" in value and _is_name(value):
+        name = "-".join(part.capitalize() for part in value.removeprefix("HTTP_").split("_"))
+        raise unfit(option, "the name of a header, as it is sent", value, f"write {name!r}")
+    return _is_name(value)
 
 
 def _is_name(value: Any) -> bool:
@@ -208,9 +234,17 @@ def _names(value: Any, option: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _request_names(value: Any, option: str) -> tuple[str, ...]:
+    for each in _names(value, option):
+        _is_request_name(each, option)
+    return tuple(value)
+
+
 def _methods(value: Any, option: str) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(each, str) and each.isupper() for each in value):
         raise unfit(option, "methods in upper case", value, 'write ["POST", "PATCH"]')
+    if not value:
+        raise unfit(option, "one method at least", value, "leave the option out to guard POST and PATCH")
     if unsafe := {"GET", "HEAD", "OPTIONS", "TRACE"} & set(value):
         raise unfit(option, "methods that change something", sorted(unsafe), "leave them out, since they need no key")
     return tuple(value)
@@ -223,26 +257,26 @@ def _text(value: Any, option: str) -> str:
 
 
 def _header(value: Any, option: str) -> Any:
-    if callable(value) or _is_name(value):
+    if _callable(value, option) or _is_request_name(value, option):
         return value
     raise unfit(option, "the name of a header, or a callable over the request", value, 'write "Idempotency-Key"')
 
 
 def _scope(value: Any, option: str) -> Any:
-    if value in (None, INSIDE) or value is _REQUIRED or callable(value) or _is_name(value):
+    if value in (None, INSIDE) or value is _REQUIRED or callable(value) or _is_request_name(value, option):
         return value
     hint = "write lambda request: request.user.id"
     raise unfit(option, "a callable over the request, the name of a header, None or INSIDE", value, hint)
 
 
 def _comparison(value: Any, option: str) -> Any:
-    if callable(value) or value in COMPARISONS:
+    if _callable(value, option) or value in COMPARISONS:
         return value
     raise unfit(option, "one of 'bytes', 'json', 'headers', or a callable", value, "write 'bytes'")
 
 
 def _remember(value: Any, option: str) -> Any:
-    if value is None or callable(value):
+    if value is None or _callable(value, option):
         return value
     raise unfit(option, "a callable over the response, or None", value, "write lambda response: response.status < 500")
 
@@ -265,7 +299,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "paths": _paths,
     "exempt": _paths,
     "fingerprint": _comparison,
-    "fingerprint_headers": _names,
+    "fingerprint_headers": _request_names,
     "on_conflict": _one_of("raise", "wait"),
     "remember": _remember,
     "settle_at": _one_of("response", "return"),

@@ -17,6 +17,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 PATIENCE = 1.0
 #: Refusals after which the same request may be granted, for it was refused unseen or too early.
 COME_AGAIN = {401, 403, 407, 408, 409, 421, 423, 425, 429}
+#: Redirections after which the same request is sent elsewhere, which may be to the same application.
+ELSEWHERE = {307, 308}
 #: Refusals that nothing was done for, and after which the client sends something else.
 UNSEEN = {400, 405, 406, 411, 413, 414, 415, 417, 422, 426, 428, 431}
 #: Headers of one response and of no replay: of the connection, of its time, of its caller's session.
@@ -61,7 +63,7 @@ class Response:
 
 def is_remembered(status: int) -> bool:
     """Return whether a response with this status is the end of its operation, unless the option ``remember`` has it."""
-    return status < 500 and status != 304 and status not in COME_AGAIN and status not in UNSEEN
+    return status < 500 and status not in {304, *ELSEWHERE, *COME_AGAIN, *UNSEEN}
 
 
 def as_response(value: object) -> Response:

@@ -64,11 +64,12 @@ class IdempotencyMiddleware:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve a request, or pass on what is none that is guarded."""
-        path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        path = path.encode("latin-1").decode("utf-8", "replace")
+        prefix, path = (
+            environ.get(name, "").encode("latin-1").decode("utf-8", "replace") for name in ("SCRIPT_NAME", "PATH_INFO")
+        )
         if self.options.scope is INSIDE:
             environ[ENTRY] = None
-        if not self.options.guards(environ["REQUEST_METHOD"], path):
+        if not self.options.guards(environ["REQUEST_METHOD"], prefix + path, prefix):
             return self.app(environ, start_response)
         try:
             delivery = self._begin(environ)
@@ -101,7 +102,8 @@ class IdempotencyMiddleware:
         if account is INSIDE:
             environ[ENTRY] = pending = Pending(self.binding, request, key, body)
             return pending
-        return self.binding.delivery(request, key, account, body)
+        delivery = self.binding.delivery(request, key, account, body)
+        return None if delivery.is_running else delivery
 
     def _read(self, environ: Environ, request: Request) -> bytes:
         most, length = self.options.request_max_bytes, request.length
@@ -122,10 +124,12 @@ class IdempotencyMiddleware:
         guard = self.binding.guard
         try:
             held = guard.acquire_now(delivery)
+            answer = held if isinstance(held, HeldLease) else delivery.answer(held)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
-            return _send(delivery.answer_error(error), start_response)
-        if not isinstance(held, HeldLease):
-            return _send(delivery.answer(held), start_response)
+            answer = delivery.answer_error(error)
+        if isinstance(answer, Response):
+            return _send(answer, start_response)
+        held = answer
         exchange = _Exchange(self.app, delivery, held, environ, start_response)
         if not held.fence:
             return exchange.run_unguarded()
@@ -175,6 +179,8 @@ class _Exchange:
         self.binding = delivery.binding
         self.started: tuple[Any, ...] = ()
         self.written: list[bytes] = []
+        #: whether a part of the body came, and with it, as the application sees it, the headers were sent
+        self.begun = False
         self.returned: Iterable[bytes] = ()
         self.passing = False
         #: in which the application finds its lease, also where its server reads on
@@ -211,7 +217,7 @@ class _Exchange:
     # -- what the application sends ------------------------------------------------------------------------------------
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
-        if exc_info and self.passing:
+        if exc_info and (self.begun or any(self.written)):
             raise exc_info[1].with_traceback(exc_info[2])
         if self.started and not exc_info:
             raise AssertionError("start_response was called twice, the second time without exc_info")
@@ -229,6 +235,7 @@ class _Exchange:
         """Return the next part with what was written before it; None at the end."""
         part = self.context.run(next, parts, None)
         written, self.written[:] = b"".join(self.written), []
+        self.begun = self.begun or bool(written or part)
         return written + (part or b"") if written else part
 
     def _gather(self, parts: Iterator[bytes]) -> tuple[bytes, Iterator[bytes] | None]:
@@ -397,7 +404,7 @@ def request_of(environ: Environ, native: Any, sent: tuple[bytes, bytes] | None =
     names = {name: short for name, short in names.items() if short not in ("CONTENT_TYPE", "CONTENT_LENGTH")}
     names |= {name: name for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
     headers = [(n.replace("_", "-").lower().encode(), environ[name].encode("latin-1")) for name, n in names.items()]
-    return Request(environ["REQUEST_METHOD"], path, query, headers, native)
+    return Request(environ["REQUEST_METHOD"].upper(), path, query, headers, native)
 
 
 def _sent(environ: Environ) -> tuple[bytes, bytes]:

@@ -208,6 +208,25 @@ def breaking(start: Any) -> Iterator[bytes]:
         start("500 X", [], sys.exc_info())
 
 
+def small_breaking(start: Any) -> Iterator[bytes]:
+    start("201 Created", [("Content-Length", "100")])
+    yield b"id,cents"
+    try:
+        raise ValueError("in mid-stream")
+    except ValueError:
+        start("404 Not Found", [("Content-Length", "9")], sys.exc_info())
+    yield b"not found"
+
+
+def write_breaking(start: Any) -> Iterator[bytes]:
+    start("201 Created", [])(b"written")
+    try:
+        raise ValueError("in mid-stream")
+    except ValueError:
+        start("404 Not Found", [], sys.exc_info())
+    yield b"not found"
+
+
 def app_of(body: Any, **options: Any) -> tuple[WsgiApp, wsgi.IdempotencyMiddleware]:
     app = WsgiApp(body)
     given = {"store": MemoryStore(), "scope": None, "response_max_bytes": 1000, **options}
@@ -234,8 +253,9 @@ def test_an_application_that_breaks_the_protocol_is_reported(body: Any, said: st
     assert (app.runs, app.closed) == (2, 2)
 
 
-def test_a_stream_that_breaks_is_reported_and_free() -> None:
-    app, middleware = app_of(breaking)
+@pytest.mark.parametrize("body", [breaking, small_breaking, write_breaking])
+def test_a_stream_that_breaks_is_reported_and_free(body: Any) -> None:
+    app, middleware = app_of(body)
     for _ in range(2):
         with pytest.raises(ValueError, match="in mid-stream"):
             request_wsgi(middleware)
@@ -294,9 +314,15 @@ def test_a_record_that_cannot_be_replayed_is_no_reason_to_run(payload: bytes, st
     assert isinstance(lease, Lease)
     store.settle(lease, Outcome(State.COMPLETED, payload), ttl=60)
     middleware = IdempotencyMiddleware(app, store=store, scope=None)
-    reply = asyncio.run(request_asgi(middleware, body=b""))
-    assert (reply.status, app.runs) == (status, 0)
-    assert kind in reply.body
+    body = WsgiApp(late)
+    replies = [
+        asyncio.run(request_asgi(middleware, body=b"")),
+        request_wsgi(wsgi.IdempotencyMiddleware(body, store=store, scope=None), body=b""),
+    ]
+    assert (app.runs, body.runs) == (0, 0)
+    for reply in replies:
+        assert reply.status == status
+        assert kind in reply.body
 
 
 @pytest.mark.parametrize(

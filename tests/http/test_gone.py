@@ -96,8 +96,20 @@ async def endless_events(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(0.01)
 
 
+async def silent_events(request: Request) -> StreamingResponse:
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b"data: 1"
+
+    return StreamingResponse(never(), media_type="text/event-stream")
+
+
 async def until_disconnect(app: Any) -> None:
     await Client(3).call(app)
+
+
+async def until_it_begins(app: Any) -> None:
+    await Client(1).call(app)
 
 
 async def until_an_error(app: Any) -> None:
@@ -117,10 +129,11 @@ async def until_cancelled(app: Any) -> None:
     ("app", "leave"),
     [
         (Starlette(routes=[Route("/orders", events, methods=["POST"])]), until_disconnect),
+        (Starlette(routes=[Route("/orders", silent_events, methods=["POST"])]), until_it_begins),
         (endless_events, until_an_error),
         (endless_events, until_cancelled),
     ],
-    ids=["disconnect", "error", "cancelled"],
+    ids=["disconnect", "before the first event", "error", "cancelled"],
 )
 def test_an_endless_stream_of_events_ends_with_its_client(app: Any, leave: Callable[[Any], Awaitable[None]]) -> None:
     middleware = IdempotencyMiddleware(app, store=MemoryStore(), scope=None)
@@ -233,7 +246,9 @@ def test_a_response_that_its_server_refuses_is_closed() -> None:
 # -- Django ------------------------------------------------------------------------------------------------------------
 
 DJANGO = """
-import asyncio, gc, time
+import asyncio, gc, threading, time
+import anyio
+from asgiref.sync import sync_to_async
 from django.conf import settings
 settings.configure(
     ALLOWED_HOSTS=["*"],
@@ -244,6 +259,7 @@ django.setup()
 from django.db import connection
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncRequestFactory, RequestFactory
+from celery_idempotent import current_lease
 from celery_idempotent.http.django import IdempotencyMiddleware
 
 def guard(view, **options):
@@ -253,8 +269,8 @@ def guard(view, **options):
 def post(**more):
     return RequestFactory().post("/", b"x", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="k", **more)
 
-def post_async(path="/"):
-    return AsyncRequestFactory().post(path, b"x", content_type="text/plain", headers={"Idempotency-Key": "k"})
+def post_async(key="k"):
+    return AsyncRequestFactory().post("/", b"x", content_type="text/plain", headers={"Idempotency-Key": key})
 
 def is_kept(call):
     gc.collect()
@@ -346,8 +362,146 @@ except Killed:
     pass
 assert b"".join(middleware(post())) == b"done"
 """,
+        """
+def ending():
+    yield b"x" * 2000
+    raise SystemExit(1)
+
+streams = [ending(), iter([b"done"])]
+middleware = guard(lambda request: StreamingHttpResponse(streams.pop(0)), response_max_bytes=1000)
+response = middleware(post())
+try:
+    list(response)
+except SystemExit:
+    response.close()
+assert b"".join(middleware(post())) == b"done"
+""",
+        """
+def parts():
+    for _ in range(4):
+        yield current_lease().key.encode() + b" " * 600
+
+middleware = guard(lambda request: StreamingHttpResponse(parts()), response_max_bytes=1000)
+assert [part.strip() for part in middleware(post())] == [b"idem:http::k"] * 4
+assert current_lease() is None
+""",
+        """
+threads = []
+
+def parts():
+    for _ in range(4):
+        threads.append(threading.get_ident())
+        yield current_lease().key.encode() + b" " * 600
+
+def noted(request):
+    threads.append(threading.get_ident())
+    return StreamingHttpResponse(parts())
+
+async def main():
+    response = await guard(sync_to_async(noted), response_max_bytes=1000)(post_async())
+    await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(5)))  # which are there to be used
+    return [part.strip() async for part in response]
+
+assert asyncio.run(main()) == [b"idem:http::k"] * 4
+assert len(threads) == 5 and len(set(threads)) == 1, threads
+""",
+        """
+async def view(request):
+    async def parts():
+        async with anyio.create_task_group() as group:
+            group.start_soon(anyio.sleep, 0)
+            with anyio.move_on_after(30):
+                for _ in range(4):
+                    yield current_lease().key + " " * 600
+                    await asyncio.sleep(0)
+    return StreamingHttpResponse(parts())
+
+middleware = guard(view, response_max_bytes=1000)
+
+async def main():
+    response = await middleware(post_async())
+    assert [part.strip() async for part in response] == [b"idem:http::k"] * 4
+    response.close()
+    return (await middleware(post_async())).content
+
+assert b"not-kept" in asyncio.run(main())
+""",
+        """
+log = []
+
+async def view(request):
+    async def parts():
+        try:
+            with anyio.move_on_after(30):
+                yield b"x" * 2000
+                await asyncio.sleep(3600)
+                yield b"never"
+        finally:
+            log.append("ended")
+    return StreamingHttpResponse(parts())
+
+middleware = guard(view, response_max_bytes=1000)
+
+async def main(leave):
+    log.clear()
+    response = await middleware(post_async(leave.__name__))
+    reader = aiter(response)
+    assert len(await anext(reader)) == 2000
+    reading = asyncio.ensure_future(anext(reader))
+    await asyncio.sleep(0.05)
+    assert b"in-progress" in (await middleware(post_async(leave.__name__))).content
+    await leave(response, reading)
+    for _ in range(200):
+        body = (await middleware(post_async(leave.__name__))).content
+        if b"in-progress" not in body:
+            return body, list(log)
+        await asyncio.sleep(0.02)
+
+async def cancel(response, reading):
+    reading.cancel()
+
+async def close(response, reading):
+    await asyncio.to_thread(response.close)
+    reading.cancel()
+
+for leave in (cancel, close):
+    body, ended = asyncio.run(main(leave))
+    assert b"not-kept" in body and ended == ["ended"], (body, ended)
+""",
+        """
+async def view(request):
+    async def parts():
+        yield b"x" * 2000
+        raise ValueError("of the view")
+    return StreamingHttpResponse(parts() if fails.pop() else iter([b"done"]))
+
+fails = [False, True]
+middleware = guard(view, response_max_bytes=1000)
+
+async def main():
+    try:
+        [part async for part in await middleware(post_async())]
+    except ValueError as error:
+        assert str(error) == "of the view"
+    return b"".join([part async for part in await middleware(post_async())])
+
+assert asyncio.run(main()) == b"done"
+""",
     ],
-    ids=["scope of the database", "raw query", "cookies", "dropped", "dropped async", "killed"],
+    ids=[
+        "scope of the database",
+        "raw query",
+        "cookies",
+        "dropped",
+        "dropped async",
+        "killed",
+        "ends in mid-stream",
+        "lease in a stream",
+        "stream in one thread",
+        "stream in one task",
+        "left in mid-stream",
+        "fails in mid-stream",
+    ],
 )
 def test_django_keeps_to_it(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", DJANGO + code], capture_output=True, text=True, check=False)

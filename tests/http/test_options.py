@@ -20,6 +20,17 @@ from celery_idempotent.http import UNGUARDED, IdempotencyMiddleware, Response, w
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
 
+NO_COROUTINES = ("paths", "exempt", "remember", "header", "fingerprint")
+
+
+async def never(*_: Any) -> bool:
+    return False
+
+
+class Never:
+    async def __call__(self, path: str) -> bool:
+        return False
+
 
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -33,6 +44,13 @@ from tests.support.http.inproc import request_asgi, request_wsgi
         ({"methods": ["GET"]}, "methods that change something, got ['GET']: leave them out, since they need no key"),
         ({"paths": "/orders"}, "paths: expected paths that begin with a slash"),
         ({"exempt": ["orders"]}, "exempt: expected paths"),
+        ({"methods": []}, "methods: expected one method at least, got []: leave the option out"),
+        ({"paths": []}, "paths: expected one path at least, got []: leave the option out"),
+        *[({name: never}, f"{name}: expected a function that is no coroutine") for name in NO_COROUTINES],
+        ({"exempt": Never()}, "exempt: expected a function that is no coroutine"),
+        ({"header": "HTTP_IDEMPOTENCY_KEY"}, "as it is sent, got 'HTTP_IDEMPOTENCY_KEY': write 'Idempotency-Key'"),
+        ({"scope": "X_Api_Key"}, "write 'X-Api-Key'"),
+        ({"fingerprint_headers": ["Accept", "X_Total"]}, "write 'X-Total'"),
         ({"fingerprint": "body"}, "fingerprint: expected one of"),
         ({"fingerprint_headers": "Accept"}, "fingerprint_headers: expected names of headers"),
         ({"on_conflict": "defer"}, "on_conflict: expected one of 'raise', 'wait'"),
@@ -166,7 +184,7 @@ class Anonymous:
     is_authenticated = False
 
 
-@pytest.mark.parametrize("account", [None, "", False, Anonymous()])
+@pytest.mark.parametrize("account", [None, "", False, Anonymous(), ("shop", None), ["", "anna"], ("shop", Anonymous())])
 def test_without_an_account_a_request_is_refused(ask: Ask, account: object) -> None:
     [reply] = ask(Shop(), [{}], scope=lambda request: account)
     assert reply.status == 401
@@ -190,6 +208,9 @@ def test_an_account_is_neither_logged_nor_kept(ask: Ask, caplog: pytest.LogCaptu
 def test_an_account_of_which_no_key_can_be_made_is_an_error(ask: Ask) -> None:
     with pytest.raises(ConfigurationError, match="the account of a verified caller"):
         ask(Shop(), [{}], scope=lambda request: object())
+    for account in (True, ("shop", True)):  # as of is_authenticated, which is the same for all
+        with pytest.raises(ConfigurationError, match="got True: return its id"):
+            ask(Shop(), [{}], scope=lambda request, account=account: account)
 
 
 def test_a_scope_may_be_a_coroutine_in_asgi() -> None:
@@ -204,8 +225,46 @@ def test_a_scope_may_be_a_coroutine_in_asgi() -> None:
     assert asyncio.run(twice()) == [b"run 1"] * 2
 
 
+def test_a_method_in_lower_case_is_the_same(ask: Ask) -> None:
+    shop = Shop()
+    ask(shop, [{"REQUEST_METHOD": written, "method": written} for written in ("post", "POST", "Post")])
+    assert shop.runs == 1
+
+
+def test_paths_are_those_within_an_application_too(ask: Ask) -> None:
+    """Which is mounted somewhere else in production than in its tests."""
+    mounted = {"SCRIPT_NAME": "/shop", "PATH_INFO": "/orders", "path": "/shop/orders", "root_path": "/shop"}
+    for options, runs in [({"paths": ["/orders"]}, 1), ({"paths": ["/shop"]}, 1), ({"exempt": ["/orders"]}, 2)]:
+        shop = Shop()
+        ask(shop, [mounted, mounted], **options)
+        assert shop.runs == runs
+
+
+def test_a_middleware_within_the_same_lets_its_request_pass(ask: Ask) -> None:
+    outer, shop, options = Shop(), Shop(), {"store": MemoryStore(), "scope": None}
+    outer.wsgi = wsgi.IdempotencyMiddleware(shop.wsgi, **options)  # type: ignore[method-assign]
+    outer.asgi = IdempotencyMiddleware(shop.asgi, **options)  # type: ignore[method-assign]
+    replies = ask(outer, [{}, {}, {"body": b"another"}], **options)
+    assert [(reply.status, reply.body) for reply in replies[:2]] == [(201, b"run 1")] * 2
+    assert (replies[2].status, shop.runs) == (422, 1)
+
+
+@pytest.mark.parametrize(("status", "runs"), [(302, 1), (303, 1), (307, 2), (308, 2)])
+def test_a_redirection_that_repeats_the_request_is_not_remembered(ask: Ask, status: int, runs: int) -> None:
+    """It leads to another address with the same key, or to the same address by https."""
+    shop = Shop(status)
+    ask(shop, [{}, {}])
+    assert shop.runs == runs
+
+
 def test_paths_may_be_chosen(ask: Ask) -> None:
-    for options, runs in [({"paths": ["/orders"]}, 1), ({"paths": ["/order"]}, 2), ({"exempt": ["/"]}, 2)]:
+    for options, runs in [
+        ({"paths": ["/orders"]}, 1),
+        ({"paths": ["/orders/"]}, 1),
+        ({"paths": ["/order"]}, 2),
+        ({"paths": ["/"]}, 1),
+        ({"exempt": ["/"]}, 2),
+    ]:
         shop = Shop()
         ask(shop, [{}, {}], **options)
         assert shop.runs == runs
