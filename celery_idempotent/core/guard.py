@@ -16,6 +16,7 @@ The guard knows no framework and no server. An adapter derives its `Delivery`; a
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from abc import ABC, abstractmethod
@@ -510,10 +511,12 @@ class Guard:
     def _leave(self, delivery: Delivery, held: HeldLease) -> None:
         """Make sure, however the body was left, that nothing renews the lease and that its end was emitted."""
         self.heartbeat.forget(held)
-        if held.open:
+        if held.open and held.pid == os.getpid():
             delivery.emit_end(held, events.SettleFailed, error=f"interrupted by {sys.exc_info()[1]!r}")
 
     def _returned(self, delivery: Delivery, held: HeldLease, value: object) -> Decision:
+        if held.pid != os.getpid():  # of a child that the body has forked: its parent records the end
+            return Ran(value)
         if held.given_up:
             events.logger.info("%s: its result is its retry's, and not what this run returned after it", held.key)
             return Dropped()
@@ -526,6 +529,8 @@ class Guard:
         return self._answer_as_duplicate(delivery) if decision is None else decision
 
     def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision:
+        if held.pid != os.getpid():
+            raise error
         self.heartbeat.forget(held)
         ending = _ending(delivery, error)
         if held.given_up:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ class HeldLease:
         "lost_error",
         "open",
         "passed_over",
+        "pid",
         "renewals",
         "result_ttl",
         "settled_at",
@@ -96,6 +98,8 @@ class HeldLease:
         self.given_up = False
         #: whether a run began under it, and has not ended
         self.open = False
+        #: the process that holds it: a child that its body forks does not
+        self.pid = os.getpid()
         self.lost_error = lost_error
         self.encode = encode
         self.result_ttl = result_ttl

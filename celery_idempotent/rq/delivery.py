@@ -137,6 +137,18 @@ class RqDelivery(Delivery):
             )
         occurrence = jobs.occurrence(job)
         self.key, arguments = binding.operation(self.given, occurrence, self.args, self.kwargs, job.meta)
+        if arguments is None and not jobs.has_readable_meta(job):
+            raise ConfigurationError(
+                f"Expected a meta of job {job.id} that this worker can read, since {binding.name} has no key of its "
+                f"arguments, got another: whether it has an {jobs.KEY} is not known. Put into it what the worker can "
+                "import, or give the worker the serializer of the queue."
+            )
+        if arguments is None and jobs.is_periodic(job):
+            raise ConfigurationError(
+                f"Expected a key of {binding.name}, got none: rq-scheduler enqueues one job again and again, so that "
+                "its first run would stand for all. Write a key that names the occurrence, as "
+                '@idempotent(key=lambda: f"{get_current_job().enqueued_at:%Y-%m-%dT%H}").'
+            )
         return binding.claim(
             self.key,
             self.handover.owner if self.handover is not None else new_owner(),
@@ -146,7 +158,9 @@ class RqDelivery(Delivery):
 
     def _max_lease(self) -> float | None:
         allowed = jobs.seconds_allowed(self.job)
-        return self.binding.policy.max_lease or (allowed + GRACE if allowed < float("inf") else None)
+        if self._is_synchronous or allowed == float("inf"):  # which nothing ends
+            return self.binding.policy.max_lease
+        return self.binding.policy.max_lease or allowed + GRACE
 
     @cached_property
     def _is_synchronous(self) -> bool:
@@ -170,7 +184,7 @@ class RqDelivery(Delivery):
     def _conclude(self, decision: Decision) -> Any:
         match decision:
             case Ran(value):
-                return value
+                return self.binding.as_replayed(value)
             case Replayed(value, record):
                 original = jobs.id_of(record.task_id) if record.task_id != self.claim.task_id else ""
                 self._mark(outcome="replayed", key=record.key, fence=record.fence, original=original)

@@ -7,6 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,8 @@ from ..stores.redis.store import store_like
 KEY = "idempotency_key"
 #: Entry of a job's meta in which this library writes what became of the job.
 META = "idempotency"
+#: Where rq-scheduler (not RQ's own) keeps the jobs that are due later.
+RQ_SCHEDULER = "rq:scheduler:scheduled_jobs"
 #: Least seconds to which a scheduler renews its lock each time it has looked for what is due.
 LOCK_TTL = 60
 #: Seconds after which a scheduler that did not renew it is taken for dead.
@@ -44,9 +47,9 @@ def job_running(function: Callable[..., Any]) -> Job | None:
 
 def _runs(job: Job, function: Callable[..., Any]) -> bool:
     # Other decorators may lie around this one, and a method is found bound to what it is a method of.
-    found: Any = job.func
+    found: Any = job.instance if isinstance(job.instance, partial) else job.func
     while found is not None:
-        found = getattr(found, "__func__", found)
+        found = found.func if isinstance(found, partial) else getattr(found, "__func__", found)
         if found is function:
             return True
         found = getattr(found, "__wrapped__", None)
@@ -61,6 +64,17 @@ def occurrence(job: Job) -> str:
     """
     made = job.created_at.strftime("%Y%m%dT%H%M%S.%f")
     return f"{job.id}@{made}" + (f"-{job.repeats_left}" if job.repeats_left else "")
+
+
+def is_periodic(job: Job) -> bool:
+    """Return whether rq-scheduler enqueues this very job again, as the same at each occurrence."""
+    named = job.meta.keys() & {"interval", "cron_string"}
+    return bool(named) and job.connection.zscore(RQ_SCHEDULER, job.id) is not None
+
+
+def has_readable_meta(job: Job) -> bool:
+    """Return whether this worker can read the job's meta; RQ puts something else in its place."""
+    return job.meta.keys() != {"unserialized"}
 
 
 def id_of(occurrence: str) -> str:

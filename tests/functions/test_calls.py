@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -111,6 +113,32 @@ def test_a_hundred_threads_with_one_key_are_one_run(store: Store) -> None:
     with ThreadPoolExecutor(20) as threads:
         assert set(threads.map(charge, ["ORD-1"] * 100)) == {1}
     assert runs == ["ORD-1"]
+
+
+@pytest.mark.parametrize("how", ["exits", "raises", "returns"])
+def test_a_child_that_a_body_forks_ends_nothing_of_its_parent(store: Store, how: str) -> None:
+    seen: list[Event] = []
+
+    @idempotent(store=store, key="order", lease_ttl=30)
+    def charge(order: str) -> str:
+        child = os.fork()
+        if not child:
+            if how == "exits":
+                sys.exit(0)
+            if how == "raises":
+                raise ValueError
+            return "the child's"
+        os.waitpid(child, 0)
+        seen.append(known(store, current_lease().key).state)  # type: ignore[arg-type,union-attr]
+        return "the parent's"
+
+    pid = os.getpid()
+    try:
+        value = charge("ORD-1")
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)
+    assert (value, charge("ORD-1"), seen) == ("the parent's", "the parent's", [State.IN_PROGRESS])
 
 
 def test_a_function_is_served_after_a_fork(store_url: str, forked: Callable[..., Child]) -> None:

@@ -32,6 +32,34 @@ def test_each_occurrence_of_a_repeat_is_an_operation_of_its_own(desk: Desk) -> N
     assert [result.return_value for result in job.results()][::-1] == [f"monday charged {n}" for n in (1, 2, 3)]
 
 
+def test_a_job_that_rq_scheduler_enqueues_again_needs_a_key(desk: Desk) -> None:
+    """It has the same id, and the same creation, at each occurrence."""
+    jobs = []
+    for function, order in ((shop.report, "monday"), (shop.charge, "ORD-1")):
+        jobs.append(desk.queue.enqueue(function, order, meta={"interval": 60}))
+        desk.connection.zadd("rq:scheduler:scheduled_jobs", {jobs[-1].id: 1})
+    jobs.append(desk.queue.enqueue(shop.report, "tuesday", meta={"interval": 60}))  # of somebody's own
+    desk.burst()
+    assert [desk.again(job).get_status() for job in jobs] == ["failed", "finished", "finished"]
+    assert "rq-scheduler enqueues one job again and again" in desk.error(jobs[0])
+    assert desk.effects("monday") == 0
+
+
+class Unknown:
+    """Is a class that its worker cannot import."""
+
+
+def test_a_job_whose_meta_cannot_be_read_is_not_taken_for_one_without_a_key(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = {"idempotency_key": "req-1", "trace": Unknown()}
+    jobs = [desk.queue.enqueue(function, "A", meta=meta) for function in (shop.report, shop.charge)]
+    monkeypatch.delattr(f"{__name__}.Unknown")
+    desk.burst()
+    assert "can read, since tests.support.rq.shop.report has no key of its arguments" in desk.error(jobs[0])
+    assert desk.effects("A") == 1, "the key of the other one is known"
+
+
 def test_an_occurrence_that_fails_is_tried_again_as_itself(desk: Desk) -> None:
     desk.run(shop.report, "monday", "raise at first", repeat=Repeat(times=1), retry=Retry(max=1))
     assert desk.effects("monday") == 3  # twice the first, and once the second

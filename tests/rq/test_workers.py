@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import pickle
@@ -17,7 +18,7 @@ from rq.decorators import job as rq_job
 from rq.serializers import JSONSerializer
 
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.rq import idempotent
+from celery_idempotent.rq import delivery, idempotent
 from celery_idempotent.rq.job import id_of
 from celery_idempotent.stores import State
 from celery_idempotent.stores.redis import RedisStore
@@ -114,6 +115,24 @@ def test_jobs_written_as_json_are_answered_alike(desk: Desk) -> None:
     assert b"\x80" not in desk.record().payload
 
 
+def test_jobs_whose_results_are_written_as_json_are_answered_alike(desk: Desk) -> None:
+    """Also where RQ pickles what the job returns."""
+    jobs = [desk.queue.enqueue(shop.answer_json, "ORD-1", {1: (2, 3)}) for _ in range(2)]
+    desk.burst()
+    assert [desk.again(job).return_value() for job in jobs] == [{"1": [2, 3]}] * 2
+
+
+def test_no_time_limit_ends_the_lease_of_a_job_that_runs_where_it_is_enqueued(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the job: RQ has none there."""
+    monkeypatch.setattr(delivery, "GRACE", 0.0)
+    sync, queued = Queue(is_async=False, connection=desk.connection), desk.queue
+    left = [queue.enqueue(shop.lease_left, f"ORD-{n}", job_timeout=1) for n, queue in enumerate((sync, queued))]
+    desk.burst()
+    assert [desk.again(job).return_value() for job in left] == [float("inf"), pytest.approx(1.0, abs=1.0)]
+
+
 VALUES = [None, 0, False, "", [], {}, (1, 2), {1, 2}, b"\x00", shop.Till("back")]
 
 
@@ -157,6 +176,7 @@ def test_stores_on_connections_of_the_past_are_not_kept(desk: Desk) -> None:
         pytest.param(shop.charge_slowly, "ORD-1 charged 1", id="an async function"),
         pytest.param(shop.charge_timed, "ORD-1 charged 1", id="a decorated function"),
         pytest.param(shop.charge_timed_within, "ORD-1 charged 1", id="what was decorated before"),
+        pytest.param(functools.partial(shop.charge, cents=999), "ORD-1 charged 1", id="a partial"),
     ],
 )
 def test_it_guards(desk: Desk, enqueued: Any, result: str) -> None:

@@ -175,6 +175,21 @@ def answer(order: str, value: Any = None) -> Any:
     return value
 
 
+@idempotent(key="order", serializer="json")
+def answer_json(order: str, value: Any = None) -> Any:
+    """Return what it was given, as JSON has it."""
+    effect(order)
+    return value
+
+
+@idempotent(key="order")
+def lease_left(order: str) -> float:
+    """Return the seconds for which the lease is renewed."""
+    lease = current_lease()
+    assert lease is not None
+    return lease.until - time.monotonic()
+
+
 @idempotent(key="order")
 def nested(order: str) -> Any:
     """Run a job of this very function where it is enqueued, within the body."""
