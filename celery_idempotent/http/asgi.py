@@ -168,6 +168,7 @@ class _Exchange:
             return self.pending
         delivery = self.binding.delivery(self.request, key, account, body)
         if delivery.is_running:
+            self.listening.set()
             await self.app(self.scope, self.receive, self.send)
             return None
         return delivery

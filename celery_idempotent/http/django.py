@@ -258,6 +258,7 @@ class IdempotencyMiddleware:
                     response._resource_closers.append(reader)
                     passed.set_result([response])
                     del response, reader, parts
+                    _leave_outer_thread()
                     await wishes.grant(left)
                     return delivery.result_of(own, sent=True)
                 own = replace(own, body=b"".join(parts))
@@ -368,6 +369,17 @@ async def _in_thread(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield part
 
 
+def _leave_outer_thread() -> None:
+    """Have what this task runs in threads run in the request's from now on.
+
+    A middleware around this one that is not async waits in that thread for this one, and runs there what is to be run,
+    until it has the response. Then its executor is of no use, and stays where asgiref looks first.
+    """
+    from asgiref.sync import AsyncToSync
+
+    AsyncToSync.executors.current = None
+
+
 async def _again(parts: list[bytes]) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
@@ -432,15 +444,25 @@ class _Wishes:
         self._asked: asyncio.Queue[asyncio.Future[bytes | None] | None] = asyncio.Queue()
         self._making: asyncio.Task[Any] | None = None
         self._closed = False
+        #: once nothing is made any more, and what made the parts has cleaned up
+        self.ended = asyncio.Event()
 
     async def ask(self) -> bytes | None:
         """Return the next part, None at the end; raise what is raised in its place."""
+        if self.ended.is_set():
+            return None
         part: asyncio.Future[bytes | None] = self.loop.create_future()
         self._asked.put_nowait(part)
         return await part
 
     async def grant(self, parts: AsyncIterator[bytes]) -> None:
         """Make the parts that are asked for, until the end or until the reader has gone; raise what they raise."""
+        try:
+            await self._grant(parts)
+        finally:
+            self.ended.set()
+
+    async def _grant(self, parts: AsyncIterator[bytes]) -> None:
         while (asked := await self._asked.get()) is not None:
             self._making = asyncio.current_task()
             try:
@@ -487,7 +509,9 @@ class _Reader:
             while (following := await self._wishes.ask()) is not None:
                 yield following
         finally:
-            self()
+            # In the time of the request: Django ends the thread of its queries with it.
+            self._wishes.close()
+            await self._wishes.ended.wait()
 
     def __call__(self) -> None:
         """Ask for no more; Django closes a response in any thread."""

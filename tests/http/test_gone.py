@@ -130,10 +130,16 @@ async def until_cancelled(app: Any) -> None:
     [
         (Starlette(routes=[Route("/orders", events, methods=["POST"])]), until_disconnect),
         (Starlette(routes=[Route("/orders", silent_events, methods=["POST"])]), until_it_begins),
+        (
+            IdempotencyMiddleware(
+                Starlette(routes=[Route("/orders", events, methods=["POST"])]), store=MemoryStore(), scope=None
+            ),
+            until_disconnect,
+        ),
         (endless_events, until_an_error),
         (endless_events, until_cancelled),
     ],
-    ids=["disconnect", "before the first event", "error", "cancelled"],
+    ids=["disconnect", "before the first event", "guarded twice", "error", "cancelled"],
 )
 def test_an_endless_stream_of_events_ends_with_its_client(app: Any, leave: Callable[[Any], Awaitable[None]]) -> None:
     middleware = IdempotencyMiddleware(app, store=MemoryStore(), scope=None)
@@ -469,6 +475,92 @@ for leave in (cancel, close):
     assert b"not-kept" in body and ended == ["ended"], (body, ended)
 """,
         """
+class Outer:
+    sync_capable, async_capable = True, False
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request):
+        return self.get_response(request)
+
+threads = []
+
+def query(*_):
+    threads.append(threading.get_ident())
+    return next(left, None)
+
+async def asynchronous(request):
+    async def parts():
+        try:
+            while (part := await sync_to_async(query)()) is not None:
+                yield part
+        finally:
+            await sync_to_async(query)()
+    return StreamingHttpResponse(parts())
+
+def synchronous(request):
+    threads.append(threading.get_ident())
+    return StreamingHttpResponse(iter(query, None))
+
+import sys
+from django.core.asgi import get_asgi_application
+from django.urls import path
+from tests.support.http.inproc import request_asgi
+sys.modules["gone"] = sys.modules["__main__"]
+settings.MIDDLEWARE = ["gone.Outer", "celery_idempotent.http.django.IdempotencyMiddleware"]
+settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "response_max_bytes": 1000}
+settings.ROOT_URLCONF = "gone"
+urlpatterns = [path("async", asynchronous), path("sync", synchronous)]
+for kind in ("async", "sync"):
+    left, threads[:] = iter([b"x" * 600] * 4), []
+    response = asyncio.run(request_asgi(get_asgi_application(), key=kind, path=f"/{kind}"))
+    assert response.body == b"x" * 2400
+    assert len(threads) == 6 and len(set(threads)) == 1, threads
+""",
+        """
+threads = []
+
+def note():
+    time.sleep(0.05)
+    threads.append(threading.get_ident())
+
+async def waiting(request):
+    async def parts():
+        await sync_to_async(note)()
+        try:
+            yield b"x" * 2000
+            await asyncio.sleep(3600)
+        finally:
+            for _ in range(5):
+                await sync_to_async(note)()
+    return StreamingHttpResponse(parts())
+
+import sys
+from django.core.asgi import get_asgi_application
+from django.urls import path
+from tests.http.test_gone import Client
+from tests.support.http.inproc import request_asgi
+sys.modules["gone"] = sys.modules["__main__"]
+settings.MIDDLEWARE = ["celery_idempotent.http.django.IdempotencyMiddleware"]
+settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "response_max_bytes": 1000}
+settings.ROOT_URLCONF = "gone"
+urlpatterns = [path("orders", waiting)]
+
+async def main():
+    application = get_asgi_application()
+    await Client(2).call(application)  # which goes after the first part
+    for _ in range(200):
+        body = (await request_asgi(application, body=b"body")).body
+        if b"in-progress" not in body:
+            return body
+        await asyncio.sleep(0.02)
+
+body = asyncio.run(asyncio.wait_for(main(), 20))
+assert b"not-kept" in body, body
+assert len(threads) == 6 and len(set(threads)) == 1, threads
+""",
+        """
 async def view(request):
     async def parts():
         yield b"x" * 2000
@@ -500,6 +592,8 @@ assert asyncio.run(main()) == b"done"
         "stream in one thread",
         "stream in one task",
         "left in mid-stream",
+        "within a sync middleware",
+        "cleans up in its thread",
         "fails in mid-stream",
     ],
 )
