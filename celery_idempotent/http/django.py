@@ -252,14 +252,14 @@ class IdempotencyMiddleware:
             if response.streaming:
                 parts, left = await _gather_async(response, own, self.options.response_max_bytes)
                 if left is not None:
-                    wishes = _Wishes()
-                    reader = _Reader(wishes)
+                    demand = _Demand()
+                    reader = _Reader(demand)
                     response.streaming_content = reader.read(parts)
                     response._resource_closers.append(reader)
                     passed.set_result([response])
                     del response, reader, parts
                     _leave_outer_thread()
-                    await wishes.grant(left)
+                    await demand.serve(left)
                     return delivery.result_of(own, sent=True)
                 own = replace(own, body=b"".join(parts))
                 response.streaming_content = _again(parts) if response.is_async else iter(parts)
@@ -433,7 +433,7 @@ class _End:
             finish_within(timeout, middleware.binding.guard, self._delivery, self._held, value, failure)
 
 
-class _Wishes:
+class _Demand:
     """What the reader of a response asks for, one part after the other, of the task that makes them.
 
     That task makes them all: a time limit in a generator, or a group of tasks, belongs to the task that has begun it.
@@ -447,22 +447,22 @@ class _Wishes:
         #: once nothing is made any more, and what made the parts has cleaned up
         self.ended = asyncio.Event()
 
-    async def ask(self) -> bytes | None:
+    async def next_part(self) -> bytes | None:
         """Return the next part, None at the end; raise what is raised in its place."""
-        if self.ended.is_set():
-            return None
+        if self.ended.is_set():  # before the last part: to return None would pass the rest off as all
+            raise asyncio.CancelledError
         part: asyncio.Future[bytes | None] = self.loop.create_future()
         self._asked.put_nowait(part)
         return await part
 
-    async def grant(self, parts: AsyncIterator[bytes]) -> None:
+    async def serve(self, parts: AsyncIterator[bytes]) -> None:
         """Make the parts that are asked for, until the end or until the reader has gone; raise what they raise."""
         try:
-            await self._grant(parts)
+            await self._serve(parts)
         finally:
             self.ended.set()
 
-    async def _grant(self, parts: AsyncIterator[bytes]) -> None:
+    async def _serve(self, parts: AsyncIterator[bytes]) -> None:
         while (asked := await self._asked.get()) is not None:
             self._making = asyncio.current_task()
             try:
@@ -495,28 +495,28 @@ class _Reader:
     """The reader of a response whose parts are passed on.
 
     Arguments:
-        wishes: Where it asks for them.
+        demand: Where it asks for them.
     """
 
-    def __init__(self, wishes: _Wishes) -> None:
-        self._wishes = wishes
+    def __init__(self, demand: _Demand) -> None:
+        self._demand = demand
 
     async def read(self, parts: list[bytes]) -> AsyncIterator[bytes]:
         """Yield the parts, and those that are left."""
         try:
             for part in parts:
                 yield part
-            while (following := await self._wishes.ask()) is not None:
+            while (following := await self._demand.next_part()) is not None:
                 yield following
         finally:
             # In the time of the request: Django ends the thread of its queries with it.
-            self._wishes.close()
-            await self._wishes.ended.wait()
+            self._demand.close()
+            await self._demand.ended.wait()
 
     def __call__(self) -> None:
         """Ask for no more; Django closes a response in any thread."""
         with suppress(RuntimeError):  # the loop has ended
-            self._wishes.loop.call_soon_threadsafe(self._wishes.close)
+            self._demand.loop.call_soon_threadsafe(self._demand.close)
 
     def __del__(self) -> None:
         """Do the same where the response was dropped."""

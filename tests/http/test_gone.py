@@ -561,6 +561,30 @@ assert b"not-kept" in body, body
 assert len(threads) == 6 and len(set(threads)) == 1, threads
 """,
         """
+from celery_idempotent.http import django as http
+
+async def view(request):
+    async def parts():
+        for _ in range(3):
+            yield b"x" * 2000
+    return StreamingHttpResponse(parts())
+
+middleware = guard(view, response_max_bytes=1000)
+
+async def main():
+    reader = aiter(await middleware(post_async()))
+    assert len(await anext(reader)) == 2000
+    for task in list(http._tasks):  # as a server does that ends
+        task.cancel()
+    await asyncio.sleep(0.1)
+    try:
+        await anext(reader)
+    except asyncio.CancelledError:
+        return [len(part) async for part in await middleware(post_async())]
+
+assert asyncio.run(main()) == [2000] * 3
+""",
+        """
 async def view(request):
     async def parts():
         yield b"x" * 2000
@@ -594,6 +618,7 @@ assert asyncio.run(main()) == b"done"
         "left in mid-stream",
         "within a sync middleware",
         "cleans up in its thread",
+        "its server ends",
         "fails in mid-stream",
     ],
 )

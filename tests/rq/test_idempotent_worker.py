@@ -141,7 +141,7 @@ def test_a_look_at_the_horse_that_falls_due_in_a_cold_shutdown_does_not_undo_it(
 
 
 def test_a_worker_that_is_stopped_as_it_asks_for_a_job_ends_at_once(desk: Desk, start: Start) -> None:
-    """Its last words would wait on the same connection behind that wish, for minutes."""
+    """Its last words would wait on the same connection behind that request, for minutes."""
     worker = start(f"{StoppedAsItAsks.__module__}.{StoppedAsItAsks.__name__}", ready=False)
     assert worker.wait() == 0
     assert "warm shut down requested" in worker.logs()

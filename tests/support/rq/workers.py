@@ -28,7 +28,7 @@ class SlowlyDyingSpawned(_DiesSlowly, IdempotentSpawnWorker):
 
 
 class StoppedAsItAsks(IdempotentWorker):
-    """One that is asked to stop after it sent its wish for a job, and before it waits for the answer."""
+    """One that is asked to stop after it sent its request for a job, and before it waits for the answer."""
 
     def dequeue_job_and_maintain_ttl(self, *args: Any) -> Any:
         pool = self.connection.connection_pool
