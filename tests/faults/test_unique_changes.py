@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
-from tests.support.celery.apps import messages
+from tests.support.celery.apps import close_backend, messages
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.journal import Journal
 from tests.support.celery.nodes import WorkerNode
@@ -58,6 +58,8 @@ class Editors:
         except BaseException as error:
             self.errors.append(error)
             raise
+        finally:
+            close_backend(self.app)
 
 
 class Faults:

@@ -86,15 +86,24 @@ def wait_for_no_reader(broker_url: str) -> None:
         )
 
 
-def close_app(app: Celery) -> None:
-    """Close what an app opened to publish and to wait for results, so that nothing of it is left to the collector."""
+def close_backend(app: Celery) -> None:
+    """Close what this thread's result backend has opened; Celery makes one for each thread that publishes or waits."""
     if hasattr(app.backend, "result_consumer"):
         # A result that outlives its test would, when it is collected, ask a server that is gone.
         app.backend.result_consumer.cancel_for = lambda task_id: None
         if getattr(app.backend.result_consumer, "_consumer", True) is not None:
             app.backend.result_consumer.stop()
-    if hasattr(app.backend, "client"):
-        app.backend.client.close()
+    pool = getattr(getattr(app.backend, "client", None), "connection_pool", None)
+    if pool is not None:  # Redis; the client's own `close()` would leave it
+        pool.disconnect()
+
+
+def close_app(app: Celery) -> None:
+    """Close what an app opened to publish and, in this thread, to wait for results: nothing is left to the collector.
+
+    A thread that a test starts to publish ends with `close_backend`.
+    """
+    close_backend(app)
     for store in celery_app._stores.get(app, {}).values():  # publishers of unique tasks use it
         store.close()
     _, confirming = unique._confirming_pools.pop(app, (0, None))
