@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +45,26 @@ def test_a_job_does_not_go_in_circles_while_a_transaction_is_open_for_longer_tha
     delays = [jobs.deferral_delay(number, 0.0, None) for number in range(12)]
     assert delays[:6] == sorted(delays[:6])
     assert delays[-1] == jobs.LONGEST_DELAY
+
+
+@pytest.mark.parametrize("scheduler", [True, False])
+def test_a_deferral_that_a_decorator_drops_fails_the_job_which_has_not_run(desk: Desk, scheduler: bool) -> None:
+    release = desk.hold("idem:tests.support.rq.shop.timed_charge::ORD-1")
+    with desk.scheduler() if scheduler else nullcontext():
+        job = desk.run(shop.timed_charge, "ORD-1")
+    assert (desk.status(job), desk.runs("ORD-1")) == ("failed", 0)
+    assert "put @idempotent outermost" in desk.error(job)
+    release()
+    desk.again(job).requeue()
+    desk.burst()
+    assert (desk.status(job), desk.runs("ORD-1")) == ("finished", 1)
+
+
+def test_a_job_whose_deferral_is_dropped_is_retried_as_one_that_fails(desk: Desk) -> None:
+    desk.hold("idem:tests.support.rq.shop.timed_charge::ORD-1")
+    job = desk.run(shop.timed_charge, "ORD-1", retry=Retry(max=2))
+    assert (desk.status(job), desk.runs("ORD-1")) == ("failed", 0)
+    assert (desk.again(job).number_of_retries or 0, desk.again(job).retries_left) == (0, 0)
 
 
 # -- where a scheduler runs --------------------------------------------------------------------------------------------

@@ -115,6 +115,22 @@ def charge(order: str, cents: int = 999, ending: str = "return") -> Any:
     return end(order, ending, effect(order, fence=fence()))
 
 
+def dropping(function: Callable[..., object]) -> Callable[..., None]:
+    """As a decorator is written that only times or logs what it calls."""
+
+    @functools.wraps(function)
+    def dropped(*args: object) -> None:
+        function(*args)
+
+    return dropped
+
+
+@dropping
+@idempotent(key="order", lease_ttl=LEASE)
+def timed_charge(order: str) -> Any:
+    return end(order, "return", effect(order))
+
+
 @idempotent(lease_ttl=LEASE)
 def report(day: str, ending: str = "return") -> Any:
     """Has no key but the job's own."""
