@@ -75,8 +75,9 @@ def test_memory_that_runs_out_is_said_before_it_has(server: RedisServer, part: f
         for number in range(200):
             client.set(f"other-{number}", "x" * 100_000)
     with server.client() as client:
-        # What the writer's connection took is given back some time after it has gone.
+        # What the writer's connection took is given back some time after it has gone, and what waits for a slow disk.
         wait_until(lambda: client.info("clients")["connected_clients"] == 1)
+        wait_until(lambda: not client.info("persistence")["aof_buffer_length"])
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] / part))
     found = found_of(server.url())
     assert severities(found) == {"memory-full": severity}

@@ -170,7 +170,9 @@ def evicts_keys(server: RedisServer) -> Findings:
 def memory_full(server: RedisServer) -> Findings:
     used, most = server.number("memory", "used_memory"), server.number("memory", "maxmemory")
     of = "maxmemory"
-    if not most:
+    if most:  # buffers of the append-only file and of replicas do not count towards it
+        used -= server.number("memory", "mem_not_counted_for_evict")
+    else:
         most, of = server.number("memory", "total_system_memory"), "the machine's memory"
     if not most:
         yield ok(f"{_mb(used)} in use")
