@@ -604,9 +604,9 @@ def sent(app: Celery) -> Iterator[list[Any]]:
     before_task_publish.disconnect(note)
 
 
-def until(header: str) -> float:
-    """Return the seconds until a time that a message has."""
-    return (datetime.fromisoformat(header) - datetime.now(timezone.utc)).total_seconds()
+def until(header: str, start: datetime | None = None) -> float:
+    """Return the seconds from a start, now by default, until a time that a message has."""
+    return (datetime.fromisoformat(header) - (start or datetime.now(timezone.utc))).total_seconds()
 
 
 def token(sent: list[Any]) -> reservations.Token:
@@ -644,10 +644,12 @@ def test_the_record_is_kept_as_long_by_a_message_that_comes_after_one_which_has_
 
 
 def test_what_is_held_back_expires_so_long_after_it_is_due(app: Celery, sent: list[Any]) -> None:
+    start = datetime.now(timezone.utc)
     app.module.quiet.apply_async((7,), expires=30)
+    published = datetime.now(timezone.utc)
     app.module.gathered.delay(7)
     assert [call.id for call in [app.module.gathered.apply_async((8,), expires=600) for _ in range(2)]]
-    assert 30 < until(sent[0]["expires"]) <= 31
+    assert until(sent[0]["expires"], published) <= 31 <= until(sent[0]["expires"], start)
     assert until(sent[2]["expires"]) <= 600
 
 

@@ -93,9 +93,10 @@ def close_backend(app: Celery) -> None:
         app.backend.result_consumer.cancel_for = lambda task_id: None
         if getattr(app.backend.result_consumer, "_consumer", True) is not None:
             app.backend.result_consumer.stop()
-    pool = getattr(getattr(app.backend, "client", None), "connection_pool", None)
-    if pool is not None:  # Redis; the client's own `close()` would leave it
-        pool.disconnect()
+    if hasattr(app.backend, "client"):
+        app.backend.client.close()
+        if hasattr(app.backend.client, "connection_pool"):  # Redis: it is not the client's own, which leaves it open
+            app.backend.client.connection_pool.disconnect()
 
 
 def close_app(app: Celery) -> None:
