@@ -195,16 +195,16 @@ def defer(job: Job, delay: int) -> Retry:
         job: The job.
         delay: Whole seconds after which a scheduler is to enqueue it; 0 to have it enqueued now, behind all others.
     """
+    # RQ calls this where a job returned anything but a Retry, before it takes the job for finished.
+    job._success_callback = partial(_fail_as_dropped, job.number_of_retries)
     if _COUNTS or not delay:
         job.number_of_retries = (job.number_of_retries or 0) - 1
-    # RQ calls this where a job returned anything but a Retry, before it takes the job for finished.
-    job._success_callback = _fail_as_dropped
     return Retry(max=ALWAYS, interval=delay)
 
 
-def _fail_as_dropped(job: Job, connection: Any, result: object) -> None:
+def _fail_as_dropped(number_of_retries: int | None, job: Job, connection: Any, result: object) -> None:
     """Have a job fail whose deferral a decorator around `@idempotent` dropped: it would end without a run."""
-    job.number_of_retries = max(0, (job.number_of_retries or 0) + 1)
+    job.number_of_retries = number_of_retries
     raise ConfigurationError(
         f"Expected {job.func_name} to return the Retry with which @idempotent puts this job off, got {result!r} from a "
         "decorator around it. The job has not run: put @idempotent outermost, or return what the function returns; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -82,6 +83,17 @@ def test_memory_that_runs_out_is_said_before_it_has(server: RedisServer, part: f
     found = found_of(server.url())
     assert severities(found) == {"memory-full": severity}
     assert "refuses claims" in found["memory-full"].found
+
+
+def test_what_a_slow_replica_has_yet_to_read_fills_no_memory(server: RedisServer) -> None:
+    with server.client() as client, socket.create_connection(("127.0.0.1", server.port)) as replica:
+        replica.sendall(b"SYNC\r\n")
+        wait_until(lambda: client.info("replication")["connected_slaves"] == 1)
+        for number in range(200):
+            client.set(f"other-{number}", "x" * 100_000)
+        wait_until(lambda: not client.info("persistence")["aof_buffer_length"])
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] / 0.97))
+        assert "memory-full" not in severities(found_of(server.url()))
 
 
 def test_memory_without_a_limit_is_compared_with_the_machines(server: RedisServer) -> None:

@@ -53,6 +53,7 @@ def test_a_deferral_that_a_decorator_drops_fails_the_job_which_has_not_run(desk:
     with desk.scheduler() if scheduler else nullcontext():
         job = desk.run(shop.timed_charge, "ORD-1")
     assert (desk.status(job), desk.runs("ORD-1")) == ("failed", 0)
+    assert not desk.again(job).number_of_retries
     assert "put @idempotent outermost" in desk.error(job)
     release()
     desk.again(job).requeue()
