@@ -6,11 +6,15 @@ connection of Django or its alias. SQLAlchemy is never imported: a caller that p
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Protocol
 
 from ..errors import ConfigurationError
 
 TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or a Django connection or its alias"
+
+#: the key in a Session's info of its transaction in which an operation settles
+SETTLED = "celery_idempotent.settled"
 
 
 class OpenTransaction(Protocol):
@@ -65,8 +69,7 @@ def _of_sqlalchemy(using: Any) -> Any:
             f"settle: expected using= to be {TAKEN}, got {type(using).__module__}.{type(using).__qualname__}: use a "
             "synchronous one. The store's drivers are synchronous, and share no transaction with an asynchronous one."
         )
-    # A Session hands out the connection of its transaction, and begins one where autobegin has not yet.
-    connection = using.connection() if _is_session(using) else using
+    connection = _of_session(using) if _is_session(using) else using
     if not hasattr(connection, "in_transaction"):  # an Engine
         return using
     # The driver's connection knows the mode of such an engine, and the store reads it there; to query the server would
@@ -80,6 +83,34 @@ def _of_sqlalchemy(using: Any) -> Any:
 
 def _is_session(using: Any) -> bool:
     return hasattr(using, "connection") and hasattr(using, "flush")
+
+
+def _of_session(session: Any) -> Any:
+    """Return the one connection of a Session's transaction, which begins here where autobegin has not yet."""
+    from sqlalchemy import event
+
+    connection = session.connection()
+    session.info[SETTLED] = weakref.ref(session.get_transaction())
+    _refuse_two_connections(session)
+    # A flush may still need another engine, as that of a mapper.
+    if not event.contains(session, "after_begin", _refuse_two_connections):
+        event.listen(session, "after_begin", _refuse_two_connections)
+    return connection
+
+
+def _refuse_two_connections(session: Any, *_: Any) -> None:
+    """Refuse a second connection in a transaction of a Session that settles an operation: the two commit apart."""
+    root = session.get_transaction()
+    if root is None or session.info[SETTLED]() is not root:
+        return
+    connections = {each for each in root._connections if hasattr(each, "in_transaction")}
+    if len(connections) > 1:
+        engines = ", ".join(sorted(str(each.engine) for each in connections))
+        raise ConfigurationError(
+            f"settle: expected using= to be a Session of one connection, got one of {len(connections)}, of {engines}: "
+            "they commit apart. Hand in the one that writes the task's own rows, as "
+            'using=session.connection(bind_arguments={"mapper": Payment}).'
+        )
 
 
 def _known_to_django(alias: str) -> Any:

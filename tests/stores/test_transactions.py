@@ -61,6 +61,36 @@ def test_a_scoped_session_stands_for_the_session_of_its_thread(engine: sqlalchem
     sessions.remove()
 
 
+def test_a_session_that_has_connections_to_two_engines_is_refused(engine: sqlalchemy.Engine) -> None:
+    reader = sqlalchemy.create_engine(engine.url, poolclass=NullPool)
+    with Session(engine) as session:
+        session.execute(sqlalchemy.text("select 1"), bind_arguments={"bind": reader})
+        with pytest.raises(ConfigurationError, match=r"one connection, got one of 2.*bind_arguments") as error:
+            found(session)
+        assert str(error.value).count("Engine(sqlite") == 2
+        mapped = session.connection(bind_arguments={"bind": engine})
+        assert found(mapped) is mapped.connection.driver_connection
+    with Session(engine) as session, session.begin_nested(), session.begin_nested():
+        assert found(session) is session.connection().connection.driver_connection
+
+
+def test_a_session_gets_no_second_connection_in_a_transaction_that_settled(engine: sqlalchemy.Engine) -> None:
+    other = sqlalchemy.create_engine(engine.url, poolclass=NullPool)
+    with Session(engine) as session:
+        for _ in range(2):
+            found(session)
+            with session.begin_nested():
+                session.execute(sqlalchemy.text("select 1"))
+            with pytest.raises(ConfigurationError, match="one connection, got one of 2"):
+                session.connection(bind_arguments={"bind": other})
+            session.rollback()
+        found(session)
+        session.commit()
+        for bind in (engine, other):  # the next transaction settles nothing
+            session.connection(bind_arguments={"bind": bind})
+        session.commit()
+
+
 def test_what_commits_by_itself_is_refused(engine: sqlalchemy.Engine) -> None:
     with (
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
