@@ -39,6 +39,8 @@ from .message import UNGUARDED, MessageHeaders
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
 GRACE = 60.0
+#: The attribute of a task's class with what was declared and what its annotations replace it by, by option.
+LAYERS = "_idempotency_layers"
 
 heartbeat.renewed = pool.refresh
 _stores: WeakKeyDictionary[Any, dict[str, Store]] = WeakKeyDictionary()
@@ -107,9 +109,9 @@ def default_namespace(app: Any, store: object) -> str:
         ConfigurationError: the setting is no text.
     """
     named = app.conf.get("idempotency_namespace")
-    if named and not isinstance(named, str):
+    if named is not None and not (named and isinstance(named, str)):
         raise ConfigurationError(
-            f'Expected idempotency_namespace to be a text, got {named!r}. Write "shop", or leave it out.'
+            f'Expected idempotency_namespace to be a text, got {named!r}. Write "shop", or None for the default.'
         )
     if named or store or app.conf.get("idempotency_store"):
         return named or NAMESPACE
@@ -146,22 +148,28 @@ class TaskBinding(Binding):
 
     def __init__(self, task: Any) -> None:
         app = task._get_app()
-        policy = Policy.of(task.idempotency, base=Policy.of(app.conf.get("idempotency")))
+        policy = Policy.of(app.conf.get("idempotency"))
+        for options in declared(task, "idempotency"):
+            policy = Policy.of(options, base=policy)
         body, namespace = _body_of(task), default_namespace(app, policy.store)
         hidden = keys.hides_arguments(body)
         super().__init__(task.name, keys.own_signature(body), policy, namespace, hidden=hidden)
         self.task = task
         #: the options of its unique publishing, or None
-        self.unique = self.unique_of(_unique_of(task))
+        self.unique: Unique | None = None
+        for options in declared(task, "unique"):
+            self.unique = Unique.of(options, base=self.unique or default_unique(app))
+        if self.unique is not None:
+            self.unique.check_signature(self.signature, self.name, hidden=self.hidden)
 
     def unique_of(self, wanted: object) -> Unique | None:
-        """Return the options of unique publishing of a task or a call, on top of those that lie below.
+        """Return the options of unique publishing of a call, on top of those of the task.
 
         Raises:
             ConfigurationError: an option is wrong, or does not fit the task.
         """
-        own = getattr(self, "unique", None)
-        found = Unique.of(wanted, base=own or Unique.of(self.task._get_app().conf.get("idempotency_unique") or True))
+        own = self.unique
+        found = Unique.of(wanted, base=own or default_unique(self.task._get_app()))
         if found is not None:
             found.check_signature(self.signature, self.name, hidden=self.hidden)
         if found is not None and own is not None and found.newest and not own.newest:
@@ -222,10 +230,34 @@ class TaskBinding(Binding):
         return self.policy.max_lease or (enforced + GRACE if enforced else None)
 
 
-def _unique_of(task: Any) -> object:
-    """Return the option as it was declared: a callable in a class would be taken for a method."""
-    declared = inspect.getattr_static(task, "unique")
-    return declared.__func__ if isinstance(declared, staticmethod) else declared
+def declared(task: Any, name: str) -> Iterator[Any]:
+    """Yield what the bases of a task, itself and its annotations have as one of its options, in this order.
+
+    Each is laid on top of what came before it: a key in a base class would go if only the last counted.
+    """
+    for owner in (*reversed(type(task).__mro__), task):
+        layers = vars(owner).get(LAYERS, {}).get(name, [])
+        for each in [*layers, vars(owner)[name]] if name in vars(owner) else layers:
+            if isinstance(each, property):
+                yield each.__get__(task)
+            else:  # as it was declared: a callable in a class would be taken for a method
+                yield each.__func__ if isinstance(each, staticmethod) else each
+
+
+def default_unique(app: Any) -> Unique:
+    """Return the options that every unique task of an app begins with.
+
+    Raises:
+        ConfigurationError: they are no options.
+    """
+    options = app.conf.get("idempotency_unique")
+    if options is not None and not isinstance(options, (Unique, Mapping)):
+        raise ConfigurationError(
+            "Expected idempotency_unique to be a mapping of options or a Unique, which every unique task begins with, "
+            f'got {options!r}. Write {{"for": "2h"}}; which tasks are unique is declared at each, or at their base '
+            "class: unique=True."
+        )
+    return Unique.of(options or True) or Unique()
 
 
 def _body_of(task: Any) -> Callable[..., Any]:

@@ -43,6 +43,8 @@ SETTINGS = (
     "idempotency_unique",
     "idempotency_visibility_refresh",
 )
+#: How names of Celery's settings begin, and what is read without a namespace does not.
+GROUPS = ("celery_", "task_", "worker_")
 #: How an app reads Django's settings, whose names are all in capitals.
 NAMESPACED = 'app.config_from_object("django.conf:settings", namespace="CELERY")'
 #: The setting of the middleware for Django, which an app without a namespace finds among its own.
@@ -337,24 +339,34 @@ def unprotected(app: Any) -> Iterator[tuple[str, str]]:
         app: A Celery app; only tasks that it has evaluated are examined.
     """
     for task in list(app._tasks.values()):
-        if is_idempotent(task):
+        if is_idempotent(task) or str(task.name).startswith(UNGUARDED):  # Celery's own, which an annotation may meet
             continue
         bases = [base for base in type(task).__mro__ if not issubclass(Task, base)]
+        body = getattr(task, "_orig_run", task.run)
         for base in bases:
             decorated = "_decorated" in vars(base)
             for name, value in vars(base).items():
+                if value is None or value is False:
+                    continue
                 unique = name == "unique" and not any(name in vars(other) for other in bases if other is not base)
-                if _is_protection(name, value) or (decorated and (unique or _is_base(value))):
+                if _is_protection(name, value, body) or (decorated and (unique or _is_base(value))):
                     yield str(task.name), name
 
 
-def _is_protection(name: str, value: object) -> bool:
-    if not isinstance(value, (Policy, Mapping)):  # first: to compare names takes a hundred times as long
+def _is_protection(name: str, value: object, body: Any) -> bool:
+    """Return whether an attribute of a plain task is meant as options or a key, and is no word of another library's."""
+    if not isinstance(value, (Policy, Mapping, str, list, tuple)):  # first: to compare names takes much longer
+        return value is True and name == "idempotency"
+    if name.startswith("_") or not _means_idempotency(name):
         return False
-    exact = name == "idempotency"
-    if not (exact or is_like_idempotency(name)):
-        return False
-    return isinstance(value, Policy) or exact or bool(set(value) & set(OPTIONS))
+    if isinstance(value, Mapping):
+        return name == "idempotency" or bool(set(value) & set(OPTIONS))
+    return isinstance(value, Policy) or _is_unmistakable("key", value, inspect.signature(body))
+
+
+@functools.lru_cache(maxsize=512)
+def _means_idempotency(name: str) -> bool:
+    return _spelled(name) == "idempotency" or is_like_idempotency(name)
 
 
 def _is_base(value: object) -> bool:
@@ -363,22 +375,39 @@ def _is_base(value: object) -> bool:
 
 def mistaken_settings(app: Any) -> dict[str, str]:
     """Return the settings of an app that are meant for this library and are none of it, with a suggestion for each."""
-    prefix = f"{app.namespace}_" if app.namespace else ""
     found = {}
-    for written in sorted(str(name) for name in app.conf.keys()):  # noqa: SIM118 - its own iterator fails on modules
-        name = written
-        if prefix and name.startswith(prefix):
-            name = name.removeprefix(prefix).lower()
-        elif prefix and name != name.lower():
-            continue  # another library's: Django's settings are everybody's
-        if name in DEFAULTS or name == MIDDLEWARE_SETTING:
-            continue  # Celery's own, which are most
-        meant = difflib.get_close_matches(name.lower(), SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
-        # Celery reads its own settings in capitals too, and finds others in lower case alone.
-        if name not in SETTINGS and (name.startswith("idempot") or meant):
-            near = meant or difflib.get_close_matches(name.lower(), SETTINGS, n=1)
-            found[written] = f"{prefix}{near[0].upper()}" if prefix and near else near[0] if near else ""
+    for name in sorted(str(name) for name in app.conf.keys()):  # noqa: SIM118 - its own iterator fails on modules
+        meant = _setting_meant(app, name)
+        if meant is not None:
+            found[name] = meant
     return found
+
+
+def _setting_meant(app: Any, written: str) -> str | None:
+    """Return what to write instead of a setting; "" for one to be left out, None for one that is right or another's."""
+    prefix = f"{app.namespace}_" if app.namespace else ""
+    name = written.removeprefix(prefix).lower() if prefix and written.startswith(prefix) else written
+    if prefix and name != name.lower():  # Django's settings are everybody's
+        own = f"{prefix}{name}"
+        return own if name.lower() in SETTINGS and own not in app.conf and _is_setting(name, app.conf[name]) else None
+    if name in DEFAULTS or name == MIDDLEWARE_SETTING or name in SETTINGS:  # Celery's own are most
+        return None
+    # Celery reads its own settings in capitals too, and finds others in lower case alone.
+    word = name.lower()
+    near = [rest for group in GROUPS if (rest := word.removeprefix(group)) in SETTINGS]
+    near = near or difflib.get_close_matches(word, SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
+    if not near and not name.startswith("idempot"):
+        return None
+    near = near or difflib.get_close_matches(word, SETTINGS, n=1)
+    return f"{prefix}{near[0].upper()}" if prefix and near else near[0] if near else ""
+
+
+def _is_setting(name: str, value: object) -> bool:
+    """Return whether a setting of Django's that lacks the namespace has a value that is this library's."""
+    if isinstance(value, Mapping):
+        return bool(value) and set(value) <= set(OPTIONS)
+    is_store = name == "IDEMPOTENCY_STORE" and _is_unmistakable("store", value, inspect.Signature())
+    return is_store or isinstance(value, Policy)
 
 
 def check_settings(app: Any) -> None:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from celery import current_app, signals, states
 from celery._state import get_current_worker_task
+from celery.app.annotations import resolve_all
 from celery.app.task import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
@@ -23,7 +24,7 @@ from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
 from ..errors import ConfigurationError, MissingKey, NoLease, StoreError
 from ..events import logger
 from . import canvas, declarations, message, propagation, unique
-from .app import TaskBinding, is_idempotent, is_shared
+from .app import LAYERS, TaskBinding, is_idempotent, is_shared
 from .declarations import REQUEST, mistaken_key
 from .delivery import SLOT_PAUSE, CeleryDelivery, is_outage, put_back, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
@@ -187,6 +188,14 @@ class IdempotentTask(BaseTask):
                 declarations.check_unprotected(app)
                 _examined[app] = len(app._tasks)
         return bound
+
+    @classmethod
+    def annotate(cls) -> None:
+        """Apply the annotations of the app's configuration, as Celery does, and keep what was declared below them."""
+        found = [vars(cls), *resolve_all(cls._app.annotations, cls)]
+        layers = {name: [each[name] for each in found if name in each] for name in ("idempotency", "unique")}
+        setattr(cls, LAYERS, layers)
+        super().annotate()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task: guarded if this call is a delivery, plainly if it is a call."""

@@ -12,7 +12,8 @@ from django.core import checks
 from django.db import connections
 
 from ..celery import declarations
-from ..core.policy import Policy, Unique
+from ..celery.app import default_unique
+from ..core.policy import Policy
 from ..errors import ConfigurationError, StoreRefused
 from ..stores import open_store
 from .databases import celery_app, database_stores, named_stores
@@ -37,7 +38,7 @@ def check_settings(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
     steps: list[Callable[[], object]] = [
         partial(declarations.check_settings, app),
         lambda: Policy.of(app.conf.get("idempotency")),
-        lambda: Unique.of(app.conf.get("idempotency_unique")),
+        partial(default_unique, app),
         *(partial(_open, store) for store in named_stores()),
     ]
     for step in steps:

@@ -26,6 +26,7 @@ from celery_idempotent import (
     NoLease,
     Policy,
     StoreUnreachable,
+    Unique,
     current_lease,
     idempotent,
 )
@@ -246,6 +247,76 @@ def test_options_layer_from_library_over_app_to_task(app: Celery) -> None:
     task = declare(app, idempotency=Policy(key="order_id", lease_ttl="2m"))
     policy = task._binding.policy
     assert (policy.lease_ttl, policy.result_ttl, policy.failure_ttl, policy.key) == (120, 3600, 86400, "order_id")
+
+
+class Payment(IdempotentTask):
+    """A base class as a shop has one for all of its payments."""
+
+    abstract = True
+    idempotency = Policy(key="order_id", result_ttl="30d", fingerprint=False)
+    unique = Unique(key="order_id", until="done")
+
+
+def test_options_of_a_task_are_laid_on_top_of_those_of_its_base_classes(app: Celery) -> None:
+    task = declare(app, base=Payment, idempotency={"lease_ttl": "5m", "fingerprint": True}, unique={"for": "2h"})
+    assert task._binding.policy._options() == {
+        "key": "order_id",
+        "lease_ttl": 300,
+        "result_ttl": 30 * 86400,
+        "fingerprint": True,
+    }
+    assert task._binding.unique._options() == {"key": "order_id", "until": "done", "for": 7200}
+    assert task.apply(("A", 5)).get() == task.apply(("A", 5)).get()
+    assert [record.key for record in app.conf.idempotency_store.scan()] == [task.key_for("A")]
+
+
+@pytest.mark.parametrize(
+    ("unique", "options"),
+    [
+        (None, None),
+        (False, None),
+        (True, {"key": "order_id", "until": "done"}),
+        ("cents", {"key": "cents", "until": "done"}),
+        (staticmethod(lambda cents: cents), {"until": "done"}),
+    ],
+)
+def test_a_task_may_do_without_the_uniqueness_of_its_base(
+    app: Celery, unique: Any, options: dict[str, Any] | None
+) -> None:
+    found = declare(app, base=Payment, unique=unique)._binding.unique
+    assert (found and {name: value for name, value in found._options().items() if not callable(value)}) == options
+
+
+def test_an_annotation_is_laid_on_top_of_what_the_task_declares(app: Celery) -> None:
+    name = f"{__name__}.annotated"
+    app.conf.task_annotations = {
+        name: {"idempotency": {"lease_ttl": "5m"}, "unique": {"for": "2h"}},
+        "*": {"idempotency": None, "acks_late": True},
+    }
+    task = declare(app, name=name, base=Payment, idempotency={"on_conflict": "raise"})
+    assert task._binding.policy._options() == {
+        "key": "order_id",
+        "lease_ttl": 300,
+        "result_ttl": 30 * 86400,
+        "on_conflict": "raise",
+        "fingerprint": False,
+    }
+    assert task._binding.unique._options() == {"key": "order_id", "until": "done", "for": 7200}
+
+
+def test_an_annotation_of_all_tasks_may_end_their_uniqueness(app: Celery) -> None:
+    name = f"{__name__}.unique"
+    app.conf.task_annotations = {name: {"unique": {"for": "2h"}}, "*": {"unique": False}}
+    assert declare(app, name=name, base=Payment)._binding.unique is None
+
+
+def test_a_property_of_a_class_may_make_the_options(app: Celery) -> None:
+    class Tenant(IdempotentTask):
+        abstract = True
+        idempotency = property(lambda self: {"key": "order_id", "scope": lambda order_id: self.name})
+
+    task = declare(app, base=Tenant, idempotency={"lease_ttl": "5m"})
+    assert (task._binding.policy.key, task._binding.policy.lease_ttl) == ("order_id", 300)
 
 
 def guarded_twice(app: Celery, outer: dict[str, Any], **inner: Any) -> Any:

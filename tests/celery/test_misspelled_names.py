@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -186,7 +187,7 @@ def test_names_that_mean_something_else_are_no_slips(names: set[str]) -> None:
     signature = inspect.signature(lambda order_id: order_id)
     assert list(declarations._misplaced(cls, IdempotentTask, signature)) == []
     assert declarations.mistaken_key(attributes) == ""
-    assert [name for name in names if declarations._is_protection(name, {"key": "order_id"})] == []
+    assert [name for name in names if declarations._is_protection(name, {"key": "order_id"}, None)] == []
 
 
 # -- without the base --------------------------------------------------------------------------------------------------
@@ -200,6 +201,11 @@ def test_names_that_mean_something_else_are_no_slips(names: set[str]) -> None:
         {"idempotency": Policy()},
         {"idempotent": {"key": "order_id"}},
         {"idempotence": Policy()},
+        {"Idempotency": {"key": "order_id"}},
+        {"idempotency": "order_id"},
+        {"idempotency": ["order_id"]},
+        {"idempotency": True},
+        {"idempotency_key": "order_id"},
         {"bass": IdempotentTask},
     ],
     ids=str,
@@ -218,7 +224,15 @@ def test_options_of_a_task_without_the_base_are_refused_beside_one_that_has_it(
 
 
 @pytest.mark.parametrize(
-    "options", [{"idempotent": True}, {"idempotent": {"of": "others"}}, {"idempotency": "https://others"}], ids=str
+    "options",
+    [
+        {"idempotent": True},
+        {"idempotent": {"of": "others"}},
+        {"idempotency": "https://others"},
+        {"idempotency": None},
+        {"idempotency_key": "other"},
+    ],
+    ids=str,
 )
 def test_a_plain_task_may_have_words_of_its_own(app: Celery, options: dict[str, Any]) -> None:
     def plain() -> None: ...
@@ -396,6 +410,14 @@ def test_a_slip_within_a_body_is_refused(app: Celery) -> None:
         (None, {"idempotency_visibility": True}, {"idempotency_visibility": "idempotency_visibility_refresh"}),
         ("CELERY", {"CELERY_IDEMPOTENCY_STOER": "x"}, {"CELERY_IDEMPOTENCY_STOER": "CELERY_IDEMPOTENCY_STORE"}),
         ("CELERY", {"IDEMPOTENCY_KEY": {}, "IDEMPOTENCY_STORE": "another library's"}, {}),
+        (None, {"CELERY_IDEMPOTENCY": {}}, {"CELERY_IDEMPOTENCY": "idempotency"}),
+        (None, {"celery_idempotency_store": "x"}, {"celery_idempotency_store": "idempotency_store"}),
+        (None, {"worker_idempotency": {}, "STRIPE_IDEMPOTENCY": {}}, {"worker_idempotency": "idempotency"}),
+        ("CELERY", {"CELERY_TASK_IDEMPOTENCY": {}}, {"CELERY_TASK_IDEMPOTENCY": "CELERY_IDEMPOTENCY"}),
+        ("CELERY", {"IDEMPOTENCY": {"result_ttl": "30d"}}, {"IDEMPOTENCY": "CELERY_IDEMPOTENCY"}),
+        ("CELERY", {"IDEMPOTENCY_STORE": "postgresql://db/x"}, {"IDEMPOTENCY_STORE": "CELERY_IDEMPOTENCY_STORE"}),
+        ("CELERY", {"IDEMPOTENCY_STORE": "memory://", "CELERY_IDEMPOTENCY_STORE": "memory://"}, {}),
+        ("CELERY", {"IDEMPOTENCY": {"header": "X-Idempotency"}, "IDEMPOTENCY_HTTP": {"store": "memory://"}}, {}),
         (None, {"DEMO": 1, "result_expires": 60, "identity_store": 1}, {}),
         *((None, {name: "x"}, {}) for name in declarations.SETTINGS),
     ],
@@ -411,6 +433,26 @@ def test_a_setting_that_nothing_reads_is_found(
     assert "idempotency_stroe" in declarations.mistaken_settings(app)
 
 
+@pytest.mark.parametrize(
+    ("namespace", "name", "hint"),
+    [
+        (
+            None,
+            "CELERY_IDEMPOTENCY",
+            r"Did you mean idempotency\? In Django's settings, write CELERY_IDEMPOTENCY, and ",
+        ),
+        ("CELERY", "IDEMPOTENCY", r"Did you mean CELERY_IDEMPOTENCY\?$"),
+    ],
+)
+def test_a_setting_without_its_namespace_is_refused_with_what_reads_it(
+    namespace: str | None, name: str, hint: str
+) -> None:
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(type("Settings", (), {name: {"result_ttl": "30d"}}), namespace=namespace)
+    with pytest.raises(ConfigurationError, match=hint):
+        declarations.check_settings(app)
+
+
 @pytest.mark.parametrize("pool", [TaskPool, PreforkPool])
 def test_a_setting_that_is_no_switch_is_refused(app: Celery, pool: type[Any]) -> None:
     app.conf.idempotency_renew_from_main = "no"
@@ -418,9 +460,17 @@ def test_a_setting_that_is_no_switch_is_refused(app: Celery, pool: type[Any]) ->
         RenewalStep.include_if(cast(Any, None), SimpleNamespace(app=app, pool_cls=pool))
 
 
-def test_a_namespace_that_is_no_text_is_refused_when_declared(app: Celery) -> None:
-    app.conf.idempotency_namespace = 7
-    with pytest.raises(ConfigurationError, match="Expected idempotency_namespace to be a text, got 7"):
+@pytest.mark.parametrize("namespace", [7, 0, False, [], ""])
+def test_a_namespace_that_is_no_text_is_refused_when_declared(app: Celery, namespace: object) -> None:
+    app.conf.idempotency_namespace = namespace
+    with pytest.raises(ConfigurationError, match="to be a text, got " + re.escape(f"{namespace!r}.")):
+        declare(app)
+
+
+@pytest.mark.parametrize("options", [True, False, "order_id"])
+def test_options_of_unique_tasks_that_make_none_unique_are_refused(app: Celery, options: object) -> None:
+    app.conf.idempotency_unique = options
+    with pytest.raises(ConfigurationError, match=rf"Expected idempotency_unique to be a mapping .*, got {options!r}\."):
         declare(app)
 
 
