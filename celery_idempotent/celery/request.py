@@ -75,6 +75,8 @@ class IdempotentRequest(Request):
         if is_guarded(self.task):
             cut_off.append(self)
         self._cut_off = pool.is_green
+        if pool.is_green and self.worker_pid == pool.getpid():
+            self._cut_off_others(pool, signal, options)
         try:
             return super().cancel(pool, signal, **options)
         except Exception as error:
@@ -83,6 +85,13 @@ class IdempotentRequest(Request):
             if shared.enforces_limits:
                 raise
             logger.warning("Cutting off %s[%s] raised %r", self.name, self.id, error)
+
+    def _cut_off_others(self, pool: Any, signal: Any, options: dict[str, Any]) -> None:
+        """Cut off the other bodies before this one, in which the signal's handler runs: it ends with its body."""
+        for other in tuple(worker_state.active_requests):
+            over = other.acknowledged or other._already_cancelled or other.id in worker_state.successful_requests
+            if other is not self and is_guarded(other.task) and not over:
+                other.cancel(pool, signal, **options)
 
     def maybe_expire(self) -> bool:
         """Leave it to the delivery to decide whether the message expired, since it can read the store.

@@ -230,6 +230,24 @@ def test_a_cold_shutdown_loses_no_task(
     assert journal.count("charged") == count
 
 
+@pytest.mark.parametrize("pool", KILLING)
+def test_a_cold_shutdown_frees_all_keys_also_where_it_interrupts_one_of_the_bodies(
+    app: Celery, start: Callable[..., WorkerNode], gates: Gates, store: RedisStore, pool: str
+) -> None:
+    """Celery cuts off one after the other; where it comes to that which it interrupted, that is the end of the rest."""
+    gate, quitter = gates.close("gate"), gates.close("quitter")
+    gates.close("quit")
+    node = start(pool, concurrency=6)
+    app.module.charge.delay("ORD-0", "quit", gate="quitter")
+    quitter.reached()
+    for n in range(1, 6):
+        app.module.charge.delay(f"ORD-{n}", gate="gate")
+    gate.reached(5)
+    quitter.open()
+    wait_until(lambda: not node.running, 30, "the worker to end")
+    assert [state(store, f"ORD-{n}") for n in range(6)] == [State.RELEASED] * 6
+
+
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
 def test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import Any
 
@@ -31,6 +32,9 @@ def charge(self: Any, order_id: str, ending: str = "return", gate: str = "") -> 
     Gates.from_env().wait(gate or f"gate {order_id}")
     if ending == "raise":
         raise ValueError(f"no {order_id}")
+    if ending == "quit":
+        os.kill(os.getpid(), signal.SIGQUIT)
+        Gates.from_env().wait("quit")
     if ending == "exit" and journal.count("started", order_id) == 1:
         raise SystemExit(3)
     if ending == "retry" and not self.request.retries:
