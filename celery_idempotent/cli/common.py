@@ -231,7 +231,8 @@ def _call_options(*, with_app: bool) -> list[click.Option]:
             "metavar": "[NAME=]VALUE",
             "multiple": True,
             "type": ArgumentType(),
-            "help": "Instead of KEY: an argument of which the key is made; may be repeated.",
+            "help": "Instead of KEY: an argument of which the key is made; may be repeated. 1 stands also for the text "
+            '"1"; what changes records acts on neither where there are both.',
         },
         "--args": {"metavar": "JSON", "type": Json(list), "help": "With --task: the key of a call, by its arguments."},
         "--kwargs": {"metavar": "JSON", "type": Json(dict), "help": "With --task: its keyword arguments."},
@@ -392,7 +393,20 @@ def _headers(call: Mapping[str, Any]) -> dict[str, str]:
     return headers
 
 
-def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: bool = False) -> list[str]:
+def check_one(ctx: click.Context, found: Sequence[str]) -> None:
+    """Raise if there is more than the one operation that a command may change, as of ``1`` and ``"1"``."""
+    if len(found) > 1:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise click.UsageError(
+            f"Expected one operation, got {len(found)}: {', '.join(found[:5])}{more}. Name the KEY. Give it "
+            "as it is listed here, without --task and --arg.",
+            ctx,
+        )
+
+
+def keys_of(
+    ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: bool = False, one: bool = False
+) -> list[str]:
     """Return the keys that the command line names.
 
     Arguments:
@@ -400,9 +414,10 @@ def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: 
         stores: Where they are looked up.
         typed: The KEYs.
         guess: Whether a KEY that no store knows may stand for the key of that text under a task of the app.
+        one: Whether each KEY must stand for one key alone.
 
     Raises:
-        UsageError: none is named, or one in two ways.
+        UsageError: none is named, or one in two ways, or several where one must be.
         ConfigurationError: there is no such task, or its arguments do not fit.
     """
     call = ctx.meta.get(_CALL, {})
@@ -417,16 +432,20 @@ def keys_of(ctx: click.Context, stores: Stores, typed: Sequence[str], *, guess: 
         raise click.UsageError(
             "Expected, with --task, one of: KEY; --arg NAME=VALUE; --args JSON and --kwargs JSON.", ctx
         )
-    if KEYS not in ctx.meta:
-        return [key for each in typed for key in _under(stores, call["task"], each)]
-    tasks, headers = ctx.meta[KEYS](), _headers(call)
-    if by_arguments:
-        return [tasks.of_call(call["task"], call.get("args", ()), call.get("kwargs", {}), headers)]
-    return [
-        key
-        for each in typed
-        for key in _meant(stores, each, lambda text: tasks.of_text(text, headers, call["task"]), literal=False)
-    ]
+    if KEYS in ctx.meta:
+        tasks, headers = ctx.meta[KEYS](), _headers(call)
+        if by_arguments:
+            return [tasks.of_call(call["task"], call.get("args", ()), call.get("kwargs", {}), headers)]
+        under = [
+            _meant(stores, each, lambda text: tasks.of_text(text, headers, call["task"]), literal=False)
+            for each in typed
+        ]
+    else:
+        under = [_under(stores, call["task"], each) for each in typed]
+    if one:
+        for found in under:
+            check_one(ctx, found)
+    return [key for found in under for key in found]
 
 
 def _under(stores: Stores, task: str, typed: str) -> Sequence[str]:

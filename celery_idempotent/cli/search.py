@@ -21,6 +21,7 @@ from .common import (
     Number,
     ProgressCounter,
     Stores,
+    check_one,
     keys_of,
     keys_of_arguments,
     named_arguments,
@@ -193,7 +194,7 @@ def selected_keys(
         stores: Where they are looked up.
         typed: The KEYs.
         guess: As in `keys_of`.
-        one: Whether arguments must name one key alone.
+        one: Whether arguments, or a KEY with --task, must name one key alone.
 
     Raises:
         UsageError: none is named, or one in two ways, or several where one must be.
@@ -201,17 +202,20 @@ def selected_keys(
     """
     task, arguments = named_arguments(ctx)
     if not arguments:
-        return keys_of(ctx, stores, typed, guess=guess)
+        return keys_of(ctx, stores, typed, guess=guess, one=one)
     if typed:
         raise click.UsageError("Expected either a KEY or --arg, got both.", ctx)
     exact = keys_of_arguments(ctx, task, arguments)
     if exact:
-        return [key for key in exact if stores.knows(key)] or exact[:1]
+        known = [key for key in exact if stores.knows(key)] or exact[:1]
+        if one:
+            check_one(ctx, known)
+        return known
     wish = Filter((), task, "", None, None, False, SELECTED, arguments=arguments)
     results = [found for _, found in stores.each(partial(search, wish))]
     found = list(dict.fromkeys(key for result in results for key in result.records))
-    if one and len(found) > 1:
-        raise click.UsageError(f"Expected one operation, got {_some(found)}. Name the KEY.", ctx)
+    if one:
+        check_one(ctx, found)
     if any(result.more for result in results):
         click.echo(f"There are more than these {SELECTED}: narrow it down, or see list.", err=True)
     if not found and not stores.status:
@@ -222,11 +226,6 @@ def selected_keys(
 
 #: How many keys one command explains, or shows.
 SELECTED = 20
-
-
-def _some(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-    return f"{len(keys)}: {', '.join(keys[:5])}{more}"
 
 
 def _shown(arguments: Sequence[Argument]) -> str:

@@ -16,7 +16,7 @@ from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.cli.conftest import Run, Said, app_with, by_app
-from tests.support.cli.shelf import Shelf, hold, release, settle
+from tests.support.cli.shelf import Shelf, hold, keys, release, settle
 from tests.support.cli.terminal import COLUMNS, Terminal
 
 HELD, DONE, FREED = "idem:shop.export::17", "idem:shop.charge::ORD-1", "idem:shop.mail::bob"
@@ -366,6 +366,55 @@ def test_what_changes_records_takes_arguments_of_one_operation_alone(on_shelf: R
     assert f"Forget {MAILED}? [y/N]" in asked.err
     assert asked.status == Exit.NO
     assert on_shelf("forget", "--arg", "acme", "--arg", "ORD-1", "--yes").out == f"{MAILED} is forgotten\n"
+
+
+TEXT, NUMBER = "idem:shop.first::17", "idem:shop.first::~17"
+
+
+@pytest.mark.parametrize("command", ["forget", "release"])
+@pytest.mark.parametrize("named", [("--arg", "month=17"), ("17",)], ids=["argument", "key"])
+def test_what_changes_records_takes_no_number_for_the_text_of_it_where_there_are_both(
+    shop: Celery, shelf: Shelf, command: str, named: tuple[str, ...]
+) -> None:
+    hold(shelf, TEXT)
+    before = keys(shelf)
+    said = by_app(shop, command, "--task", "shop.first", *named, "--yes")
+    assert said.status == Exit.USAGE
+    assert f"got 2: {TEXT}, {NUMBER}. Name the KEY." in said.err
+    assert keys(shelf) == before
+    assert [record.key for record in shelf.scan(state=State.IN_PROGRESS)] == [TEXT]
+
+
+@pytest.mark.parametrize(
+    ("named", "key"),
+    [
+        ((TEXT,), TEXT),
+        ((NUMBER,), NUMBER),
+        (("--task", "shop.first", "--arg", 'month="17"'), TEXT),
+        (("--task", "shop.first", "--args", '["acme", "17"]'), TEXT),
+        (("--task", "shop.first", "--args", '["acme", 17]'), NUMBER),
+    ],
+)
+def test_a_number_and_the_text_of_it_are_told_apart_by_how_they_are_named(
+    shop: Celery, shelf: Shelf, named: tuple[str, ...], key: str
+) -> None:
+    settle(shelf, TEXT)
+    before = keys(shelf)
+    said = by_app(shop, "forget", *named, "--yes")
+    assert (said.status, said.out) == (Exit.OK, f"{key} is forgotten\n")
+    assert keys(shelf) == before - {key}
+
+
+def test_without_an_app_what_changes_records_takes_one_key_of_a_task_alone(
+    by_url: Callable[..., Said], shelf: Shelf
+) -> None:
+    """Of a text that is the key of one call, and the id of another one's message."""
+    by_key, by_id = compose("idem", "shop.charge", key="ORD-1"), "idem:shop.charge:ORD-1"
+    settle(shelf, by_key)
+    settle(shelf, by_id)
+    said = Run(by_url, shelf)("forget", "--task", "shop.charge", "ORD-1", "--yes")
+    assert (said.status, len(list(shelf.scan()))) == (Exit.USAGE, 2)
+    assert f"got 2: {by_key}, {by_id}. Name the KEY." in said.err
 
 
 def test_a_key_may_be_named_by_its_task_without_an_app(by_url: Callable[..., Said], shelf: Shelf) -> None:
