@@ -129,7 +129,14 @@ _RELEASED = {
     Reason.REVOKED: "an operator revoked it",
     Reason.REJECTED: "the task rejected its message",
     Reason.REQUEUED: "the message goes back to its queue",
+    Reason.CRASH_LOOP: "its holders kept dying",
+    Reason.STARTED: "its message has begun",
 }
+
+
+def _why(reason: str) -> str:
+    """Return the reason of a release in words; one of a newer version as it is."""
+    return _RELEASED[Reason(reason)] if reason in set(Reason) else reason
 
 
 def _task(task_id: object) -> str:
@@ -178,7 +185,7 @@ def _words(facts: dict[str, Any]) -> dict[str, Any]:
         "begun": f" ({', '.join(begun)})" if begun else "",
         "crashes": crashes,
         "crashed": f", after {crashes}" if "crashes" in facts else "",
-        "reason": _RELEASED.get(Reason(reason), reason) if reason in set(Reason) else reason,
+        "reason": _why(reason),
         "failure": "its failure " if facts.get("state") == State.FAILED else "",
         "conflict": conflict or "waits for a retry",
         "delay": format_duration(facts.get("delay", 0)),
@@ -208,7 +215,7 @@ def describe_record(record: Record | None) -> str:
             ran_out = "whose lease ran out" + (" in a shutdown" if record.reason == Reason.SHUTDOWN else "")
             return f"in progress by {record.holder or 'an unknown worker'}, {_task(record.task_id)}, {ran_out}{kept}"
         case State.RELEASED:
-            why = _RELEASED.get(Reason(record.reason), "its holders kept dying") if record.reason else "given back"
+            why = _why(record.reason) or "given back"
             crashes = f"; {_crashes(record.crashes)} in a row" if record.crashes else ""
             return f"released: {why}{crashes}{kept}"
         case _:

@@ -188,6 +188,7 @@ RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host
         ({"state": State.RELEASED, "reason": "crashed", "crashes": 1}, "process died; 1 crash in a row", "runs"),
         ({"state": State.RELEASED, "reason": "crash_loop", "crashes": 5}, "kept dying; 5 crashes", "what kills the"),
         ({"state": State.RELEASED, "reason": ""}, "released: given back", "next delivery runs"),
+        ({"state": State.RELEASED, "reason": "pondered"}, "released: pondered", "next delivery runs"),
     ],
 )
 def test_each_state_of_a_record_is_told_and_what_it_means(changes: dict[str, Any], stands: str, means: str) -> None:
