@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from importlib import import_module
 from threading import Event, Thread
@@ -22,7 +22,7 @@ from click.core import ParameterSource
 
 from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..stores.history import text_of_operator
-from ..stores.records import HistoryEntry
+from ..stores.records import HistoryEntry, is_reservation
 from .tables import task_of
 
 if TYPE_CHECKING:
@@ -514,6 +514,14 @@ def command_line() -> str:
     return "" if context is None else context.command_path
 
 
+def waiting(record: Record) -> Record:
+    """Return the record of a reservation with its message as its task, and the publisher as its holder; else as is."""
+    from ..core.reservations import WaitingMessage
+
+    message = WaitingMessage.read(record.holder) if is_reservation(record.key) else None
+    return record if message is None else replace(record, task_id=message.task_id, holder=message.holder)
+
+
 def trace_of(event: str, used: NamedStore, record: Record, command: str | None = None) -> Trace:
     """Return the entry of a history for what an operator did to a record.
 
@@ -529,7 +537,7 @@ def trace_of(event: str, used: NamedStore, record: Record, command: str | None =
         reason = " ".join(str(error).split())
         click.echo(f"What was done to {record.key} could not be noted in its history: {reason}", err=True)
 
-    forgotten = event == "ForgottenByOperator"
+    forgotten, record = event == "ForgottenByOperator", waiting(record)
     facts = {
         "command": command_line() if command is None else command,
         "state": str(record.state) if forgotten else "",

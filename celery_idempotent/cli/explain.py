@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..stores.records import Reason, Record, State
+from ..core.reservations import WaitingMessage
+from ..stores.records import Reason, Record, State, is_reservation
 from ..units import format_duration
 from .common import KeyCommand, Stores, stores_of
 from .search import selected_keys
 from .show import facts_of_record, unknown
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -201,10 +203,56 @@ def describe_event(facts: dict[str, Any]) -> str:
     return " ".join((sentence.format_map(_words(facts)) if sentence else event).split())
 
 
+#: How the key of a throttle's period ends, behind that of the reservation.
+_PERIOD = ":~throttle"
+
+
+def _message(record: Record) -> WaitingMessage:
+    """Return the message that holds a reservation, as far as its record has it."""
+    return WaitingMessage.read(record.holder) or WaitingMessage(record.task_id, holder=record.holder)
+
+
+def _describe_reservation(record: Record) -> str:
+    message = _message(record)
+    if record.state is State.RELEASED:
+        return f"released: {'its message has ended' if record.reason == Reason.DONE else _why(record.reason)}"
+    began = f" {format_duration(record.held_for)} ago" if record.held_for else ""
+    left = f"lasts {format_duration(record.remaining)}" if record.remaining else "is over"
+    if record.key.endswith(_PERIOD):
+        return f"throttled by the run that began at {message.holder or 'an unknown worker'}{began}; the period {left}"
+    who = f"message {message.task_id}" if message.task_id else "an unknown message"
+    published = f", published by {message.holder}{began}" if message.holder else ""
+    due = f", due {message.eta}" if message.eta else ""
+    expires = f", expires {message.expires}" if message.expires else ""
+    ends = f"; the reservation {left}" if record.remaining else ", ran out"
+    return f"reserved by {who} of {task_of(record.key)}{published}{due}{expires}{ends}"
+
+
+def _advice_on_reservation(record: Record) -> str:
+    if record.key.endswith(_PERIOD):
+        return "The next run is due when the period is over, or now: forget KEY ends the period."
+    if record.state is not State.IN_PROGRESS or not record.remaining:
+        return "No message holds it. The next call is published."
+    return (
+        "Its message waits for a worker, or runs: calls like it are not published, or replace it. If that message is "
+        "gone, as after a purge of its queue, forget KEY: the next call is published then, and otherwise when the "
+        "reservation is over."
+    )
+
+
+def end_of_reservation(record: Record) -> str:
+    """Return in a sentence what may happen once a reservation that is held is none any more."""
+    if record.key.endswith(_PERIOD):
+        return "The next run does not wait for the end of the period then."
+    return "If its message still waits, the next call is published, and both run."
+
+
 def describe_record(record: Record | None) -> str:
     """Return how things stand with a record, or with none."""
     if record is None:
         return "nothing is remembered"
+    if is_reservation(record.key):
+        return _describe_reservation(record)
     kept = f"; kept for {format_duration(record.retention)}" if record.retention else ""
     match record.state:
         case State.IN_PROGRESS if record.remaining > 0:
@@ -226,6 +274,8 @@ def advice(record: Record | None) -> str:
     """Return what that means for the next delivery, and what to do about it."""
     if record is None:
         return "The next delivery runs, as if there had been none."
+    if is_reservation(record.key):
+        return _advice_on_reservation(record)
     match record.state:
         case State.IN_PROGRESS if record.remaining > 0:
             return "It is being done. Wait: duplicates do so too, and are answered once it is completed."

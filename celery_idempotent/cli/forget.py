@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..stores.records import Record, State
+from ..stores.records import Record, State, is_reservation
 from .common import (
     KEEP,
     Changes,
@@ -21,6 +21,7 @@ from .common import (
     stores_of,
     trace_of,
 )
+from .explain import describe_record, end_of_reservation
 from .search import selected_keys
 from .show import unknown
 from .tables import task_of
@@ -126,6 +127,8 @@ def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Cha
 
 def question_of_held(record: Record) -> str:
     """Return what an operator must confirm before what a live lease holds is forgotten."""
+    if is_reservation(record.key):
+        return f"{record.key} is {describe_record(record)}. {end_of_reservation(record)} Forget it all the same?"
     return f"{record.holder or 'An unknown worker'} holds {record.key} and may be running it. Forget it all the same?"
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..stores.records import Claim, Lease, Reason, Record, Release, State
+from ..stores.records import Claim, Lease, Reason, Record, Release, State, is_reservation
 from ..units import shorten_duration
-from .common import Changes, KeyCommand, Stores, confirmed, stores_of, trace_of
+from .common import Changes, KeyCommand, Stores, confirmed, stores_of, trace_of, waiting
+from .explain import describe_record, end_of_reservation
 from .search import selected_keys
 from .show import unknown
 from .tables import clean, task_of
@@ -55,7 +56,7 @@ def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: 
     if not why and not yes:
         facts = holder_facts(used, record)
         click.echo("\n".join(f"{name:<9}  {clean(value)}" for name, value in facts.items()), err=True)
-        if not confirmed(QUESTION, yes=False, verb="releases"):
+        if not confirmed(question_of(record), yes=False, verb="releases"):
             changes.left += 1
             return
     why = why or release_for_holder(used, record)
@@ -71,6 +72,11 @@ def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: 
 def why_not_held(record: Record) -> str:
     """Return in a sentence why there is no lease to give back, and what can be done; "" if there is one."""
     key = record.key
+    if is_reservation(key):
+        if record.state is not State.IN_PROGRESS:
+            return f"No message holds {key}: it is released already, and the next call is published."
+        over = f"The reservation {key} has run out: there is nothing to release, the next call is published."
+        return "" if record.remaining else over
     if record.state is State.IN_PROGRESS:
         over = f"The lease on {key} has run out: there is nothing to release, the next delivery takes it over."
         return "" if record.remaining else over
@@ -87,6 +93,8 @@ def why_not_held(record: Record) -> str:
 
 def holder_facts(used: NamedStore, record: Record) -> dict[str, str]:
     """Return what is known of a holder, by name."""
+    if is_reservation(record.key):
+        return {"key": record.key, "now": describe_record(record)}
     ttl = used.lease_ttls.get(task_of(record.key), 0.0)
     beat = f"{shorten_duration(ttl - record.remaining)} ago, if its lease_ttl is {ttl:g} s"
     facts = {
@@ -99,8 +107,13 @@ def holder_facts(used: NamedStore, record: Record) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
+def question_of(record: Record) -> str:
+    """Return what an operator must confirm before a lease is released."""
+    return f"{end_of_reservation(record)} Release it all the same?" if is_reservation(record.key) else QUESTION
+
+
 def _who(record: Record) -> str:
-    return clean(record.holder) or "an unknown worker"
+    return clean(waiting(record).holder) or "an unknown worker"
 
 
 def release_for_holder(used: NamedStore, record: Record, command: str | None = None) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ..core.reservations import WaitingMessage
 from ..errors import ConfigurationError
 from ..stores.records import Record, State, is_part, is_reservation
 from ..units import parse_duration
@@ -26,6 +25,7 @@ from .common import (
     keys_of_arguments,
     named_arguments,
     suggestion,
+    waiting,
 )
 from .tables import age_of
 
@@ -230,12 +230,6 @@ SELECTED = 20
 
 def _shown(arguments: Sequence[Argument]) -> str:
     return " and ".join(f"{each.name}={each.value}" if each.name else each.value for each in arguments)
-
-
-def waiting(record: Record) -> Record:
-    """Return the record of a reservation with its message as its task, and the publisher as its holder."""
-    message = WaitingMessage.read(record.holder)
-    return record if message is None else replace(record, task_id=message.task_id, holder=message.holder)
 
 
 @dataclass

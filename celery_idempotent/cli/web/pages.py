@@ -24,7 +24,7 @@ from .. import tables
 from ..common import Json, Stores
 from ..explain import advice, describe_event, describe_record, describe_standing
 from ..forget import forget_record, question_of_held
-from ..release import QUESTION, holder_facts, release_for_holder, why_not_held
+from ..release import holder_facts, question_of, release_for_holder, why_not_held
 from ..search import Filter, duration
 from ..show import describe_unknown, facts_of_record, in_words
 from ..stats import details, summary
@@ -245,7 +245,7 @@ class Site:
         if why := why_not_held(record):
             raise Refused(HTTPStatus.CONFLICT, "There is nothing to release", clean(why))
         facts = _cells(holder_facts(used, record))
-        return self._confirm("Release", used, record, QUESTION, facts)
+        return self._confirm("Release", used, record, question_of(record), facts)
 
     def _confirm_forget(self, request: Request) -> Response:
         used, record = self._target(request.query)
