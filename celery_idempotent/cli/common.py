@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from importlib import import_module
@@ -303,9 +303,13 @@ class Stores:
     def knows(self, key: str) -> bool:
         """Return whether any store has a record or a history of a key; one that cannot serve has none."""
         for used in self.used:
-            with suppress(IdempotencyError):
+            try:
                 if used.store.get(key) is not None or used.store.history(key):
                     return True
+            except RecordUnreadable:  # there is one
+                return True
+            except IdempotencyError:
+                continue
         return False
 
     def each(self, work: Callable[[NamedStore], Any]) -> Iterator[tuple[NamedStore, Any]]:
@@ -522,7 +526,9 @@ def waiting(record: Record) -> Record:
     return record if message is None else replace(record, task_id=message.task_id, holder=message.holder)
 
 
-def trace_of(event: str, used: NamedStore, record: Record, command: str | None = None) -> Trace:
+def trace_of(
+    event: str, used: NamedStore, record: Record, command: str | None = None, *, state: str | None = None
+) -> Trace:
     """Return the entry of a history for what an operator did to a record.
 
     Arguments:
@@ -530,6 +536,7 @@ def trace_of(event: str, used: NamedStore, record: Record, command: str | None =
         used: The store.
         record: The record as it was.
         command: The command by which they did it (default: the one that runs).
+        state: What the record was (default: its state).
     """
     from ..stores.maintenance import Trace
 
@@ -540,7 +547,7 @@ def trace_of(event: str, used: NamedStore, record: Record, command: str | None =
     forgotten, record = event == "ForgottenByOperator", waiting(record)
     facts = {
         "command": command_line() if command is None else command,
-        "state": str(record.state) if forgotten else "",
+        "state": (state or str(record.state)) if forgotten else "",
         "holder": record.holder,
         "task_id": record.task_id,
     }

@@ -168,7 +168,7 @@ _SENTENCES = {
     "LeaseLost": "{who} learned that its lease was taken over{after}: {ending}, unrecorded",
     "SettleFailed": "done by {who}{after}, and the store could not record it: {error}",
     "ReleasedByOperator": "released by {operator}{command} from {who}, {task}",
-    "ForgottenByOperator": "forgotten by {operator}{command}: it was {state}, by {task}",
+    "ForgottenByOperator": "forgotten by {operator}{command}: it was {state}{by}",
     "Published": "published {published} as {task_id}",
     "RanUnprotected": "run by {who} without a lease, since the store could not serve: {error}",
 }
@@ -183,6 +183,7 @@ def _words(facts: dict[str, Any]) -> dict[str, Any]:
     words = {
         "who": facts.get("holder") or "an unknown worker",
         "task": _task(facts.get("task_id")),
+        "by": f", by {_task(facts['task_id'])}" if facts.get("task_id") else "",
         "after": f" after {format_duration(facts['ran'])}" if "ran" in facts else "",
         "begun": f" ({', '.join(begun)})" if begun else "",
         "crashes": crashes,

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import RecordUnreadable
 from ..stores.records import Record, State, is_reservation
 from .common import (
     KEEP,
     Changes,
+    Exit,
     KeyCommand,
     ProgressCounter,
     Stores,
@@ -95,18 +97,46 @@ class Options:
 def _forget_key(stores: Stores, key: str, wish: Options, changes: Changes) -> None:
     from ..stores.maintenance import erase_leftovers
 
-    answers = list(stores.each(lambda used: used.store.get(key)))
+    answers = list(stores.each(lambda used: _read(used, key)))
     if not any(record for _, record in answers):
         if not stores.status:
             unknown(stores, key)
         changes.missing.append(key)
     for used, record in answers:
         with stores.serving():
-            if record is not None:
+            if isinstance(record, RecordUnreadable):
+                _forget_unreadable(stores, used, key, record, wish, changes)
+            elif record is not None:
                 _forget_record(used, record, wish, changes)
             elif not wish.dry_run:
                 # A cache may remember what the store behind it does not any more.
                 erase_leftovers(used.store, key, used.keep_ttls.get(task_of(key), KEEP))
+
+
+def _read(used: NamedStore, key: str) -> Record | RecordUnreadable | None:
+    try:
+        return used.store.get(key)
+    except RecordUnreadable as error:  # which can be deleted all the same
+        return error
+
+
+def _forget_unreadable(
+    stores: Stores, used: NamedStore, key: str, error: RecordUnreadable, wish: Options, changes: Changes
+) -> None:
+    from ..stores.maintenance import erase
+
+    question = f"{' '.join(str(error).split())} A worker of that version may be running it. Forget it all the same?"
+    if wish.dry_run:
+        changes.done += 1
+        wish.print(f"{key} would be forgotten (it cannot be read)")
+    elif wish.confirmed(question):
+        unread = Record(key, State.RELEASED)
+        erase(used.store, key, trace_of("ForgottenByOperator", used, unread, state="unreadable"))
+        changes.done += 1
+        wish.print(f"{key} is forgotten")
+    else:
+        changes.left += 1
+        stores.status = stores.status or Exit.UNREADABLE
 
 
 def _forget_record(used: NamedStore, record: Record, wish: Options, changes: Changes) -> None:

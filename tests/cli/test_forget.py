@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from celery_idempotent import open_store
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Refusal, Release
@@ -201,6 +206,61 @@ def test_a_key_is_forgotten_by_the_cache_too_where_the_record_is_gone_already(re
     assert said.status == Exit.NO
     assert "Nothing is remembered of" in said.err
     assert isinstance(store.acquire(another), Lease)
+
+
+# -- what cannot be read -----------------------------------------------------------------------------------------------
+
+ODD = f"{ACME}odd"
+
+
+@pytest.fixture
+def odd(redis_store: RedisStore) -> RedisStore:
+    """A store with a record as a newer version may write it."""
+    redis_store._client.hset(ODD, mapping={"state": "quarantined", "fence": "7", "owner": "o"})
+    return redis_store
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "release"])
+def test_a_record_that_cannot_be_read_is_named_as_that(on_redis: Run, odd: RedisStore, command: str) -> None:
+    said = on_redis(command, ODD)
+    assert (said.status, said.out) == (Exit.UNREADABLE, "")
+    assert f"The record '{ODD}' is damaged or was written by a newer version" in said.err
+
+
+def test_a_record_that_cannot_be_read_is_forgotten_if_a_person_says_so(on_redis: Run, odd: RedisStore) -> None:
+    asked = on_redis("forget", ODD, answer="n\n")
+    assert asked.status == Exit.UNREADABLE
+    assert f"The record '{ODD}' is damaged or was written by a newer version" in asked.err
+    assert "Forget it all the same?" in asked.err
+    assert on_redis("forget", ODD, "--dry-run").out == f"{ODD} would be forgotten (it cannot be read)\n"
+    assert odd._client.exists(ODD)
+    said = on_redis("forget", ODD, answer="y\n")
+    assert (said.status, said.out) == (Exit.OK, f"{ODD} is forgotten\n")
+    assert not odd._client.exists(ODD)
+    assert re.search(
+        r"forgotten by \S+ \([\w -]+\): it was unreadable Now:", " ".join(on_redis("explain", ODD).out.split())
+    )
+
+
+def test_a_record_that_cannot_be_read_is_found_by_its_task(by_url: Callable[..., Said], odd: RedisStore) -> None:
+    key = "idem:shop.charge:acme"
+    odd._client.rename(ODD, key)
+    said = Run(by_url, odd)("forget", "--task", "shop.charge", "acme", "--yes", "--json")
+    assert (said.status, json.loads(said.out)) == (Exit.OK, {"forgotten": 1, "left": 0, "missing": []})
+    assert not odd._client.exists(key)
+
+
+def test_a_row_that_cannot_be_read_is_forgotten(by_url: Callable[..., Said], tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        settle(store, ODD)
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("UPDATE celery_idempotency SET state = 'quarantined'")
+        assert Run(by_url, store)("show", ODD).status == Exit.UNREADABLE
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        assert Run(by_url, store)("forget", ODD, "--yes").out == f"{ODD} is forgotten\n"
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        assert store.get(ODD) is None
 
 
 class Fading(Shelf):
