@@ -63,3 +63,8 @@ def _load(app: Any) -> None:
         raise ConfigurationError(
             f"Expected the modules of the app's tasks to be there, as its imports and include name them, got: {error}"
         ) from error
+    except SystemExit as error:  # else the command would end there, and with 0 as if all were well
+        raise ConfigurationError(
+            f"Expected the modules of the app's tasks to be imported, got: one called sys.exit({error.code!r}). Put "
+            'what a script does under if __name__ == "__main__":.'
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -215,6 +216,17 @@ def test_the_modules_of_the_tasks_are_loaded_first(shelf: Shelf) -> None:
     said = by_app(app, "purge")
     assert said.status == Exit.USAGE
     assert "no_such_module" in said.err
+
+
+@pytest.mark.parametrize("command", ["purge", "doctor"])
+def test_a_module_that_ends_the_process_where_it_is_imported_does_not_end_the_command(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / f"script_of_{command}.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = by_app(app_with(shelf, imports=[f"script_of_{command}"]), command)
+    assert said.status == Exit.USAGE
+    assert "one called sys.exit(0)" in " ".join((said.out + said.err).split())
 
 
 def test_an_app_knows_its_stores_and_takes_no_url(shelf: Shelf) -> None:

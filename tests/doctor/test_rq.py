@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,15 @@ def test_a_job_whose_horse_was_killed_and_that_nothing_runs_again_is_found(
     worker.handle_job_failure(job, queue, exc_string="Work-horse terminated unexpectedly; waitpid returned 9")
     assert Job.fetch(job.id, connection=queue.connection).is_failed
     assert found()["jobs-abandoned"] == "warning"
+
+
+def test_a_module_that_ends_the_process_where_it_is_imported_is_one_that_cannot_be_imported(
+    queue: Queue, found: Callable[[], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script_that_exits.py").write_text("import sys\ndef main(order_id): ...\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with_jobs((charge, RETRIED), ("script_that_exits.main", {}))(queue)
+    assert found() == {"function-not-importable": "info"}
 
 
 def test_every_check_has_a_case() -> None:

@@ -95,7 +95,7 @@ class RqSite:
 def _read(job: Job) -> QueuedJob:
     try:
         name, function = job.func_name or "", job.func
-    except Exception:  # noqa: BLE001 - whatever the import of a user's module raises, or its serializer
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever the import of a user's module raises, or its serializer
         return QueuedJob(str(getattr(job, "description", "")).partition("(")[0], None, importable=False, job=job)
     while function is not None:
         function = getattr(function, "__func__", function)
