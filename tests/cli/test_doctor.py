@@ -204,6 +204,14 @@ class TestPage:
         text = "some words of a sentence that is much longer than a line, " * 5
         assert max(map(len, self.page(capsys, error(text, text), ok(text), verbose=True).splitlines())) <= 80
 
+    @pytest.mark.parametrize("columns", ["1", "9", "10"])
+    def test_a_terminal_of_a_few_columns_gets_lines_of_some_words(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", columns)
+        page = self.page(capsys, replace(error("so many words are in it", "mend it"), code="worst"))
+        assert "         so many words are in it\n      -> mend it\n" in page
+
     def test_a_setting_is_never_cut_in_two(self, capsys: pytest.CaptureFixture[str]) -> None:
         setting = "app.conf.worker_cancel_long_running_tasks_on_connection_loss=" + "x" * 80
         assert setting in self.page(capsys, error("bad", setting))

@@ -122,8 +122,8 @@ def _facts(found: list[Section], status: Exit) -> dict[str, Any]:
 
 _COLOURS = {Severity.OK: "green", Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.ERROR: "red"}
 _NOTES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-#: The most columns of a page, however wide the terminal is, and the columns before a text.
-WIDEST, INDENT = 100, 9
+#: The least and the most columns of a page, however wide the terminal is, and the columns before a text.
+NARROWEST, WIDEST, INDENT = 40, 100, 9
 
 
 class DoctorReport:
@@ -139,7 +139,7 @@ class DoctorReport:
         self._colour = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._least = Severity.WARNING if quiet else Severity.OK if verbose else Severity.INFO
         self._quiet, self._verbose = quiet, verbose
-        self._width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+        self._width = min(max(shutil.get_terminal_size((80, 24)).columns, NARROWEST), WIDEST)
 
     def show(self, section: Section) -> None:
         """Print one section, or nothing if quiet leaves out all of it."""
