@@ -14,6 +14,8 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
+from .units import clean
+
 __all__ = [
     "Acquired",
     "Completed",
@@ -366,7 +368,7 @@ def log(event: Event) -> None:
 
 
 def _text(value: object) -> str:
-    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+    return f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else clean(str(value))
 
 
 class _Everything:

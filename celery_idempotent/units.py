@@ -1,4 +1,4 @@
-"""Durations, sizes and URLs as people write and read them."""
+"""Durations, sizes, URLs and texts from elsewhere, as people write and read them."""
 
 from __future__ import annotations
 
@@ -88,3 +88,10 @@ def hide_password(url: str) -> str:
 def masked(url: str) -> str:
     """Return a URL without the name and password in it."""
     return re.sub(r"//[^/]*@", "//***@", url)
+
+
+def clean(text: str) -> str:
+    """Return a text that does to a terminal what it looks like: a text from elsewhere may hold its commands."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -23,6 +23,7 @@ from click.core import ParameterSource
 from ..errors import ConfigurationError, IdempotencyError, RecordUnreadable, StoreRefused, StoreUnreachable
 from ..stores.history import text_of_operator
 from ..stores.records import HistoryEntry, is_reservation
+from ..units import clean
 from .tables import task_of
 
 if TYPE_CHECKING:
@@ -41,11 +42,16 @@ def suggestion(typed: str, known: Iterable[str], form: str = "{}") -> str:
     return f" Did you mean {form.format(near[0])}?" if near else ""
 
 
+def say(line: str, *, err: bool = False) -> None:
+    """Print one line, in which there may be text from elsewhere; ``err`` for standard error."""
+    click.echo(clean(line), err=err)
+
+
 class CommandFailed(click.ClickException):
     """An error as one line on standard error, and as the exit status that goes with it."""
 
     def __init__(self, error: IdempotencyError) -> None:
-        super().__init__(" ".join(str(error).split()))
+        super().__init__(clean(" ".join(str(error).split())))
         setattr(self, "exit_code", status_of(error))  # noqa: B010 - click declares it as the class's
 
 
@@ -402,7 +408,7 @@ def check_one(ctx: click.Context, found: Sequence[str]) -> None:
     if len(found) > 1:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise click.UsageError(
-            f"Expected one operation, got {len(found)}: {', '.join(found[:5])}{more}. Name the KEY. Give it "
+            f"Expected one operation, got {len(found)}: {clean(', '.join(found[:5]))}{more}. Name the KEY. Give it "
             "as it is listed here, without --task and --arg.",
             ctx,
         )
@@ -542,7 +548,7 @@ def trace_of(
 
     def failed(error: StoreError) -> None:
         reason = " ".join(str(error).split())
-        click.echo(f"What was done to {record.key} could not be noted in its history: {reason}", err=True)
+        say(f"What was done to {record.key} could not be noted in its history: {reason}", err=True)
 
     forgotten, record = event == "ForgottenByOperator", waiting(record)
     facts = {
@@ -564,7 +570,7 @@ def confirmed(question: str, *, yes: bool, verb: str) -> bool:
         verb: What ``--yes`` does without a question, as in "forgets".
     """
     try:
-        return yes or click.confirm(question, err=True)
+        return yes or click.confirm(clean(question), err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             click.echo(f"\nNo answer came; --yes {verb} without a question.", err=True)

@@ -15,7 +15,7 @@ import click
 
 from ..core.reservations import WaitingMessage
 from ..stores.records import Reason, Record, State, is_reservation
-from ..units import format_duration
+from ..units import clean, format_duration
 from .common import KeyCommand, Stores, stores_of
 from .search import selected_keys
 from .show import facts_of_record, unknown
@@ -81,9 +81,9 @@ def _as_json(key: str, store: str, record: Record | None, history: Sequence[Past
 
 def _as_text(key: str, store: str, record: Record | None, history: Sequence[PastEvent]) -> str:
     width = min(max(shutil.get_terminal_size((COLUMNS, 0)).columns, 40), 120)
-    lines = [f"{key} in {store}" if store else key, *_lines(history, width)]
+    lines = [clean(f"{key} in {store}" if store else key), *_lines(history, width)]
     for title, text in (("Now", describe_standing(record, history)), ("What this means", advice(record))):
-        lines += textwrap.wrap(f"{title}: {text}", width, subsequent_indent="  ", break_on_hyphens=False)
+        lines += textwrap.wrap(f"{title}: {clean(text)}", width, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -107,7 +107,7 @@ def _lines(history: Sequence[PastEvent], width: int) -> list[str]:
     lines: list[str] = []
     for when, age, noted in zip(times, ages, history, strict=True):
         begin = f"  {when:>{widest}}  {age:<{oldest}}  "
-        text = describe_event(facts_of(noted.text))
+        text = clean(describe_event(facts_of(noted.text)))
         indent = " " * len(begin)
         lines += textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, break_on_hyphens=False) or [
             begin.rstrip()

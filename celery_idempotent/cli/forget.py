@@ -20,6 +20,7 @@ from .common import (
     confirmed,
     named_arguments,
     names_call,
+    say,
     stores_of,
     trace_of,
 )
@@ -87,7 +88,7 @@ class Options:
     def print(self, text: str) -> None:
         """Print for people."""
         if not self.as_json:
-            click.echo(text)
+            say(text)
 
     def confirmed(self, question: str) -> bool:
         """Ask for confirmation, unless it is given."""
@@ -201,7 +202,7 @@ def _nothing(stores: Stores, prefix: str, wish: Options, changes: Changes) -> No
     state = f" and is {wish.state}" if wish.state else ""
     meant = [found for _, found in stores.each(lambda used: used.meant_prefix(prefix)) if found]
     hint = f"; did you mean --prefix {meant[0]}?" if meant else ""
-    click.echo(f"Nothing is remembered whose key begins with {prefix}{state}{hint}", err=True)
+    say(f"Nothing is remembered whose key begins with {prefix}{state}{hint}", err=True)
     changes.missing.append(prefix)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import tables
-from .common import Exit, StoreCommand, Stores, stores_of, suggestion
+from .common import Exit, StoreCommand, Stores, say, stores_of, suggestion
 from .search import Filter, SearchResult, filters, looked_up, search
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ def _report(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult)
         hint = f" Did you mean --prefix {meant}?" if meant else ""
         if wish.task and wish.task not in used.lease_ttls:
             hint = _meant_task(wish.task, used)
-        click.echo(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
+        say(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
     if found.ageless:
         click.echo(f"{found.ageless:,} more are of an age that the store does not know{where}.", err=True)

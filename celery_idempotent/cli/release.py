@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ..stores.records import Claim, Lease, Reason, Record, Release, State, is_reservation
-from ..units import shorten_duration
-from .common import Changes, KeyCommand, Stores, confirmed, stores_of, trace_of, waiting
+from ..units import clean, shorten_duration
+from .common import Changes, KeyCommand, Stores, confirmed, say, stores_of, trace_of, waiting
 from .explain import describe_record, end_of_reservation
 from .search import selected_keys
 from .show import unknown
-from .tables import clean, task_of
+from .tables import task_of
 
 if TYPE_CHECKING:
     from ..stores.maintenance import NamedStore
@@ -62,11 +62,11 @@ def _release_record(used: NamedStore, record: Record, changes: Changes, *, yes: 
     why = why or release_for_holder(used, record)
     if why:
         changes.left += 1
-        click.echo(why, err=True)
+        say(why, err=True)
         return
     changes.done += 1
     if not as_json:
-        click.echo(f"{record.key} is released from {_who(record)}")
+        say(f"{record.key} is released from {_who(record)}")
 
 
 def why_not_held(record: Record) -> str:
@@ -113,7 +113,7 @@ def question_of(record: Record) -> str:
 
 
 def _who(record: Record) -> str:
-    return clean(waiting(record).holder) or "an unknown worker"
+    return waiting(record).holder or "an unknown worker"
 
 
 def release_for_holder(used: NamedStore, record: Record, command: str | None = None) -> str:

@@ -24,6 +24,7 @@ from .common import (
     keys_of,
     keys_of_arguments,
     named_arguments,
+    say,
     suggestion,
     waiting,
 )
@@ -219,7 +220,7 @@ def selected_keys(
     if any(result.more for result in results):
         click.echo(f"There are more than these {SELECTED}: narrow it down, or see list.", err=True)
     if not found and not stores.status:
-        click.echo(f"No record{f' of {task}' if task else ''} has {_shown(arguments)} in its key.", err=True)
+        say(f"No record{f' of {task}' if task else ''} has {_shown(arguments)} in its key.", err=True)
         stores.status = Exit.NO
     return found
 

@@ -11,7 +11,7 @@ import click
 from ..core.reservations import WaitingMessage
 from ..stores.records import is_reservation
 from ..units import format_duration
-from .common import Exit, KeyCommand, Stores, stores_of
+from .common import Exit, KeyCommand, Stores, say, stores_of
 from .search import selected_keys
 from .tables import show_facts
 
@@ -57,7 +57,7 @@ def _show(stores: Stores, key: str, *, as_json: bool) -> None:
 
 def unknown(stores: Stores, key: str) -> None:
     """Report that no store knows the key, and which one it does know."""
-    click.echo(describe_unknown(stores, key), err=True)
+    say(describe_unknown(stores, key), err=True)
     stores.status = stores.status or Exit.NO
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..stores.records import Reason, Record, State, is_reservation
-from ..units import shorten_duration
+from ..units import clean, shorten_duration
 
 GAP = 2
 #: The text of a cell whose value is not known.
@@ -284,13 +284,6 @@ def facts(record: Record, store: str | None = None) -> dict[str, Any]:
         "fence": record.fence,
         "payload_bytes": len(record.payload),
     }
-
-
-def clean(text: str) -> str:
-    """Return a text that does to a terminal what it looks like: a text from elsewhere may hold its commands."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def cells(text: str) -> int:

@@ -18,7 +18,7 @@ import click
 
 from ..errors import ConfigurationError, IdempotencyError
 from ..stores.records import Record, State
-from ..units import format_duration
+from ..units import clean, format_duration
 from . import tables
 from .common import Exit, StoreCommand, Stores, stores_of
 from .search import Filter, SearchResult, duration, filters, looked_up, search
@@ -164,7 +164,7 @@ class LiveView:
                     return
                 self._note_ended(used, found)
             except IdempotencyError as error:
-                self._failed[used.name] = " ".join(str(error).split())
+                self._failed[used.name] = clean(" ".join(str(error).split()))
                 continue
             self._failed.pop(used.name, None)
             self._answered[used.name] = monotonic()

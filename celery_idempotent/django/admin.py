@@ -13,13 +13,13 @@ from django.template.defaultfilters import linebreaksbr
 
 from ..celery.app import TaskKeys, default_namespace, store_of
 from ..cli.explain import advice, describe_event, describe_record
-from ..cli.tables import clean, task_of
+from ..cli.tables import task_of
 from ..core import keys
 from ..errors import StoreError
 from ..stores.history import facts_of
 from ..stores.records import State
 from ..stores.rules import SECOND
-from ..units import format_duration
+from ..units import clean, format_duration
 from .databases import celery_app, database_stores
 from .models import Record
 

@@ -212,6 +212,11 @@ class TestPage:
         page = self.page(capsys, replace(error("so many words are in it", "mend it"), code="worst"))
         assert "         so many words are in it\n      -> mend it\n" in page
 
+    def test_a_name_from_elsewhere_commands_no_terminal(self, capsys: pytest.CaptureFixture[str]) -> None:
+        page = self.page(capsys, error("the task evil\x1b[2J\nok", "mend\x07 it"))
+        assert "the task evil\\x1b[2J ok" in page
+        assert "mend\\x07 it" in page
+
     def test_a_setting_is_never_cut_in_two(self, capsys: pytest.CaptureFixture[str]) -> None:
         setting = "app.conf.worker_cancel_long_running_tasks_on_connection_loss=" + "x" * 80
         assert setting in self.page(capsys, error("bad", setting))

@@ -18,7 +18,7 @@ from celery_idempotent.cli.explain import advice, describe_event, describe_recor
 from celery_idempotent.core.history import text_of
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.events import Event
-from celery_idempotent.stores import HistoryEntry, PastEvent, Reason, Record, State, Store
+from celery_idempotent.stores import Claim, HistoryEntry, Lease, PastEvent, Reason, Record, State, Store
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.units import format_duration
@@ -210,6 +210,34 @@ def test_every_reason_of_a_release_has_words(reason: Reason) -> None:
 )  # fmt: skip
 def test_a_duration_is_told_in_its_largest_unit(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words
+
+
+#: What a task id, a holder or the key of another program may hold; a terminal would obey it.
+EVIL = "T-\x1b]0;owned\x07\x1b[2J\u202e\n12:00:00 completed"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["explain", "show", "list --prefix", "forget --dry-run", "forget", "release", "release --yes"]
+)
+def test_what_comes_from_elsewhere_commands_no_terminal(on_redis: Run, redis_store: RedisStore, arguments: str) -> None:
+    key = f"idem:{EVIL}"
+    lease = redis_store.acquire(Claim(key, "o", 60, 600, task_id=EVIL, holder=EVIL))
+    assert isinstance(lease, Lease)
+    event = events.Completed(key, task=EVIL, task_id=EVIL, holder=EVIL)
+    redis_store.append_history([HistoryEntry(key, text_of(event), 1.0, 60.0)])
+    command, *options = arguments.split()
+    for answer in ("n\n", "y\n"):
+        said = on_redis(command, *options, key, answer=answer)
+        assert all(line.isprintable() for line in (said.out + said.err).split("\n")), said
+        assert "\n12:00:00 completed" not in said.out + said.err
+        assert "\\x1b]0;owned\\x07" in said.out + said.err
+
+
+def test_an_error_commands_no_terminal(on_redis: Run, redis_store: RedisStore) -> None:
+    for arguments in (("show", EVIL), ("forget", "--prefix", EVIL), ("list", "--task", EVIL), ("show", "--arg", EVIL)):
+        said = on_redis(*arguments)
+        assert said.err
+        assert all(line.isprintable() for line in said.err.split("\n")), said
 
 
 def test_a_record_that_was_released_is_explained(on_shelf: Run, shelf: Shelf) -> None:

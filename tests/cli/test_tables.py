@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_idempotent.cli.tables import NOTHING, Cell, Column, Table, cells, clean, dots_of, shortened
-from celery_idempotent.units import format_size, shorten_duration
+from celery_idempotent.cli.tables import NOTHING, Cell, Column, Table, cells, dots_of, shortened
+from celery_idempotent.units import clean, format_size, shorten_duration
 
 COLUMNS = (Column("KEY", least=8), Column("STATE"), Column("N", right=True, spare=1), Column("ID", least=4, spare=2))
 

@@ -90,6 +90,13 @@ def test_a_line_says_what_is_known_and_leaves_out_what_is_not(lines: pytest.LogC
     assert lines.records[0].getMessage() == "TakenOver key=idem:t:k task=shop.charge task_id=id-1 fence=7"
 
 
+def test_a_line_is_one_and_commands_no_terminal_whatever_a_field_holds(lines: pytest.LogCaptureFixture) -> None:
+    log(TakenOver("k", "t", "evil\x1b[2J\nTakenOver key=other"))
+    [line] = lines.records
+    assert line.getMessage() == "TakenOver key=k task=t task_id=evil\\x1b[2J\\nTakenOver key=other"
+    assert line.__dict__["data"]["task_id"] == "evil\x1b[2J\nTakenOver key=other"
+
+
 def test_a_line_carries_its_data_for_structured_logs(lines: pytest.LogCaptureFixture) -> None:
     log(Deferred("k", "t", "i", delay=0.5, copy=2))
     line: Any = lines.records[0]

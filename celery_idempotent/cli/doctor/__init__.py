@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ...errors import ConfigurationError
+from ...units import clean
 from ..common import CHECKUP, URL, Exit, StoreCommand, from_url, status_of
 from .findings import Finding, Section, Severity, Target
 
@@ -177,6 +178,7 @@ class DoctorReport:
             yield from self._wrapped(finding.remedy, f"{' ' * (INDENT - 3)}-> ")
 
     def _wrapped(self, text: str, first: str) -> Iterator[str]:
+        text = clean(text.replace("\n", " "))
         lines = textwrap.wrap(text, self._width - INDENT, break_long_words=False, break_on_hyphens=False)
         yield f"{first}{lines[0]}"
         for line in lines[1:]:

@@ -19,7 +19,7 @@ from ...errors import ConfigurationError
 from ...stores.history import facts_of
 from ...stores.maintenance import is_held
 from ...stores.records import State
-from ...units import format_duration
+from ...units import clean, format_duration
 from .. import tables
 from ..common import Json, Stores
 from ..explain import advice, describe_event, describe_record, describe_standing
@@ -28,7 +28,7 @@ from ..release import holder_facts, question_of, release_for_holder, why_not_hel
 from ..search import Filter, duration
 from ..show import describe_unknown, facts_of_record, in_words
 from ..stats import details, summary
-from ..tables import Cell, Table, clean
+from ..tables import Cell, Table
 from .readings import MOST, Count, PageStores, Readings, Search
 from .server import Access, Handler, Refused, Request, Response, redirect
 
