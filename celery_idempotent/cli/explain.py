@@ -32,7 +32,7 @@ COLUMNS = 80
 
 @click.command("explain", cls=KeyCommand)
 @click.argument("key", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with ids and figures as they are.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for each record, ids as they are.")
 @click.pass_context
 def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
     """Explain what happened to KEY, and what that means.

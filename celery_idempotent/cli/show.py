@@ -25,7 +25,7 @@ SHOWN = ("task_id", "eta", "expires", "holder")
 
 @click.command("show", cls=KeyCommand)
 @click.argument("key", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print the record as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for each record.")
 @click.pass_context
 def command(ctx: click.Context, key: str | None, as_json: bool) -> None:
     """Show the record of KEY; exit with 1 if there is none.

@@ -368,6 +368,14 @@ def test_what_changes_records_takes_arguments_of_one_operation_alone(on_shelf: R
     assert on_shelf("forget", "--arg", "acme", "--arg", "ORD-1", "--yes").out == f"{MAILED} is forgotten\n"
 
 
+@pytest.mark.parametrize("command", ["show", "explain"])
+def test_scripts_get_a_line_for_each_record_that_is_found(shop: Celery, shelf: Shelf, command: str) -> None:
+    settle(shelf, TEXT)
+    said = by_app(shop, command, "--task", "shop.first", "--arg", "month=17", "--json")
+    assert {(facts.get("now") or facts)["key"] for facts in map(json.loads, said.out.splitlines())} == {TEXT, NUMBER}
+    assert "JSON object a line for each record" in " ".join(by_app(shop, command, "--help").out.split())
+
+
 TEXT, NUMBER = "idem:shop.first::17", "idem:shop.first::~17"
 
 
