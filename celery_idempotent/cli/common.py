@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from importlib import import_module
+from io import TextIOWrapper
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,8 +92,12 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that the arguments name; what is wrong with a store is an error in words."""
+        if isinstance(sys.stdout, TextIOWrapper):  # a terminal may have fewer letters than a record
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
+        except UnicodeEncodeError as error:  # of the command line: what stores hold is text
+            raise click.UsageError(f"Expected text, which UTF-8 can encode, got {error.object!r}.") from error
         except IdempotencyError as error:
             raise CommandFailed(error) from error
         except (click.Abort, KeyboardInterrupt):

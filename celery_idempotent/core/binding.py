@@ -94,8 +94,14 @@ class Binding:
             key: The key of its operation.
             owner: Proof of its lease.
             fields: What else its framework knows, as in `Claim`.
+
+        Raises:
+            MissingKey: the id of its message is no text that a store could hold.
         """
         policy = self.policy
+        given = fields.get("message_id") or fields.get("task_id")
+        if isinstance(given, str) and not given.isascii():  # the key itself is ASCII, see `keys`
+            _check_id(given)
         return Claim(
             key=key,
             owner=owner,
@@ -241,6 +247,16 @@ def check_returned(name: str, value: Any, remedy: str) -> Any:
 
 
 @cache
+def _check_id(given: str) -> None:
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise MissingKey(
+            f"Expected a task id that is text, which UTF-8 can encode, got {given!r}. Publish the task with another "
+            "task_id, or with none."
+        ) from None
+
+
 def holder(pid: int) -> str:
     """Return how people find this process."""
     return f"{socket.gethostname()}:{pid}"

@@ -8,6 +8,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -704,6 +705,24 @@ def test_an_argument_that_json_cannot_carry_is_compared_by_value(app: Celery) ->
 
 def test_no_arguments_are_compared_where_the_key_is_the_task_id(app: Celery) -> None:
     assert declare(app).apply((len, iter(()))).get().startswith("<built-in function len> <")
+
+
+@pytest.mark.parametrize("key", [None, "order_id"])
+@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+def test_a_task_id_that_no_store_could_hold_fails_the_task_before_it_runs(
+    app: Celery, redis_url: str, tmp_path: Path, kind: str, key: str | None
+) -> None:
+    app.conf.idempotency_store = redis_url if kind == "redis" else f"sqlite:///{tmp_path}/store.sqlite3"
+
+    def charge(order_id: str) -> str:
+        runs.get().append(order_id)
+        return order_id
+
+    task = declare(app, charge, idempotency={"key": key})
+    with pytest.raises(MissingKey, match=r"task id that is text, which UTF-8 can encode, got 'T-\\ud800'"):
+        task.apply(("A",), task_id="T-\ud800")
+    assert runs.get() == []
+    assert task.apply(("A",), task_id="T-\N{SNOWMAN}").get() == "A"
 
 
 def test_an_empty_key_from_the_producer_fails_the_task_before_it_runs(app: Celery) -> None:

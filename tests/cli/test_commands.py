@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
+from celery_idempotent import open_store
 from celery_idempotent.celery.app import store_of
 from celery_idempotent.cli.app import idempotency
 from celery_idempotent.cli.common import Exit
@@ -108,6 +110,53 @@ def test_an_output_that_cannot_be_written_is_an_error_in_words() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == Exit.NO
     assert done.stderr.startswith("Error: Expected to write the output, got [Errno 28]")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "release"])
+def test_letters_that_the_output_cannot_have_are_escaped(store: RedisStore, redis_url: str, command: str) -> None:
+    lease = store.acquire(Claim(KEY, "owner", 60, 600, task_id="T-\N{SNOWMAN}", holder="\N{SNOWMAN}:1"))
+    assert isinstance(lease, Lease)
+    options = [KEY, "--yes"] if command == "release" else [KEY]
+    done = subprocess.run(
+        [sys.executable, "-m", "celery_idempotent.cli", command, *options, "--store", redis_url],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == Exit.OK, done.stderr
+    assert b"\\u2603:1" in done.stdout
+
+
+ODD = "idem:\udcff"  # as Python reads the byte 0xff of a command line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", ODD],
+        ["explain", ODD],
+        ["forget", ODD, "--yes"],
+        ["release", ODD],
+        ["list", "--prefix", ODD],
+        ["forget", "--prefix", ODD, "--json"],
+    ],
+)
+def test_a_key_that_is_no_text_is_an_error_in_words(run: Run, arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert r"Expected text, which UTF-8 can encode, got 'idem:\udcff" in result.output
+
+
+def test_a_key_that_is_no_text_is_one_to_sqlite_too(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    with closing(open_store(url)) as store:
+        store.get(KEY)
+    command = [sys.executable, "-m", "celery_idempotent.cli", "show", b"idem:\xff", "--store", url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == Exit.USAGE
+    assert r"Expected text, which UTF-8 can encode, got 'idem:\udcff'." in done.stderr
     assert "Traceback" not in done.stderr
 
 
