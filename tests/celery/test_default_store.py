@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from celery.worker.control import conf
 
-from celery_idempotent import IdempotentTask
+from celery_idempotent import IdempotentTask, open_store
 from celery_idempotent.celery import app as app_module
 from celery_idempotent.celery.app import store_of
 from celery_idempotent.errors import ConfigurationError
@@ -132,6 +136,16 @@ def test_apps_that_are_told_apart_by_a_key_prefix_do_not_share_keys(locked: Redi
     assert task._binding.namespace == "blue_idem"
     app.conf.idempotency_namespace = "own"
     assert app.task(base=IdempotentTask, name="u", shared=False)(charge)._binding.namespace == "own"
+
+
+def test_what_celery_prints_of_its_settings_has_no_password_of_a_store_that_is_opened(locked: RedisServer) -> None:
+    """Celery masks its own settings alone, and others by their names: a URL would stand there as it is."""
+    with closing(open_store(locked.url(2))) as store:
+        app = app_with(idempotency_store=store)
+        printed = app.bugreport() + json.dumps(conf(SimpleNamespace(app=app)))
+        assert printed.count("idempotency_store") == 2
+        assert "s3cret" not in printed
+        database_of(store_of(app), locked, 2)
 
 
 def test_an_empty_url_as_of_a_variable_that_is_not_set_is_refused() -> None:
