@@ -246,7 +246,6 @@ def check_returned(name: str, value: Any, remedy: str) -> Any:
     )
 
 
-@cache
 def _check_id(given: str) -> None:
     try:
         given.encode()
@@ -257,6 +256,7 @@ def _check_id(given: str) -> None:
         ) from None
 
 
+@cache
 def holder(pid: int) -> str:
     """Return how people find this process."""
     return f"{socket.gethostname()}:{pid}"
