@@ -210,6 +210,39 @@ def test_greenlets_share_a_store_and_one_that_waits_stops_no_other(postgres_url:
     assert done.stdout.split() == ["50", "True"], done.stderr
 
 
+ADAPTED = """
+import sys, psycopg
+from psycopg.types.json import JsonbDumper, set_json_loads
+from psycopg.types.string import TextLoader
+from celery_idempotent.stores import Claim, HistoryEntry, Outcome, State, open_store
+for type_ in (bool, bytes, dict, int, list, str, type(None)):
+    psycopg.adapters.register_dumper(type_, JsonbDumper)
+for type_ in ("bool", "bytea", "int4", "int8", "jsonb", "text"):
+    for number in (psycopg.adapters.types[type_].oid, psycopg.adapters.types[type_].array_oid):
+        psycopg.adapters.register_loader(number, TextLoader)
+set_json_loads(lambda text: ["nothing"])
+store = open_store(sys.argv[1])
+lease = store.acquire(Claim("key", "o", 60, 60, task_id="t"))
+assert store.renew([lease]) == []
+with psycopg.connect(sys.argv[2]) as theirs:
+    store.settle_within(lease, Outcome(State.COMPLETED, b"\\x00json"), ttl=60, using=theirs)
+assert store.mark_dispatched("key", "t")
+store.append_history([HistoryEntry("key", "noted", 0, 60)])
+record, refusal = store.get("key"), store.acquire(Claim("key", "p", 60, 60, task_id="t"))
+print(record.payload, record.dispatched, refusal.record.dispatched, [noted.text for noted in store.history("key")])
+store.close()
+"""
+
+
+def test_what_an_application_registers_with_psycopg_for_all_its_connections_changes_nothing_here(
+    postgres_url: str, store: PostgresStore
+) -> None:
+    command = [sys.executable, "-c", ADAPTED, postgres_url, store._place.conninfo]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    told = "b'\\x00json' frozenset({'t'}) frozenset({'t'}) ['noted']"
+    assert done.stdout.strip() == told, done.stderr
+
+
 @pytest.fixture
 def own(own_postgres: Callable[..., PostgresServer]) -> PostgresServer:
     return own_postgres()

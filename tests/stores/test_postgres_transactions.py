@@ -12,6 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy
 from psycopg.rows import dict_row
+from psycopg.types.json import JsonbDumper, JsonLoader
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -161,6 +162,22 @@ def test_a_holder_that_was_taken_over_is_refused_whatever_the_encoding_of_its_co
             store.settle_within(held, DONE, ttl=TTL, using=connection)
         store.settle_within(lease, DONE, ttl=TTL, using=connection)
     assert known(store).state is State.COMPLETED
+
+
+def test_what_the_callers_connection_has_registered_changes_neither_what_is_written_nor_what_is_read(
+    store: PostgresStore, database: str
+) -> None:
+    held = take(store)
+    store.delete(KEY)
+    lease = take(store)
+    with psycopg.connect(database) as connection:
+        for each in (bytes, int, str):
+            connection.adapters.register_dumper(each, JsonbDumper)
+        connection.adapters.register_loader("text", JsonLoader)
+        with pytest.raises(LeaseLost):
+            store.settle_within(held, DONE, ttl=TTL, using=connection)
+        store.settle_within(lease, DONE, ttl=TTL, using=connection)
+    assert (known(store).state, known(store).payload) == (State.COMPLETED, DONE.payload)
 
 
 def test_a_holder_that_was_taken_over_writes_nothing_and_its_transaction_lives(

@@ -5,6 +5,7 @@ Not psycopg_pool: it has threads of its own, which neither survive a fork nor be
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -16,8 +17,11 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
-from psycopg import errors, pq
+from psycopg import errors, postgres, pq
+from psycopg.adapt import AdaptersMap
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.array import register_all_arrays
+from psycopg.types.json import set_json_loads
 
 from ...errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from .. import hide_password, unknown_parameter
@@ -70,6 +74,30 @@ class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
                     wanted = gen.send(ready[0][1])
         except StopIteration as done:
             return done.value
+
+
+def _default_adapters() -> AdaptersMap:
+    """Return how psycopg writes and reads values where nothing was registered with it."""
+    adapters = AdaptersMap()
+    postgres.register_default_types(adapters.types)
+    postgres.register_default_adapters(adapters)
+    set_json_loads(json.loads, adapters)
+    register_all_arrays(adapters)
+    return adapters
+
+
+#: Of our own connections, and of our statements on others: an application may have changed its connections', or those
+#: of all that are opened (`psycopg.adapters`), as to write lists as jsonb.
+ADAPTERS = _default_adapters()
+
+
+class DefaultCursor(psycopg.Cursor[tuple[Any, ...]]):
+    """A cursor that writes and reads values as psycopg does by default, on whichever connection."""
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        """Not those of the connection."""
+        return ADAPTERS
 
 
 class Slot:
@@ -171,7 +199,9 @@ class Connections:
         options = {name: value for name, value in options.items() if name not in conninfo_to_dict(self._place.conninfo)}
         options["client_encoding"] = "utf8"  # with SQL_ASCII, which a database may have, psycopg gives bytes for texts
         # Nothing is prepared on the server: behind PgBouncer the next statement may reach another one.
-        connection = TimedConnection.connect(self._place.conninfo, autocommit=True, prepare_threshold=None, **options)
+        connection = TimedConnection.connect(
+            self._place.conninfo, autocommit=True, prepare_threshold=None, context=ADAPTERS, **options
+        )
         connection.seconds = seconds
         return connection
 

@@ -34,7 +34,7 @@ from ..records import (
     Verdict,
 )
 from ..transactions import driver_connection, no_transaction
-from .connections import NO_SCHEMA, Address, Connections, refusal, translate_error
+from .connections import NO_SCHEMA, Address, Connections, DefaultCursor, refusal, translate_error
 from .records import (
     COLUMNS,
     after,
@@ -317,8 +317,8 @@ def answer_within(
         StoreRefused: the caller's user may not write the table.
     """  # fmt: skip
     try:
-        # A cursor of psycopg's own: the caller's may have another row factory, or bind and fetch in another way.
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        # A cursor of our own: the caller's may have another row factory, adapters, or bind and fetch in another way.
+        with DefaultCursor(connection, row_factory=tuple_row) as cursor:
             row = cursor.execute(statement, args, prepare=False).fetchone()
     except NO_SCHEMA as error:
         raise elsewhere(connection, shown, table) from error
