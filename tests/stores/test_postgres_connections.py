@@ -443,6 +443,54 @@ def test_a_standby_is_unreachable(own_postgres: Callable[..., PostgresServer], o
     store.close()
 
 
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
+def test_connections_to_a_server_that_cannot_be_written_are_replaced(
+    own_postgres: Callable[..., PostgresServer], opens: Opens, level: str
+) -> None:
+    """As after a failover: those that were opened meanwhile lead to the standby, and new ones to the primary."""
+    server = own_postgres(default_transaction_isolation=level)
+    store = opens(with_schema(server.url()))
+    with psycopg.connect(server.url("template1"), autocommit=True) as connection:
+        for name in ("acquire", "renew", "settle", "release", "mark_shutdown", "mark_dispatched", "delete"):
+            lease = take(store, name)
+            if name == "mark_dispatched":
+                store.settle(lease, DONE, ttl=60)
+            store.close()
+            connection.execute("alter database postgres set default_transaction_read_only = on")
+            with ThreadPoolExecutor(4) as crowd:
+                list(crowd.map(store.get, [name] * 40))
+            with pytest.raises(StoreUnreachable, match="may be written"):
+                verb(store, name, lease)()
+            with ThreadPoolExecutor(4) as crowd:
+                list(crowd.map(store.get, [name] * 40))
+            connection.execute("alter database postgres reset default_transaction_read_only")
+            verb(store, name, lease)()
+
+
+def test_of_several_hosts_the_one_that_can_be_written_is_taken(
+    own: PostgresServer, own_postgres: Callable[..., PostgresServer], opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standby = own_postgres()
+    for server in (own, standby):
+        with_schema(server.url())
+    standby._end(2)
+    (standby.data / "standby.signal").touch()
+    standby.start()
+    url = f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{own.port}/postgres"
+    store = opens(url)
+    lease = take(store)
+    own._end(2)
+    with pytest.raises(StoreUnreachable):
+        store.get(KEY)  # which the standby would answer, though not with what is true
+    own.start()
+    assert store.renew([lease]) == []
+    with pytest.raises(StoreUnreachable):
+        opens(f"{url}?target_session_attrs=any").ping()
+    monkeypatch.setenv("PGTARGETSESSIONATTRS", "any")
+    with pytest.raises(StoreUnreachable):
+        opens(url).ping()
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

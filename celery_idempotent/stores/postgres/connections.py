@@ -44,6 +44,8 @@ class NoAnswer(psycopg.OperationalError):
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 #: What a server answers while another transaction holds a record.
 HELD = (errors.LockNotAvailable, errors.QueryCanceled)
+#: What a standby answers, and a server that its operator has closed for writing.
+READ_ONLY = errors.ReadOnlySqlTransaction
 #: What no other connection would change, though this one may have been closed for it: its transaction is broken.
 FINAL = (NoAnswer, *HELD)
 
@@ -141,8 +143,9 @@ class Connections:
     def run(self, statement: str, args: Sequence[Any] = (), *, urgent: bool = False) -> list[tuple[Any, ...]]:
         """Return the rows that a statement answers; raise what psycopg raises.
 
-        Every verb may be called again: a pooled connection that the server has closed meanwhile is replaced and the
-        statement repeated, and so is one that the server gave up for another transaction's sake.
+        Every verb may be called again: a pooled connection that the server has closed meanwhile, or that leads to a
+        server which cannot be written, is replaced and the statement repeated, and so is one that the server gave up
+        for another transaction's sake.
 
         Arguments:
             statement: What to run.
@@ -152,13 +155,17 @@ class Connections:
         attempt = 0
         while True:
             slot, pool = self._take(urgent=urgent)
-            pooled = slot.connection is not None
+            pooled = slot.connection is not None and slot.generation == self._generation
             try:
                 rows = self._on(slot, statement, args)
             except BaseException as error:
                 repeatable = isinstance(error, REPEATABLE)
-                closed = pooled and not slot.is_clean and isinstance(error, LOST) and not isinstance(error, FINAL)
-                if closed and not repeatable:
+                lost = not slot.is_clean and isinstance(error, LOST) and not isinstance(error, FINAL)
+                read_only = isinstance(error, READ_ONLY)
+                closed = pooled and (lost or read_only)
+                if read_only and slot.generation == self._generation:
+                    self.close()  # they lead to the same server; since a failover, new ones may lead to another
+                elif closed and not repeatable:
                     self._drop_idle()  # the server has closed them too
                 self._give_back(slot, pool, None if closed or repeatable else error)
                 if repeatable:
@@ -196,7 +203,10 @@ class Connections:
             seconds: How long it waits for an answer (default: 2).
         """
         options: dict[str, Any] = {"connect_timeout": int(TIMEOUT), "fallback_application_name": "celery_idempotent"}
-        options = {name: value for name, value in options.items() if name not in conninfo_to_dict(self._place.conninfo)}
+        known = conninfo_to_dict(self._place.conninfo)
+        if "," in str(known.get("host", "")) and "PGTARGETSESSIONATTRS" not in os.environ:
+            options["target_session_attrs"] = "read-write"  # by default libpq takes the first that answers
+        options = {name: value for name, value in options.items() if name not in known}
         options["client_encoding"] = "utf8"  # with SQL_ASCII, which a database may have, psycopg gives bytes for texts
         # Nothing is prepared on the server: behind PgBouncer the next statement may reach another one.
         connection = TimedConnection.connect(

@@ -243,6 +243,7 @@ class PostgresStore(Store):
 
     def ping(self) -> None:
         if self._scalar("select pg_is_in_recovery() from {meta}"):
+            self._connections.close()  # new ones may lead to another server
             raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
 
     def close(self) -> None:
