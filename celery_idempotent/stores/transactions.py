@@ -86,9 +86,14 @@ def _is_session(using: Any) -> bool:
 
 
 def _of_session(session: Any) -> Any:
-    """Return the one connection of a Session's transaction, which begins here where autobegin has not yet."""
+    """Return the one connection of a Session's transaction."""
     from sqlalchemy import event
 
+    if not session.in_transaction():  # it would begin one for the record alone
+        raise no_transaction(
+            "the Session has begun none, or has committed it. Write the task's own rows first, or use "
+            "`with session.begin():` around them and this call"
+        )
     connection = session.connection()
     session.info[SETTLED] = weakref.ref(session.get_transaction())
     _refuse_two_connections(session)

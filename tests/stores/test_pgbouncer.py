@@ -16,7 +16,7 @@ from tests.support.pgbouncer import Bouncer
 from tests.support.postgres import ExternalPostgres, PostgresServer, fresh_schema
 from tests.support.servers import ServerMissing
 from tests.support.stores.benches import DONE, known, take
-from tests.support.stores.postgres import age_postgres, with_schema
+from tests.support.stores.postgres import age_postgres, begun, with_schema
 from tests.support.stores.server_contract import ServerContract
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind
@@ -64,7 +64,7 @@ def test_a_crowd_shares_two_connections_of_the_server(bounced: PostgresStore) ->
 
 def test_settling_within_a_transaction_works_through_it(bounced: PostgresStore, bouncer: Bouncer) -> None:
     lease = take(bounced)
-    with psycopg.connect(bouncer.url(), prepare_threshold=None) as connection:
+    with begun(bouncer.url(), prepare_threshold=None) as connection:
         bounced.settle_within(lease, DONE, ttl=60, using=connection)
         assert known(bounced).state is State.IN_PROGRESS
     assert known(bounced).state is State.COMPLETED

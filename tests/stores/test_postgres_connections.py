@@ -22,7 +22,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port
 from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
-from tests.support.stores.postgres import run, with_schema
+from tests.support.stores.postgres import begun, run, with_schema
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.thorough  # in `full` alone: a server of its own kind, and slow
@@ -224,7 +224,7 @@ set_json_loads(lambda text: ["nothing"])
 store = open_store(sys.argv[1])
 lease = store.acquire(Claim("key", "o", 60, 60, task_id="t"))
 assert store.renew([lease]) == []
-with psycopg.connect(sys.argv[2]) as theirs:
+with psycopg.connect(sys.argv[2]) as theirs, theirs.transaction():
     store.settle_within(lease, Outcome(State.COMPLETED, b"\\x00json"), ttl=60, using=theirs)
 assert store.mark_dispatched("key", "t")
 store.append_history([HistoryEntry("key", "noted", 0, 60)])
@@ -385,7 +385,7 @@ def test_the_rights_that_the_documentation_names_suffice(own: PostgresServer, op
     for name in VERBS:
         verb(store, name, take(store, name))()
     store.purge()
-    with psycopg.connect(own.url(user="worker")) as connection:
+    with begun(own.url(user="worker")) as connection:
         store.settle_within(take(store, "within"), DONE, ttl=60, using=connection)
     assert known(owner, "within").state is State.COMPLETED
     with pytest.raises(StoreRefused):
@@ -417,7 +417,7 @@ def test_where_transactions_are_stricter_a_call_waits_for_a_lock_only_once(
     server = own_postgres(default_transaction_isolation="serializable")
     store = opens(with_schema(server.url()))
     store._connections._strict = True  # as it is from the first failure on
-    with psycopg.connect(server.url()) as connection:
+    with begun(server.url()) as connection:
         store.settle_within(take(store), DONE, ttl=60, using=connection)
         with pytest.raises(StoreUnreachable, match="open transaction"):
             store.delete(KEY)
@@ -525,7 +525,7 @@ def test_a_database_without_an_encoding_serves(own: PostgresServer, opens: Opens
     lease = take(store, "Grüße")
     assert store.renew([lease]) == []
     store.settle(lease, DONE, ttl=60)
-    with psycopg.connect(own.url("plain")) as connection:
+    with begun(own.url("plain")) as connection:
         store.settle_within(take(store), DONE, ttl=60, using=connection)
     assert [(record.key, record.payload) for record in store.scan()] == [("Grüße", DONE.payload), (KEY, DONE.payload)]
 

@@ -23,7 +23,7 @@ from celery_idempotent.stores.postgres.records import (
     unstored,
 )
 from tests.support.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
-from tests.support.stores.postgres import run
+from tests.support.stores.postgres import begun, run
 
 Opens = Callable[..., PostgresStore]
 
@@ -181,7 +181,7 @@ def test_a_schema_is_not_made_while_the_table_is_in_somebodys_hands_for_long(
     monkeypatch.setattr(
         store._schema, "statements", lambda: store._schema.render("set lock_timeout = '50ms'; lock table {table}")
     )
-    with psycopg.connect(store._place.conninfo) as connection:
+    with begun(store._place.conninfo) as connection:
         store.settle_within(take(store), DONE, ttl=60, using=connection)
         with pytest.raises(StoreUnreachable, match="open transaction"):
             store.apply_schema()

@@ -23,7 +23,7 @@ from celery_idempotent.stores.postgres.records import stored
 from tests.support.postgres import PostgresServer
 from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 from tests.support.stores.django_databases import django_database
-from tests.support.stores.postgres import run, with_schema
+from tests.support.stores.postgres import begun, run, with_schema
 from tests.support.waiting import wait_until
 
 TTL = 600.0
@@ -44,12 +44,13 @@ def database(postgres_url: str) -> str:
 
 @pytest.fixture
 def business(database: str, postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection of the task's own, with a table `orders`."""
+    """A connection of the task's own, with a table `orders` and a transaction open."""
     schema = re.search(r"schema=(\w+)", postgres_url)
     assert schema is not None
     with psycopg.connect(database) as connection:
         connection.execute(f"set search_path = {schema[1]}; create table orders (id text)".encode())
         connection.commit()
+        connection.execute("show server_version")
         yield connection
         connection.rollback()
 
@@ -88,13 +89,37 @@ def test_a_rollback_leaves_the_lease_as_it_was(store: PostgresStore, business: p
     store.settle(lease, DONE, ttl=TTL)
 
 
-def test_a_connection_without_autocommit_begins_its_transaction_with_the_settling(
+def test_a_connection_that_has_begun_no_transaction_is_refused_and_the_error_says_what_to_do(
     store: PostgresStore, business: psycopg.Connection[Any]
 ) -> None:
-    store.settle_within(take(store), DONE, ttl=TTL, using=business)
+    """The record would be committed apart from what the task wrote before, and a crash between would repeat that."""
+    lease = take(store)
+    business.rollback()
+    with business.transaction():
+        order(business)
+    with pytest.raises(ConfigurationError, match=r"begun none.*or use `with connection\.transaction\(\):`"):
+        store.settle_within(lease, DONE, ttl=TTL, using=business)
+    with business.pipeline(), pytest.raises(ConfigurationError, match="begun none"):
+        store.settle_within(lease, DONE, ttl=TTL, using=business)
+    assert known(store).state is State.IN_PROGRESS
+    with business.transaction():  # before the first row
+        store.settle_within(lease, DONE, ttl=TTL, using=business)
+        order(business)
+        assert known(store).state is State.IN_PROGRESS
+    assert (known(store).state, effects(store)) == (State.COMPLETED, 2)
+
+
+def test_a_transaction_whose_begin_waits_in_a_pipeline_is_open(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    lease = take(store)
+    business.rollback()
+    with business.pipeline():
+        order(business)
+        store.settle_within(lease, DONE, ttl=TTL, using=business)
     assert known(store).state is State.IN_PROGRESS
     business.commit()
-    assert known(store).state is State.COMPLETED
+    assert (known(store).state, effects(store)) == (State.COMPLETED, 1)
 
 
 def test_a_connection_in_autocommit_mode_settles_within_a_transaction_block(
@@ -157,7 +182,7 @@ def test_a_holder_that_was_taken_over_is_refused_whatever_the_encoding_of_its_co
     held = take(store)
     store.delete(KEY)
     lease = take(store)
-    with psycopg.connect(database, client_encoding="sql_ascii") as connection:
+    with begun(database, client_encoding="sql_ascii") as connection:
         with pytest.raises(LeaseLost):
             store.settle_within(held, DONE, ttl=TTL, using=connection)
         store.settle_within(lease, DONE, ttl=TTL, using=connection)
@@ -170,7 +195,7 @@ def test_what_the_callers_connection_has_registered_changes_neither_what_is_writ
     held = take(store)
     store.delete(KEY)
     lease = take(store)
-    with psycopg.connect(database) as connection:
+    with begun(database) as connection:
         for each in (bytes, int, str):
             connection.adapters.register_dumper(each, JsonbDumper)
         connection.adapters.register_loader("text", JsonLoader)
@@ -244,6 +269,7 @@ def test_settling_twice_within_a_transaction_is_settling(
     store.settle_within(lease, DONE, ttl=TTL, using=business)
     store.settle_within(lease, DONE, ttl=TTL, using=business)
     business.commit()
+    business.execute("select 1")
     store.settle_within(lease, DONE, ttl=TTL, using=business)
     store.settle(lease, DONE, ttl=TTL)
 
@@ -254,7 +280,7 @@ def test_a_transaction_that_settles_a_lost_record_keeps_no_other_lease_from_bein
     """A process renews all its leases in one statement: what that waits for, all of them wait for."""
     lost, other = take(store, "lost"), take(store, "other")
     store.delete("lost")
-    with psycopg.connect(database) as connection:
+    with begun(database) as connection:
         store.settle_within(lost, DONE, ttl=TTL, using=connection)
         assert store.renew([lost, other]) == []
     assert known(store, "lost").state is State.COMPLETED
@@ -325,7 +351,7 @@ def test_a_holder_that_was_taken_over_does_not_wait_for_the_transaction_of_the_n
     age(store, KEY, 61)
     lease = take(store, redelivered=True)
     store.settle_within(lease, DONE, ttl=TTL, using=business)
-    with psycopg.connect(database) as late:
+    with begun(database) as late:
         with pytest.raises(LeaseLost):  # and not the error of a lock_timeout, which would break the transaction
             store.settle_within(zombie, DONE, ttl=TTL, using=late)
         assert late.execute("select 1").fetchone() == (1,)
@@ -362,7 +388,7 @@ def test_another_database_is_an_error_and_not_a_weaker_promise(
         for name in ("bare", "twin"):
             lease = take(store)
             with (
-                psycopg.connect(server.url(name)) as elsewhere,
+                begun(server.url(name)) as elsewhere,
                 pytest.raises(ConfigurationError, match=f"got the database '{name}'"),
             ):
                 store.settle_within(lease, DONE, ttl=TTL, using=elsewhere)
@@ -503,7 +529,7 @@ def test_a_user_who_may_not_write_the_table_is_told_so(
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute("create role stranger login")
     with (
-        psycopg.connect(server.url(user="stranger")) as connection,
+        begun(server.url(user="stranger")) as connection,
         pytest.raises(StoreRefused, match="rights on the table"),
     ):
         store.settle_within(lease, DONE, ttl=TTL, using=connection)

@@ -12,12 +12,23 @@ from typing import Any
 import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores.transactions import driver_connection
 from tests.support.stores.django_databases import django_database
+
+
+class Base(DeclarativeBase):
+    """Of the class of rows."""
+
+
+class Row(Base):
+    """What a task writes."""
+
+    __tablename__ = "rows"
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -51,12 +62,25 @@ def test_a_connection_of_sqlalchemy_leads_to_the_drivers(engine: sqlalchemy.Engi
 
 
 def test_a_session_leads_to_the_connection_of_its_transaction(engine: sqlalchemy.Engine) -> None:
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         assert found(session) is session.connection().connection.driver_connection
+
+
+def test_a_session_that_has_begun_no_transaction_is_refused_with_what_to_do(engine: sqlalchemy.Engine) -> None:
+    """Committed apart from what it committed before, the record would be of no use."""
+    with Session(engine) as session:
+        session.execute(sqlalchemy.text("select 1"))
+        session.commit()
+        with pytest.raises(ConfigurationError, match=r"or use `with session\.begin\(\):`"):
+            found(session)
+        session.add(Row())  # which is written with the commit
+        assert found(session) is session.connection().connection.driver_connection
+        session.expunge_all()
 
 
 def test_a_scoped_session_stands_for_the_session_of_its_thread(engine: sqlalchemy.Engine) -> None:
     sessions = scoped_session(sessionmaker(engine))
+    sessions.begin()
     assert found(sessions) is sessions.connection().connection.driver_connection
     sessions.remove()
 
@@ -70,7 +94,7 @@ def test_a_session_that_has_connections_to_two_engines_is_refused(engine: sqlalc
         assert str(error.value).count("Engine(sqlite") == 2
         mapped = session.connection(bind_arguments={"bind": engine})
         assert found(mapped) is mapped.connection.driver_connection
-    with Session(engine) as session, session.begin_nested(), session.begin_nested():
+    with Session(engine) as session, session.begin(), session.begin_nested(), session.begin_nested():
         assert found(session) is session.connection().connection.driver_connection
 
 
@@ -78,12 +102,14 @@ def test_a_session_gets_no_second_connection_in_a_transaction_that_settled(engin
     other = sqlalchemy.create_engine(engine.url, poolclass=NullPool)
     with Session(engine) as session:
         for _ in range(2):
+            session.begin()
             found(session)
             with session.begin_nested():
                 session.execute(sqlalchemy.text("select 1"))
             with pytest.raises(ConfigurationError, match="one connection, got one of 2"):
                 session.connection(bind_arguments={"bind": other})
             session.rollback()
+        session.begin()
         found(session)
         session.commit()
         for bind in (engine, other):  # the next transaction settles nothing

@@ -288,7 +288,8 @@ class PostgresStore(Store):
 def caller_connection(using: Any) -> psycopg.Connection[Any]:
     """Return the connection on which the caller's transaction is open.
 
-    One without autocommit begins its transaction with its first statement, which may be this one.
+    One of SQLAlchemy or Django, which they have begun, may have sent no statement yet. A bare one that has sent none is
+    in no transaction: to begin one here would commit the record apart from rows that were committed before.
 
     Raises:
         ConfigurationError: it is no connection of psycopg 3, or in no transaction.
@@ -296,7 +297,7 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
     connection: psycopg.Connection[Any] = driver_connection(using, psycopg.Connection)
     if connection.closed:
         raise no_transaction("the connection is closed")
-    if connection.autocommit and connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
+    if connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
         with connection.pipeline():  # which waits for what was sent: until then it is unknown whether there was a BEGIN
             pass
     status = connection.info.transaction_status
@@ -304,6 +305,11 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
         raise no_transaction("a statement before this one has failed: roll it back")
     if status == pq.TransactionStatus.IDLE and connection.autocommit:
         raise no_transaction("the connection is in autocommit mode: use `with connection.transaction():`")
+    if status == pq.TransactionStatus.IDLE and using is connection:
+        raise no_transaction(
+            "this connection has begun none, or has committed it. Write the task's own rows first, or use "
+            "`with connection.transaction():` around them and this call"
+        )
     return connection
 
 

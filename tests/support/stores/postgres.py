@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import psycopg
 import pytest
 
 from celery_idempotent.stores.postgres import PostgresStore
@@ -64,6 +66,14 @@ def with_schema(url: str) -> str:
     store.apply_schema()
     store.close()
     return url
+
+
+@contextmanager
+def begun(url: str, **options: Any) -> Iterator[psycopg.Connection[Any]]:
+    """Give a connection of a task's own with a transaction open, which is committed in the end."""
+    with psycopg.connect(url, **options) as connection:
+        connection.execute("show server_version")  # which, unlike a query, leaves the isolation level open
+        yield connection
 
 
 def run(store: PostgresStore, statement: str, *args: object) -> list[tuple[object, ...]]:
