@@ -24,6 +24,7 @@ from celery_idempotent.stores.postgres.records import (
 )
 from tests.support.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
 from tests.support.stores.postgres import begun, run
+from tests.support.waiting import wait_until
 
 Opens = Callable[..., PostgresStore]
 
@@ -185,6 +186,37 @@ def test_a_schema_is_not_made_while_the_table_is_in_somebodys_hands_for_long(
         store.settle_within(take(store), DONE, ttl=60, using=connection)
         with pytest.raises(StoreUnreachable, match="open transaction"):
             store.apply_schema()
+
+
+def test_an_upgrade_waits_for_no_transaction_that_settles(store: PostgresStore) -> None:
+    """To wait for one would stop every claim, which would wait behind it."""
+    run(store, "update {meta} set version = 1 returning 1")
+    with begun(store._place.conninfo) as connection:
+        store.settle_within(take(store), DONE, ttl=60, using=connection)
+        connection.execute(store._schema.render("lock table {history} in row exclusive mode").encode())
+        with psycopg.connect(store._place.conninfo) as by_hand:
+            by_hand.execute("set lock_timeout = '1s'")
+            by_hand.execute(store.pending_schema().encode())
+            by_hand.rollback()
+        store.apply_schema()
+    assert store.pending_schema() == ""
+
+
+def test_claims_go_on_while_an_index_that_is_gone_waits_for_a_transaction(store: PostgresStore) -> None:
+    run(store, "update {meta} set version = 1 returning 1")
+    with psycopg.connect(store._place.conninfo) as connection:
+        connection.execute(store._schema.render('drop index {schema}."{name}_expires"').encode())
+    waits = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+    with begun(store._place.conninfo) as connection, ThreadPoolExecutor(1) as thread:
+        store.settle_within(take(store), DONE, ttl=60, using=connection)
+        applied = thread.submit(store.apply_schema)
+        for number in range(3):
+            wait_until(lambda: run(store, waits, f"%{store._place.schema}%") or applied.done())
+            take(store, f"claimed-{number}")
+        assert not applied.done()
+        connection.commit()
+        applied.result(30)
+    assert "idempotency_expires" in names(store)
 
 
 def test_what_others_made_in_a_schema_that_is_searched_is_not_executed(opens: Opens) -> None:

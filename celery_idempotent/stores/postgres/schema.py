@@ -76,5 +76,9 @@ class Schema:
 
     @cached_property
     def turn(self) -> str:
-        """The statement after which no other process makes or upgrades this schema until we have committed."""
-        return f"set local lock_timeout = '10s'; select pg_advisory_xact_lock(1768191333, {self._seed % 2**31})"
+        """The statements after which no other process makes or upgrades this schema until we have committed.
+
+        What is done then waits for the table no longer than a claim can wait behind it.
+        """
+        lock = f"select pg_advisory_xact_lock(1768191333, {self._seed % 2**31})"
+        return f"set local lock_timeout = '10s'; {lock}; set local lock_timeout = '500ms'"

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 import psycopg
-from psycopg import pq
+from psycopg import errors, pq
 from psycopg.rows import tuple_row
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
@@ -58,8 +58,9 @@ RENEWED, READ, PURGED = 1000, 100, 500
 TIDIED = 50
 #: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
 BUSY, LOOK_EVERY = 1.0, 0.02
-#: Seconds a statement of the schema may take.
-SCHEMA_SECONDS = 60.0
+#: Seconds a statement of the schema may take; how often it is tried while open transactions have the table, and the
+#: seconds between, in which claims go on.
+SCHEMA_SECONDS, SCHEMA_TRIES, SCHEMA_PAUSE = 60.0, 10, 0.5
 
 
 class PostgresStore(Store):
@@ -231,12 +232,22 @@ class PostgresStore(Store):
     def apply_schema(self) -> None:
         if self._version() >= VERSION:
             return
-        try:
-            with self._connections.connect(SCHEMA_SECONDS) as connection, connection.transaction():
-                connection.execute(self._schema.turn.encode())
-                connection.execute(self._schema.statements().encode())
-        except psycopg.Error as error:
-            raise translate_error(error, self._place.shown) from error
+        for tried in range(1, SCHEMA_TRIES + 1):
+            try:
+                with self._connections.connect(SCHEMA_SECONDS) as connection, connection.transaction():
+                    connection.execute(self._schema.turn.encode())
+                    connection.execute(self._schema.statements().encode())
+                return
+            except errors.LockNotAvailable as error:
+                if tried == SCHEMA_TRIES:
+                    raise StoreUnreachable(
+                        f"The schema of the idempotency store {self._place.shown} was not changed: its table is in use "
+                        f"by an open transaction ({type(error).__name__}: {str(error).strip()}). Commit it, or end its "
+                        "session, which pg_stat_activity shows as idle in transaction, and apply the schema again."
+                    ) from error
+                time.sleep(SCHEMA_PAUSE)
+            except psycopg.Error as error:
+                raise translate_error(error, self._place.shown) from error
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         return {"table_bytes": self._scalar("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}

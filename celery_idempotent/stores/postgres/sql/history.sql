@@ -5,4 +5,8 @@ create table if not exists {history} (
   line     text[]   not null,                      -- what happened, as JSON
   expires  bigint   not null                       -- when all of it is forgotten
 );
-create index if not exists "{name}_history_expires" on {history} (expires);
+do $$ begin
+  if to_regclass('{schema}."{name}_history_expires"') is null then
+    create index if not exists "{name}_history_expires" on {history} (expires);
+  end if;
+end $$;

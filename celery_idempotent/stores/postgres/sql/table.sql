@@ -22,8 +22,15 @@ create table if not exists {table} (
   attempts    jsonb  not null default '{}',         -- per task: the attempt below which copies are superseded
   announced   jsonb  not null default '{}'          -- the tasks whose callbacks were dispatched
 );
-create index if not exists "{name}_expires" on {table} (expires);
-create index if not exists "{name}_live" on {table} (key) where state = 'in_progress';
+-- Where an index is there, the table is not touched: "if not exists" waits for open transactions, and claims wait behind it.
+do $$ begin
+  if to_regclass('{schema}."{name}_expires"') is null then
+    create index if not exists "{name}_expires" on {table} (expires);
+  end if;
+  if to_regclass('{schema}."{name}_live"') is null then
+    create index if not exists "{name}_live" on {table} (key) where state = 'in_progress';
+  end if;
+end $$;
 -- It begins at the time of its making: a table that is made again goes on above the fences of the one before.
 do $$ begin
   execute 'create sequence if not exists {fences} start with ' || {now};
