@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -301,6 +302,48 @@ def test_claims_do_not_wait_for_a_transaction_that_settles_and_renewals_count_as
     assert known(store, "another").remaining > 40  # the one that is free was renewed
     business.rollback()
     assert store.renew([lease]) == []
+
+
+@pytest.mark.parametrize("record", ["forgotten", "expired"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_nothing_waits_for_a_transaction_that_settles_a_record_which_is_gone(
+    store: PostgresStore, business: psycopg.Connection[Any], record: str, end: str
+) -> None:
+    """Claims that did so would keep the renewals of all leases waiting, until these have run out."""
+    lease, other = take(store), take(store, "another")
+    late = replace(lease, claim=replace(lease.claim, revive=False))
+    if record == "forgotten":
+        store.delete(KEY)
+    else:
+        age(store, KEY, 10_000)
+    store.settle_within(lease, DONE, ttl=TTL, using=business)
+    with ThreadPoolExecutor(8) as crowd:
+        asked = [crowd.submit(store.acquire, claim(task_id=f"t{number}")) for number in range(40)]
+        answers = [each.result(30) for each in asked]
+        assert {a.verdict for a in answers if isinstance(a, Refusal)} == {Verdict.CONFLICT}
+        assert not any(isinstance(answer, Lease) for answer in answers)
+        assert {a.record.state for a in answers if isinstance(a, Refusal)} == {State.IN_PROGRESS}
+        age(store, "another", 30)
+        asked = [crowd.submit(store.acquire, claim(task_id=f"t{number}")) for number in range(40)]
+        settling = crowd.submit(store.settle, lease, DONE, ttl=TTL)
+        assert store.renew([lease, other]) == []
+        assert store.renew([late, other]) == [late]
+        assert known(store, "another").remaining > 40
+        with pytest.raises(StoreUnreachable, match="open transaction that settles it"):
+            settling.result(30)
+        assert {type(each.result(30)) for each in asked} == {Refusal}
+    getattr(business, end)()
+    answer = store.acquire(claim(task_id="next"))
+    if end == "commit":
+        assert isinstance(answer, Refusal)
+        assert answer.verdict is Verdict.COMPLETED
+        assert store.renew([late]) == [late]
+    else:
+        assert isinstance(answer, Lease)
+        assert answer.fence > lease.fence
+        business.execute("select 1")
+        with pytest.raises(LeaseLost):
+            store.settle_within(lease, DONE, ttl=TTL, using=business)
 
 
 @pytest.mark.thorough

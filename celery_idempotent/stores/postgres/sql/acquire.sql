@@ -1,6 +1,6 @@
 -- Take the lease on a key, or return why not: rules.acquire in Python, case by case and in its order.
 -- Claims of one key queue for a moment, and wait for a renewal or a purge that has locked the row. They do not wait for an
--- open transaction that settles it: conflict.
+-- open transaction that settles it, be its record there, expired or not: conflict.
 create or replace function {acquire}(
   c_key text,
   c_owner text,
@@ -75,8 +75,26 @@ begin loop
     queued := true;
     continue;
   end if;
-  if not known and not gone and not {unsettled} then -- an open transaction has the row
+  if not known and not {unsettled} then -- an open transaction settles the key: who waits for it stops the renewals too
     verdict := 'conflict';
+    if coalesce(gone, true) and r.state is distinct from 'in_progress' then -- the record that it writes is not seen yet
+      r.key := c_key;
+      r.state := 'in_progress';
+      r.fence := coalesce(r.fence, 0);
+      r.owner := '';
+      r.task_id := c_task; -- perhaps, and the copies of its own task wait in any case
+      r.holder := 'an open transaction';
+      r.since := 0;
+      r.lease_end := clock;
+      r.not_before := 0;
+      r.crashes := 0;
+      r.reason := '';
+      r.fingerprint := '';
+      r.payload := '';
+      r.ended := 0;
+      r.expires := clock;
+      r.announced := '{}';
+    end if;
     return;
   end if;
   if not known and r.key is not null then -- a renewal or a purge has it, for a moment

@@ -1,5 +1,5 @@
 -- Record the outcome if the owner still holds the lease (rules.settle in Python): settled, lost, or busy, if an open
--- transaction has the row. c_home is null in a transaction of the store's own; in the caller's it names the store's
+-- transaction has the row, or writes one that is not seen yet. c_home is null in a transaction of the store's own; in the caller's it names the store's
 -- database (see home.sql), and the row is waited for: no caller could use the answer busy there.
 -- No table is read as a whole, here as elsewhere: a connection keeps its plans, and one that was made while the table was
 -- small would read all of it when it has grown.
@@ -47,7 +47,9 @@ begin
   end if;
   if not found then
     select * into r from {table} t where t.key = c_key;
-    if found and c_home is null and r.state = 'in_progress' and r.owner = c_owner then
+    if c_home is null
+      and (r.state = 'in_progress' and r.owner = c_owner or coalesce(r.expires <= {now}, true) and not {unsettled})
+    then
       answer := 'busy';
       return;
     end if;
