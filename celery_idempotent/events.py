@@ -9,10 +9,13 @@ Events contain keys and ids, never the values of arguments.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field, fields
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from .errors import ConfigurationError
 
 from .units import clean
 
@@ -386,10 +389,26 @@ def add_hook(hook: Hook, kinds: Container[type[Event]] | None = None) -> None:
         hook: A function of one ``Event``.
         kinds: The classes of events that it receives, as a set or anything else that supports ``in``, which is called
             each time (default: all). An event without receivers is not made.
+
+    Raises:
+        ConfigurationError: the hook is no function, or an ``async`` one; or the kinds are others.
     """
+    call: Any = getattr(hook, "__call__", None)  # noqa: B004 - of an object, what may be async
+    if call is None or inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(call):
+        raise ConfigurationError(f"Expected a hook to be a function of one event, without async, got {hook!r}.")
     if kinds is None:
         kinds = _Logged() if hook is log else _Everything()
+    wrong = [kind for kind in kinds if not _is_kind(kind)] if isinstance(kinds, Collection) else []
+    if wrong or not isinstance(kinds, Container):
+        raise ConfigurationError(
+            f"Expected kinds to be a set of classes of events, as {{events.LeaseLost}}, got {kinds!r}. "
+            "Name each class itself: neither its name nor its base class does; leave kinds out for all."
+        )
     _hooks.append((hook, kinds))
+
+
+def _is_kind(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
 
 
 def remove_hook(hook: Hook) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from celery_idempotent import events
+from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.events import (
     Acquired,
     Completed,
@@ -159,6 +161,34 @@ def test_a_hook_may_hear_some_kinds_alone_and_be_asked_each_time() -> None:
         remove_hook(heard.append)
     assert heard == [Completed("k"), Acquired("k")]
     assert not receivers(Completed)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [{"LeaseLost"}, {Event}, {LeaseLost, Event}, [LeaseLost("k")], {int}, "LeaseLost", LeaseLost],
+    ids=["names", "base", "base too", "an event", "no event", "a name", "a class"],
+)
+def test_kinds_of_which_no_event_is_are_refused(kinds: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Expected kinds to be a set .* got .*LeaseLost|int|Event.*\. Name"):
+        add_hook(print, kinds)
+    assert not any(hook is print for hook, _ in events._hooks)
+
+
+async def _pager(event: Event) -> None:
+    """Be a coroutine that nothing would await."""
+
+
+class _Pager:
+    async def __call__(self, event: Event) -> None:
+        """Be one too."""
+
+
+@pytest.mark.parametrize("hook", [_pager, _Pager(), partial(_pager), "pager"], ids=["def", "object", "partial", "text"])
+def test_a_hook_that_cannot_be_called_as_a_function_is_refused(hook: Any) -> None:
+    before = len(events._hooks)
+    with pytest.raises(ConfigurationError, match="Expected a hook to be a function of one event, without async, got"):
+        add_hook(hook)
+    assert len(events._hooks) == before
 
 
 def test_the_log_hears_what_its_logger_writes(caplog: pytest.LogCaptureFixture) -> None:
