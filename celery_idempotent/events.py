@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Collection, Container, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -343,7 +344,8 @@ KINDS: tuple[type[Event], ...] = (
 
 # What to do about events: each event of a process is handed to every hook that receives its kind.
 #
-# A hook that raises is logged and never hurts the task.
+# A hook that raises is logged and never hurts the task. A time limit that rings while it runs is not its error: it
+# rings once, so that the task would go on without it, and is raised when all hooks have the event.
 
 
 logger = logging.getLogger("celery_idempotent")
@@ -447,25 +449,49 @@ def receivers(kind: type[Event]) -> list[Hook]:
     for counter in _counters:
         try:
             counter(kind)
-        except Exception:
-            logger.exception("The counter %r failed on %s", counter, kind.__name__)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            _report(error, "counter", counter, kind)
     found = []
     for hook, kinds in tuple(_hooks):
         try:
             if kind in kinds:
                 found.append(hook)
-        except Exception:
-            logger.exception("The hook %r failed on %s", hook, kind.__name__)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            _report(error, "hook", hook, kind)
     return found
 
 
 def send(event: Event, hooks: Iterable[Hook]) -> None:
-    """Hand an event to hooks; an error of a hook is logged and goes no further."""
-    for hook in hooks:
+    """Hand an event to hooks; an error of a hook is logged and goes no further.
+
+    Raises:
+        Exception: the time limit of the task rang in a hook; the others have the event.
+    """
+    rest = iter(hooks)
+    for hook in rest:
         try:
             hook(event)
-        except Exception:
-            logger.exception("The hook %r failed on %s", hook, type(event).__name__)
+        except Exception as error:  # noqa: BLE001 - it is logged
+            if is_time_limit(error):
+                send(event, rest)
+            _report(error, "hook", hook, type(event))
+
+
+def _report(error: Exception, what: str, whose: object, kind: type[Event]) -> None:
+    """Log the error of a hook or a counter; raise it if it is the time limit of the task."""
+    if is_time_limit(error):
+        raise error
+    logger.error("The %s %r failed on %s", what, whose, kind.__name__, exc_info=error)
+
+
+#: What Celery's and RQ's workers raise from a signal's handler: the module, and the class.
+_TIME_LIMITS = (("billiard.exceptions", "SoftTimeLimitExceeded"), ("rq.timeouts", "BaseTimeoutException"))
+
+
+def is_time_limit(error: Exception) -> bool:
+    """Return whether this is the time limit of the task or job that is running, which rings wherever that is."""
+    known = (getattr(sys.modules.get(module), name, None) for module, name in _TIME_LIMITS)
+    return any(isinstance(error, limit) for limit in known if limit is not None)
 
 
 def emit(event: Event) -> None:

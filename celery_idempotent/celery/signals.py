@@ -73,7 +73,10 @@ class EventSignal(Signal):
 
 def _send(event: Event) -> None:
     sender: Any = current_app.tasks.get(event.task) if event.task else None
-    _signals[type(event)].send(sender=sender, event=event, key=event.key, task_id=event.task_id)
+    answers = _signals[type(event)].send(sender=sender, event=event, key=event.key, task_id=event.task_id)
+    for _, answer in answers:
+        if isinstance(answer, Exception) and events.is_time_limit(answer):  # which rings once; Celery has logged it
+            raise answer
 
 
 #: A run begins (`Acquired`).

@@ -190,11 +190,11 @@ class Delivery(ABC):
             "asked": held.asked,
             "waited": self.waited,
         }
+        held.open = True  # first: some hooks have it when a time limit rings in another, and are to get its end
         if lease.taken_over:
             self.emit(events.TakenOver, crashes=lease.crashes, **fields)
         else:
             self.emit(events.Acquired, **fields)
-        held.open = True
 
     def emit_end(self, held: HeldLease, kind: type[events.Event], **fields: Any) -> None:
         """Emit how a run ended; nothing where none began, or where its end was emitted before."""

@@ -132,6 +132,32 @@ def test_a_soft_limit_fails_the_task_and_frees_the_key(
     aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
 
 
+@pytest.mark.parametrize("receiver", ["hook", "signal"])
+def test_a_soft_limit_that_rings_in_a_hook_before_the_body_fails_the_task_which_does_not_run(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, receiver: str
+) -> None:
+    gate = gates.close("acquired")
+    start_worker(PARTING, concurrency=1, env={"EVENTS": receiver})
+    result = parting.module.part.apply_async(("ORD-1",), soft_time_limit=1)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "failed", effects=0)
+    assert type(result.result).__name__ == "SoftTimeLimitExceeded"
+    assert not aftermath.journal.count("started")
+    gate.open()
+    aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
+
+
+def test_a_soft_limit_that_rings_in_a_hook_after_the_body_does_not_change_its_ending(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("completed")
+    node = start_worker(PARTING, concurrency=1, env={"EVENTS": "hook"})
+    result = parting.module.part.delay("ORD-1")
+    [pid] = gate.reached()
+    os.kill(pid, signal.SIGUSR1)  # what billiard sends at a soft limit
+    aftermath.expect(result, "SUCCESS", State.COMPLETED)
+    assert "Interrupted by SoftTimeLimitExceeded" in node.logs()
+
+
 @pytest.fixture
 def behind_proxy(
     parting: Celery,

@@ -15,6 +15,7 @@ from rq.timeouts import JobTimeoutException
 from celery_idempotent import events
 from celery_idempotent.core.guard import Guard
 from celery_idempotent.core.heartbeat import Heartbeat
+from celery_idempotent.events import Acquired, Event, add_hook, remove_hook
 from celery_idempotent.rq.job import occurrence
 from celery_idempotent.stores import State
 from tests.support.proxy import Proxy
@@ -259,6 +260,22 @@ def test_a_job_whose_time_is_up_while_it_claims_leaves_no_lease_behind(desk: Des
     desk.burst()
     assert desk.error(job).startswith("rq.timeouts.JobTimeoutException")
     assert desk.record().state is State.RELEASED
+    assert desk.effects("ORD-1") == 0
+
+
+def test_a_job_whose_time_is_up_in_a_hook_fails_and_leaves_no_lease_behind(desk: Desk) -> None:
+    gate = desk.gates.close("acquired")
+
+    def slow(event: Event) -> None:
+        gate.wait()
+
+    add_hook(slow, {Acquired})
+    try:
+        job = desk.run(shop.charge, "ORD-1", job_timeout=1)
+    finally:
+        remove_hook(slow)
+    assert desk.error(job).startswith("rq.timeouts.JobTimeoutException")
+    assert (desk.record().state, desk.record().reason) == (State.RELEASED, "failed")
     assert desk.effects("ORD-1") == 0
 
 

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from rq.timeouts import HorseMonitorTimeoutException, JobTimeoutException
 
 from celery_idempotent import events
 from celery_idempotent.errors import ConfigurationError
@@ -34,10 +36,12 @@ from celery_idempotent.events import (
     StoreRecovered,
     Superseded,
     TakenOver,
+    add_counter,
     add_hook,
     emit,
     log,
     receivers,
+    remove_counter,
     remove_hook,
 )
 from tests.support.unit.scripted import listening
@@ -234,6 +238,42 @@ def test_what_ends_the_process_passes_a_hook() -> None:
             emit(Failed("k"))
     finally:
         remove_hook(stop)
+
+
+def time_limits() -> list[Exception]:
+    """Return what Celery's and RQ's workers raise."""
+    return [SoftTimeLimitExceeded(), JobTimeoutException("too long"), HorseMonitorTimeoutException("too long")]
+
+
+@pytest.mark.parametrize("limit", time_limits(), ids=lambda limit: type(limit).__name__)
+def test_a_time_limit_that_rings_in_a_hook_is_the_tasks_and_other_hooks_get_the_event(
+    limit: Exception, heard: list[Event]
+) -> None:
+    def slow(event: Event) -> None:
+        raise limit
+
+    remove_hook(heard.append)
+    add_hook(slow)
+    add_hook(heard.append)
+    try:
+        with pytest.raises(type(limit)) as caught:
+            emit(Failed("k"))
+    finally:
+        remove_hook(slow)
+    assert (caught.value, heard) == (limit, [Failed("k")])
+
+
+@pytest.mark.parametrize("limit", time_limits(), ids=lambda limit: type(limit).__name__)
+def test_a_time_limit_that_rings_while_receivers_are_found_is_the_tasks(limit: Exception) -> None:
+    def slow(kind: type[Event]) -> None:
+        raise limit
+
+    add_counter(slow)
+    try:
+        with pytest.raises(type(limit)):
+            receivers(Failed)
+    finally:
+        remove_counter(slow)
 
 
 def test_a_hook_may_remove_itself_while_others_wait_for_the_event(heard: list[Event]) -> None:

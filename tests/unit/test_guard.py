@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent import events
 from celery_idempotent.core import history
@@ -280,6 +281,53 @@ def test_a_lease_is_renewed_before_any_hook_gets_its_first_event(bench: Bench, t
     finally:
         events.remove_hook(hook)
     assert renewed == [[KEY]]
+
+
+def ringing(kind: type[Event]) -> Callable[[Event], None]:
+    """Return a hook in which the task's time limit rings at the first event of a kind."""
+    rung: list[Event] = []
+
+    def hook(event: Event) -> None:
+        if isinstance(event, kind) and not rung:
+            rung.append(event)
+            raise SoftTimeLimitExceeded
+
+    return hook
+
+
+@pytest.fixture
+def rings(bench: Bench) -> Iterator[Callable[[type[Event]], None]]:
+    added: list[Callable[[Event], None]] = []
+
+    def add(kind: type[Event]) -> None:
+        added.append(ringing(kind))
+        events.add_hook(added[-1])
+
+    yield add
+    for hook in added:
+        events.remove_hook(hook)
+
+
+def test_a_time_limit_that_rings_in_a_hook_before_the_body_is_the_end_of_the_run(
+    bench: Bench, rings: Callable[[type[Event]], None]
+) -> None:
+    rings(events.Acquired)
+    with pytest.raises(SoftTimeLimitExceeded):
+        bench.deliver()
+    assert (bench.runs, bench.record.state, bench.record.reason) == ([], State.RELEASED, Reason.FAILED.value)
+    assert [type(event) for event in bench.heard] == [events.Acquired, events.Released]
+    assert bench.heartbeat.holdings() == []
+
+
+@pytest.mark.parametrize("result_ttl", [60, 0])
+def test_a_time_limit_that_rings_in_a_hook_after_the_body_does_not_change_its_end(
+    bench: Bench, rings: Callable[[type[Event]], None], result_ttl: int
+) -> None:
+    bench.policy = Policy(result_ttl=result_ttl)
+    rings(events.Completed)
+    assert isinstance(bench.deliver(), Ran)
+    assert [type(event) for event in bench.heard] == [events.Acquired, events.Completed]
+    assert bench.record.state is (State.COMPLETED if result_ttl else State.RELEASED)
 
 
 def test_a_short_task_costs_two_commands(bench: Bench) -> None:

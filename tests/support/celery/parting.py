@@ -11,7 +11,9 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import Ignore, Reject
 
-from celery_idempotent import IdempotentTask, idempotent
+from celery_idempotent import IdempotentTask, add_hook, idempotent
+from celery_idempotent.celery import signals
+from celery_idempotent.events import Event
 from tests.support.celery.apps import from_env
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -23,6 +25,17 @@ app.conf.idempotency = {
 }
 #: Celery's own settings, as JSON
 app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
+
+
+def receive(event: Event, **_: Any) -> None:
+    """Wait at the gate of this kind of event."""
+    Gates.from_env().wait(event.name)
+
+
+if os.environ.get("EVENTS") == "hook":
+    add_hook(receive)
+if os.environ.get("EVENTS") == "signal":
+    signals.task_acquired.connect(receive)
 
 
 class Declined(Exception):
