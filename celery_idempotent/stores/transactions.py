@@ -39,6 +39,7 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
     Raises:
         ConfigurationError: it is none of these, it leads to another driver, or it is in no transaction.
     """
+    using = unwrapped(using, driver)
     if isinstance(using, str):
         found = _of_django(_known_to_django(using))
     elif _has(using, "django") and hasattr(using, "in_atomic_block"):
@@ -47,6 +48,7 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
         found = _of_sqlalchemy(using)
     else:
         found = using
+    found = unwrapped(found, driver)
     if not isinstance(found, driver):
         raise ConfigurationError(
             f"settle: expected using= to be {TAKEN}, over {driver.__module__.partition('.')[0]} as the store is, "
@@ -55,6 +57,16 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
             + ". The record must be written by the very connection that writes the task's own rows."
         )
     return found
+
+
+def unwrapped(using: Any, driver: type[Any]) -> Any:
+    """Return what is within a proxy, as instrumentation puts one around each connection of a driver.
+
+    `isinstance` takes it for the connection, and the driver's own C code does not.
+    """
+    while not issubclass(type(using), driver) and hasattr(using, "__wrapped__"):
+        using = using.__wrapped__
+    return using
 
 
 def _has(using: Any, package: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
+import wrapt
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -58,6 +59,20 @@ class TestPsycopg(InPostgres):
     def bare(self, store: Store) -> Iterator[psycopg.Connection[Any]]:
         with psycopg.connect(self.database, autocommit=True) as connection:
             yield connection
+
+
+class TestProxied(TestPsycopg):
+    """As instrumentation hands out connections."""
+
+    @contextmanager
+    def begin(self, store: Store) -> Iterator[Any]:
+        with super().begin(store) as connection:
+            yield wrapt.ObjectProxy(connection)
+
+    @contextmanager
+    def bare(self, store: Store) -> Iterator[Any]:
+        with super().bare(store) as connection:
+            yield wrapt.ObjectProxy(connection)
 
 
 class TestSqlAlchemyConnection(InPostgres):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wrapt
 
 from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreUnreachable
 from celery_idempotent.stores import Lease, State, Store
@@ -69,6 +70,20 @@ class TestSqlite3(InSqlite):
     def bare(self, store: Store) -> Iterator[sqlite3.Connection]:
         with closing(connect(path_of(store))) as connection:
             yield connection
+
+
+class TestProxied(TestSqlite3):
+    """As OpenTelemetry's and other instrumentation hands out connections."""
+
+    @contextmanager
+    def begin(self, store: Store) -> Iterator[Any]:
+        with super().begin(store) as connection:
+            yield wrapt.ObjectProxy(wrapt.ObjectProxy(connection))
+
+    @contextmanager
+    def bare(self, store: Store) -> Iterator[Any]:
+        with super().bare(store) as connection:
+            yield wrapt.ObjectProxy(connection)
 
 
 class WithSqlAlchemy(InSqlite):

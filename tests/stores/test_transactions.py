@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+import wrapt
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
@@ -59,6 +60,22 @@ def test_a_connection_of_sqlalchemy_leads_to_the_drivers(engine: sqlalchemy.Engi
         assert found(connection) is connection.connection.driver_connection
     with engine.connect() as connection, pytest.raises(ConfigurationError, match=r"with engine\.begin\(\)"):
         found(connection)
+
+
+def test_a_proxy_leads_to_what_is_within_it(engine: sqlalchemy.Engine, tmp_path: Path, shop: str) -> None:
+    """As that which instrumentation puts around the driver's connection, below SQLAlchemy and Django too."""
+    from django.db import connections, transaction
+
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert found(wrapt.ObjectProxy(connection)) is connection
+        with transaction.atomic(using=shop):
+            opened, connections[shop].connection = connections[shop].connection, wrapt.ObjectProxy(connection)
+            assert found(shop) is connection
+            connections[shop].connection = opened
+    with Session(engine) as session:
+        assert found(wrapt.ObjectProxy(session)) is session.connection().connection.driver_connection
+    with pytest.raises(ConfigurationError, match=r"over sqlite3 as the store is, got builtins\.object"):
+        found(wrapt.ObjectProxy(object()))
 
 
 def test_a_session_leads_to_the_connection_of_its_transaction(engine: sqlalchemy.Engine) -> None:

@@ -25,7 +25,7 @@ from .. import rules
 from ..base import Store
 from ..history import Line, expiry, grouped, lines, past_events
 from ..records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
-from ..transactions import driver_connection, no_transaction
+from ..transactions import driver_connection, no_transaction, unwrapped
 from .connections import SYNCHRONOUS, TABLE, TIMEOUT, Address, Connections, translate_error
 from .records import FENCE, LARGEST, Rows, alive, clock, raw_of
 from .schema import Schema
@@ -293,7 +293,7 @@ def within(using: Any, path: str) -> Iterator[sqlite3.Cursor]:
 
 def _begin(cursor: sqlite3.Cursor, using: Any) -> None:
     """Begin the transaction that SQLAlchemy promised to commit: sqlite3 waits with that for the first write."""
-    if using is cursor.connection:
+    if unwrapped(using, sqlite3.Connection) is cursor.connection:
         raise no_transaction(
             "this connection has begun none: sqlite3 begins one with the first INSERT, UPDATE or DELETE, and with "
             "autocommit=True or isolation_level=None only by a statement. Write the task's own rows first, or execute "
