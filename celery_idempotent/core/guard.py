@@ -781,8 +781,10 @@ def _too_late(held: HeldLease) -> StoreUnreachable:
 
 
 def _not_committed(key: str) -> SettleNotCommitted:
-    """Return the error for a body that settled within its transaction and left it open, or rolled it back."""
+    """Return the error for a body that settled within its transaction and left it open, or rolled back the settle."""
     return SettleNotCommitted(
-        f"The task settled {key!r} within its own transaction and returned, and that transaction is not committed: "
-        "neither its effect nor its record is there. Commit before the body returns."
+        f"The task settled {key!r} within its own transaction and returned, and that was not committed: there is no "
+        "record, and the next delivery runs again. It repeats what was committed without the record, as before settle, "
+        "or around a savepoint that was rolled back. Write the effect and settle in one transaction, or one savepoint, "
+        "and commit it before the body returns."
     )

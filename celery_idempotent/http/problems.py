@@ -128,7 +128,7 @@ def of_error(key: str, error: Exception) -> Problem | None:
             detail = "Carrying out this request has ended the server's process again and again. It is not tried again."
             return Problem("crash-loop", 500, "The request cannot be carried out", detail, key=key)
         case SettleNotCommitted():
-            detail = "What this request did was not committed. Send it again, with the same key."
+            detail = "That this request was carried out was not committed. Send it again, with the same key."
             return Problem("not-committed", 500, "The request was not carried out", detail, key=key)
         case RecordUnreadable():
             detail = "What is remembered of this request cannot be read. An operator has to look at it."

@@ -95,6 +95,31 @@ def test_what_was_not_committed_is_an_error(place: tuple[Store, Connect]) -> Non
     assert known(place[0], KEY).state is State.RELEASED
 
 
+@pytest.mark.parametrize("apart", ["savepoint", "commit"])
+def test_where_the_effect_was_committed_without_its_record_the_error_does_not_deny_it(
+    place: tuple[Store, Connect], apart: str
+) -> None:
+    store, connect = place
+
+    @idempotent(store=store, key="order", name="shop.charge")
+    def charge(order: str) -> None:
+        lease = current_lease()
+        assert lease is not None
+        with connect() as connection:
+            connection.execute("insert into charges values ('one')")
+            if apart == "commit":
+                connection.commit()
+                connection.execute("insert into charges values ('another')")
+            connection.execute("savepoint audit")
+            lease.settle(order, using=connection)
+            connection.execute("rollback to savepoint audit" if apart == "savepoint" else "rollback")
+
+    with pytest.raises(SettleNotCommitted, match=r"not committed: there is no record.* repeats what was committed"):
+        charge("ORD-1")
+    assert charges(connect) == 1
+    assert known(store, KEY).state is State.RELEASED
+
+
 def test_who_lost_its_lease_cannot_commit(place: tuple[Store, Connect]) -> None:
     store, connect = place
     lost: list[LeaseLost] = []
