@@ -123,6 +123,15 @@ class TestWhatAnItemHolds:
             assert dynamodb_store.mark_dispatched(key, f"{number:036d}")
         assert known(dynamodb_store, key).payload == outcome.payload
 
+    def test_an_item_that_becomes_too_large_is_refused_with_what_to_do(self, dynamodb_store: DynamoDBStore) -> None:
+        outcome = Outcome(State.COMPLETED, b"json:".ljust(LARGEST_PAYLOAD, b"1"))
+        dynamodb_store.settle(take(dynamodb_store), outcome, ttl=60)
+        with pytest.raises(StoreRefused, match=r"Item size .* room for 400 KB, .* Lower result_max_bytes"):
+            dynamodb_store.mark_dispatched(KEY, "t" * 20_000)
+        assert known(dynamodb_store).payload == outcome.payload
+        with pytest.raises(StoreRefused, match=r"Item size .* room for 400 KB, "):
+            take(dynamodb_store, "large", task_id="t" * 410_000)
+
     def test_an_item_ends_however_many_duplicates_announce_their_callbacks(
         self, dynamodb_store: DynamoDBStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:

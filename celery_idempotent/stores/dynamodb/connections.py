@@ -290,6 +290,11 @@ def _of_code(code: str, message: str, place: object) -> StoreError:
             f"Expected the table of the idempotency store {place}, and it is not there (or in another region). "
             "Create it with: celery-idempotent --store URL schema --apply"
         )
+    if code == "ValidationException" and "Item size" in message:
+        return StoreRefused(
+            f"The idempotency store {place} refused a record ({message}): an item of DynamoDB has room for 400 KB, its "
+            "key and the ids of tasks included. Lower result_max_bytes, or return a reference to what is large."
+        )
     if code == "ValidationException":
         return StoreRefused(
             f"The idempotency store {place} refused a request ({message}). Check that its table has "
