@@ -12,6 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import asdict
 from typing import Any
 from weakref import ref
@@ -28,6 +29,10 @@ FIELD = "idempotency"
 LONGEST = 4000
 #: Longest text in a piece of news, in characters.
 LONGEST_TEXT = 500
+
+#: The task of which a call is being published, while an event of that is emitted: in a thread of a web process, neither
+#: is it the current task, nor its app the current app.
+published: ContextVar[Any] = ContextVar("published", default=None)
 
 _ends: tuple[int, int] | None = None
 _main = 0

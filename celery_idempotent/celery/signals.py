@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from celery import current_app
+from celery._state import get_current_task
 from celery.utils.dispatch import Signal
 
 from .. import events
 from ..events import Event
+from . import monitoring
 
 __all__ = [
     "EventSignal",
@@ -72,7 +74,9 @@ class EventSignal(Signal):
 
 
 def _send(event: Event) -> None:
-    sender: Any = current_app.tasks.get(event.task) if event.task else None
+    task = monitoring.published.get() or get_current_task()
+    app = current_app if task is None else task.app  # in other threads than that which made it, the first is none
+    sender: Any = app.tasks.get(event.task) if event.task else None
     answers = _signals[type(event)].send(sender=sender, event=event, key=event.key, task_id=event.task_id)
     for _, answer in answers:
         if isinstance(answer, Exception) and events.is_time_limit(answer):  # which rings once; Celery has logged it

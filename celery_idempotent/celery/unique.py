@@ -414,7 +414,11 @@ class _Call:
     def _emit(self, kind: Any, token: Token, task_id: str, **fields: Any) -> None:
         hooks = receivers(kind)
         if hooks:
-            send(kind(token.slot, self.task.name, task_id, holder=current_holder(), **fields), hooks)
+            before = monitoring.published.set(self.task)
+            try:
+                send(kind(token.slot, self.task.name, task_id, holder=current_holder(), **fields), hooks)
+            finally:
+                monitoring.published.reset(before)
 
 
 def publish_next(

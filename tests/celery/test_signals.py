@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -57,6 +58,44 @@ def test_a_receiver_is_sent_the_event_with_its_task_as_the_sender(app: Celery) -
     assert sent["key"] == sent["event"].key
     charge.apply(("ORD-1",))
     assert len(heard) == 1
+
+
+def test_the_sender_is_the_task_of_the_app_that_publishes_or_runs_it_in_every_thread(
+    broker_url: str, store_url: str
+) -> None:
+    """As of a web server: the current app of its threads is none of these, and that of this thread is the last one."""
+    heard: list[Any] = []
+
+    def receive(sender: Any, **_: Any) -> None:
+        heard.append(sender)
+
+    def charge(order_id: str) -> str:
+        return order_id
+
+    apps = [Celery(name, broker=broker_url, backend="cache+memory://") for name in ("one", "other")]
+    signals.task_publish_skipped.connect(receive)
+    signals.task_acquired.connect(receive)
+    try:
+        for app in apps:
+            app.conf.idempotency_store = store_url
+            task = app.task(base=IdempotentTask, name="charge", unique="order_id")(charge)
+
+            def call(order_id: str, task: Any = task) -> None:
+                task.delay(order_id)
+                task.delay(order_id)
+                task.apply((order_id,))
+
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(call, f"threaded {app.main}").result(timeout=20)
+        call("here other")
+    finally:
+        signals.task_publish_skipped.disconnect(receive)
+        signals.task_acquired.disconnect(receive)
+        for app in apps:
+            app.close()
+    assert [sender and (sender.app, sender.name) for sender in heard] == [
+        (app, "charge") for app in (*apps, apps[1]) for _ in range(2)
+    ]
 
 
 def test_receivers_of_one_task_do_not_hear_of_another(app: Celery) -> None:
