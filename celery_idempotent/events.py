@@ -300,21 +300,29 @@ class PublishRepeated(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
-    """A store that served before no longer does."""
+    """A store that served before no longer does.
+
+    Arguments:
+        error: What it answered, or why it did not.
+        store: Its class.
+        number: Which of the stores of this process it is: 1 for the first of them that failed.
+    """
 
     name: ClassVar = "store_failed"
     level: ClassVar = logging.ERROR
     error: str = ""
     store: str = ""
+    number: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreRecovered(Event):
-    """The store serves again."""
+    """The store serves again; ``store`` and ``number`` are those of its `StoreFailed`."""
 
     name: ClassVar = "store_recovered"
     level: ClassVar = logging.WARNING
     store: str = ""
+    number: int = field(default=0, compare=False, kw_only=True)
 
 
 #: All kinds, in the order in which an operation may meet them.

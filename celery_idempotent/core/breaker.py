@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from itertools import count
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -35,6 +36,8 @@ class Breaker:
 
     def __init__(self) -> None:
         self._failing: WeakKeyDictionary[Store, _Failures] = WeakKeyDictionary()
+        self._numbers: WeakKeyDictionary[Store, int] = WeakKeyDictionary()
+        self._next_number = count(1)
         self._lock, self._pid = threading.Lock(), os.getpid()
 
     def call(self, store: Store, verb: Callable[..., T], *args: Any) -> T:
@@ -55,13 +58,15 @@ class Breaker:
             now = monotonic()
             with self._own_lock():
                 known = self._failing.get(store)
+                number = self._numbers.get(store) or next(self._next_number)
                 if known is None:
+                    self._numbers[store] = number
                     self._failing[store] = _Failures(str(error), now, None)
                 else:
                     is_second = known.probe_at is not None or began >= known.first
                     self._failing[store] = _Failures(str(error), known.first, now + PROBE_EVERY if is_second else None)
             if known is None:
-                emit(StoreFailed("", error=str(error), store=type(store).__name__))
+                emit(StoreFailed("", error=str(error), store=type(store).__name__, number=number))
             raise
         if self._failing:
             self._close(store)
@@ -77,11 +82,15 @@ class Breaker:
             self._failing[store] = known._replace(probe_at=now + PROBE_EVERY)
 
     def _own_lock(self) -> threading.Lock:
-        """Return a lock of this process; a thread that its parent had may have held the other."""
+        """Return a lock of this process; a thread that its parent had may have held the other.
+
+        What the parent found is forgotten: this process emits an event of what it finds itself.
+        """
         if self._pid != os.getpid():
+            self._failing.clear()
             self._lock, self._pid = threading.Lock(), os.getpid()
         return self._lock
 
     def _close(self, store: Store) -> None:
         if self._failing.pop(store, None) is not None:
-            emit(StoreRecovered("", store=type(store).__name__))
+            emit(StoreRecovered("", store=type(store).__name__, number=self._numbers[store]))

@@ -5,6 +5,7 @@ Labels are tasks and words. Keys and task ids are as many as there are operation
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -115,11 +116,18 @@ ENDINGS = (COMPLETED, FAILED, RELEASED, RELEASE_FAILURES, LOST, SETTLE_FAILURES)
 
 
 class Measures(ABC):
-    """A hook that counts; derived classes write the numbers."""
+    """A hook that counts; derived classes write the numbers.
+
+    A forked child has counted nothing yet; where its numbers begin with those of its parent (`copied`), what they say
+    of the parent at the moment is taken back.
+    """
+
+    copied: bool = True
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._live: set[tuple[str, int]] = set()
-        self._down: set[str] = set()
+        self._down: dict[str, set[int]] = {}  # by class of stores: the numbers of those that are down
         self._known: set[str] = set()
         self._runs: dict[str, tuple[int, float]] = {}  # by task: how many, and their seconds
 
@@ -129,9 +137,17 @@ class Measures(ABC):
 
     def __call__(self, event: Event) -> None:
         """Count the event."""
+        if self._pid != os.getpid():
+            self._after_fork()
         if event.task not in self._known:
             self._introduce(event.task)
         _MEASURES[type(event)](self, event)
+
+    def _after_fork(self) -> None:
+        self._pid, inherited, self._down = os.getpid(), self._down, {}
+        for store, numbers in inherited.items():
+            if numbers and self.copied:
+                self.write(STORES_DOWN, -1.0, store)
 
     def _introduce(self, task: str) -> None:
         """Show what is rare as 0 from the first sight of a task: an increase from nothing would not be seen."""
@@ -175,15 +191,18 @@ class Measures(ABC):
 
     def _store_fails(self, event: events.StoreFailed) -> None:
         self.write(STORE_FAILURES, 1.0, event.store)
-        if event.store not in self._down:
-            self._down.add(event.store)
+        down = self._down.setdefault(event.store, set())
+        if not down:
             self.write(STORES_DOWN, 1.0, event.store)
+        down.add(event.number)
 
     def _store_recovers(self, event: events.StoreRecovered) -> None:
         self.write(STORE_RECOVERIES, 1.0, event.store)
-        if event.store in self._down:
-            self._down.discard(event.store)
-            self.write(STORES_DOWN, -1.0, event.store)
+        down = self._down.get(event.store, set())
+        if event.number in down:
+            down.discard(event.number)
+            if not down:
+                self.write(STORES_DOWN, -1.0, event.store)
 
 
 def _one(metric: Metric) -> Callable[[Measures, Any], None]:

@@ -87,6 +87,7 @@ class PrometheusMetrics(Measures):
 
     def __init__(self, registry: Any = None) -> None:
         super().__init__()
+        self.copied = not os.environ.get(DIRECTORY)  # else each process has its own numbers, which begin at 0
         driver = _driver()
         registry = registry or driver.REGISTRY
         self._metrics = {metric.name: _made(driver, metric, registry) for metric in CATALOGUE}

@@ -155,6 +155,18 @@ def test_failing_and_serving_again_are_told_once(
     assert heard == [StoreFailed("", error="no ping", store="ScriptedStore"), StoreRecovered("", store="ScriptedStore")]
 
 
+def test_stores_of_one_class_are_told_apart(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Any]
+) -> None:
+    other = ScriptedStore()
+    for each in (store, other):
+        each.fail("ping")
+        fails(breaker, each)
+    for each in (other, store):
+        breaker.call(each, each.ping)
+    assert [event.number for event in heard] == [1, 2, 2, 1]
+
+
 def test_a_store_that_serves_again_is_not_spared_any_more(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
     is_down(breaker, store)
     clock.advance(1.0)
@@ -268,3 +280,17 @@ def test_a_child_that_is_forked_while_a_thread_asks_is_spared_too() -> None:
 
     breaker = Breaker()
     assert served_after_fork(Down(), breaker._lock)
+
+
+def test_a_child_tells_what_it_finds_itself_and_not_what_its_parent_found(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
+) -> None:
+    is_down(breaker, store)
+    heard.clear()
+    breaker._pid = 0  # as if forked
+    breaker.call(store, store.ping)
+    assert heard == []
+    store.fail("ping")
+    fails(breaker, store)
+    breaker.call(store, store.ping)
+    assert heard == [StoreFailed("", error="no ping", store="ScriptedStore"), StoreRecovered("", store="ScriptedStore")]

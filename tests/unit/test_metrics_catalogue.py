@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -147,6 +148,49 @@ def test_a_store_is_down_once_however_often_it_fails() -> None:
     assert measures.sums[("stores_down", "S")] == 1
     measures(events.StoreRecovered("", store="S"))
     assert measures.sums[("stores_down", "S")] == 0
+
+
+def test_a_process_is_counted_until_all_its_stores_of_a_kind_serve_again() -> None:
+    measures, down = Written(), []
+    for event in (
+        events.StoreFailed("", store="S", number=1),
+        events.StoreFailed("", store="S", number=2),
+        events.StoreRecovered("", store="S", number=1),
+        events.StoreRecovered("", store="S", number=1),
+        events.StoreRecovered("", store="S", number=2),
+    ):
+        measures(event)
+        down.append(measures.sums[("stores_down", "S")])
+    assert down == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_forked_child_counts_what_it_finds_itself(copied: bool) -> None:
+    """Where its numbers begin with those of its parent, and where they begin at 0."""
+    measures = Written()
+    measures.copied = copied
+    measures(events.StoreFailed("", store="S", number=1))
+    measures(events.StoreFailed("", store="other", number=2))
+    measures(events.StoreRecovered("", store="other", number=2))
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        begin = 0 if copied else measures.sums[("stores_down", "S")]
+        found = []
+        for event in (
+            events.Acquired("k"),
+            events.StoreRecovered("", store="S", number=1),
+            events.StoreFailed("", store="S", number=1),
+            events.StoreRecovered("", store="S", number=1),
+        ):
+            measures(event)
+            found.append(int(measures.sums[("stores_down", "S")] - begin))
+        os.write(writing, repr((found, int(measures.sums[("stores_down", "other")]))).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        assert pipe.read() == "([0, 0, 1, 0], 0)"
+    os.waitpid(pid, 0)
 
 
 def test_the_listener_of_these_tests_hears_everything() -> None:

@@ -158,6 +158,36 @@ def test_processes_that_share_a_folder_are_added_up_and_a_dead_one_holds_nothing
     assert after[("celery_idempotent_released_total", "crashed", "t")] == 1
 
 
+FORKED_WHILE_DOWN = """
+import os
+from celery_idempotent import events
+from celery_idempotent.metrics import prometheus
+import prometheus_client
+
+events.add_hook(prometheus.PrometheusMetrics())
+events.emit(events.StoreFailed("", store="RedisStore", number=1))
+ready, told = os.pipe()
+go, gone = os.pipe()
+for _ in range(4):
+    if not os.fork():
+        events.emit(events.StoreRecovered("", store="RedisStore", number=1))
+        os.write(told, b"x")
+        os.read(go, 1)
+        os._exit(0)
+    os.read(ready, 1)
+print(prometheus_client.generate_latest(prometheus.registry()).decode())
+os.write(gone, b"1234")
+"""
+
+
+def test_children_that_are_forked_while_the_store_is_down_do_not_make_up_for_their_parent(tmp_path: Path) -> None:
+    env = {**os.environ, prometheus.DIRECTORY: str(tmp_path)}
+    code = [sys.executable, "-c", FORKED_WHILE_DOWN]
+    run = subprocess.run(code, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert samples(run.stdout)[("celery_idempotent_stores_down", "RedisStore")] == 1
+
+
 def test_a_folder_that_is_gone_is_said_and_hurts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
