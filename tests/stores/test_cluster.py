@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
+import redis
 from redis.exceptions import ResponseError
 
-from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
+from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.redis.connections import Connections
@@ -261,6 +263,16 @@ class TestClustersThatRefuse:
             with pytest.raises(StoreRefused, match="Check the password") as caught:
                 verb(store, name)()
             assert SECRET not in str(caught.value)
+
+    def test_a_client_of_redis_py_will_do_unless_it_decodes_replies(self, shared_cluster: Cluster) -> None:
+        port = shared_cluster.nodes[0].port
+        with closing(redis.RedisCluster(host="127.0.0.1", port=port)) as client:
+            assert take(RedisStore(client)).fence > 0  # type: ignore[arg-type]
+        with (
+            closing(redis.RedisCluster(host="127.0.0.1", port=port, decode_responses=True)) as client,
+            pytest.raises(ConfigurationError, match="must return bytes; got one made with decode_responses=True"),
+        ):
+            RedisStore(client)  # type: ignore[arg-type]
 
     def test_too_few_replicas_are_unreachable(self, cluster_url: str, opened_cluster: OpenCluster) -> None:
         store = opened_cluster(f"{cluster_url}?wait_replicas=1")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
 
-from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.errors import ConfigurationError, StoreUnreachable
 from celery_idempotent.stores import SCHEMES, open_store
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.store import TIMEOUT
@@ -123,6 +131,63 @@ class TestUrls:
     def test_a_client_of_ones_own_will_do(self, redis_url: str) -> None:
         with open_client(redis_url) as client:
             assert take(RedisStore(client)).fence > 0
+
+    @pytest.mark.parametrize("kind", [redis.ConnectionPool, redis.BlockingConnectionPool])
+    def test_a_client_keeps_its_connections_for_itself(
+        self, own_redis: Callable[..., RedisServer], kind: type[redis.ConnectionPool]
+    ) -> None:
+        server = own_redis(requirepass=SECRET)
+        options: dict[str, Any] = {"timeout": 0} if kind is redis.BlockingConnectionPool else {}
+        pool = kind.from_url(server.url(3), max_connections=1, **options)
+        with redis.Redis(connection_pool=pool) as client, ThreadPoolExecutor(8) as threads:
+            store = RedisStore(client)
+            alone = client.client()  # has its one connection
+            assert len({lease.fence for lease in threads.map(partial(take, store), map(str, range(100)))}) == 100
+            store.close()
+            assert alone.hget("7", "state") == b"in_progress"
+            alone.close()
+        pool.disconnect()
+
+    def test_a_client_over_a_unix_socket_will_do(self, own_redis: Callable[..., RedisServer], tmp_path: Path) -> None:
+        server = own_redis(unixsocket=tmp_path / "redis.sock", requirepass=SECRET)
+        with redis.Redis(unix_socket_path=str(tmp_path / "redis.sock"), password=SECRET, db=3) as client:
+            store = RedisStore(client)
+            assert store.renew([take(store)]) == []
+            store.close()
+        with server.client(3) as client:
+            assert client.hget(KEY, "state") == b"in_progress"
+
+    @pytest.mark.parametrize(
+        ("given", "used"), [({}, TIMEOUT), ({"socket_timeout": 60}, TIMEOUT), ({"socket_timeout": 0.3}, 0.3)]
+    )
+    def test_a_client_that_would_wait_and_try_again_for_long_does_not_have_the_store_do_so(
+        self, given: dict[str, float], used: float
+    ) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+            retry = Retry(ExponentialBackoff(), 3)
+            client = redis.Redis(
+                port=silent.getsockname()[1], retry=retry, retry_on_error=[redis.TimeoutError], **given
+            )
+            store, begun = RedisStore(client), time.monotonic()
+            with pytest.raises(StoreUnreachable, match="Timeout"):
+                store.ping()
+            assert used <= time.monotonic() - begun < used + 3  # on a machine that is busy with other things
+            store.close()
+            client.close()
+
+    def test_a_client_with_connections_of_its_own_kind_is_used_as_it_is(self, redis_url: str) -> None:
+        class Traced(redis.Connection):
+            """What it needs to connect, nobody else knows."""
+
+        class Fair(redis.ConnectionPool):
+            """Nor what a pool is for."""
+
+        for pool in (redis.ConnectionPool.from_url(redis_url, connection_class=Traced), Fair.from_url(redis_url)):
+            with redis.Redis(connection_pool=pool) as client:
+                store = RedisStore(client)
+                assert take(store, type(pool).__name__).fence > 0
+                assert store._client is client
+            store.close()
 
     @pytest.mark.parametrize("protocol", [2, 3])
     def test_both_protocols_will_do(self, redis_url: str, opened: Callable[..., RedisStore], protocol: int) -> None:

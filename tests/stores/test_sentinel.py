@@ -13,7 +13,7 @@ import redis.sentinel
 
 from celery_idempotent.errors import StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State, Store
-from celery_idempotent.stores.redis import SentinelStore
+from celery_idempotent.stores.redis import RedisStore, SentinelStore
 from celery_idempotent.stores.redis.store import store_like
 from tests.conftest import missing
 from tests.support.proxy import Proxy
@@ -306,6 +306,19 @@ class TestTheContract(ServerContract):
 
     def age(self, store: Store, key: str, seconds: float) -> None:
         age_redis(store, key, seconds)  # type: ignore[arg-type]
+
+
+def test_a_client_behind_sentinels_keeps_its_connections_for_itself(shared: Watched) -> None:
+    sentinel = redis.sentinel.Sentinel([("127.0.0.1", shared.watch.port)])
+    with sentinel.master_for(NAME, db=7) as client:
+        store = RedisStore(client)
+        take(store)
+        assert [len(each.connection_pool._available_connections) for each in (client, *sentinel.sentinels)] == [0, 0]
+        store.close()
+        assert client.delete(KEY)
+    client.connection_pool.disconnect()
+    for each in sentinel.sentinels:
+        each.close()
 
 
 def test_a_client_behind_sentinels_is_followed_to_its_server_and_database(shared: Watched) -> None:

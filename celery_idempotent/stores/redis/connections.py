@@ -145,7 +145,8 @@ class Connections:
     def close(self) -> None:
         """Close every connection, those of other threads too; the next call opens a new one."""
         if self.one_node:
-            self._client.connection_pool.disconnect()
+            for each in _pools(self._client.connection_pool):
+                each.disconnect()
         self._client.close()
 
 

@@ -11,7 +11,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .. import hide_password
 from .connections import OPTION, REFUSALS, Addresses
-from .store import RedisStore, Replicas
+from .store import RedisStore, Replicas, made_for_a_store
 
 EXAMPLE = "redis+sentinel://:password@host1:26379,host2:26379/service/0"
 #: Parameters with the credentials of the sentinels.
@@ -86,13 +86,7 @@ class SentinelStore(RedisStore):
                 each["ssl"] = True
         make: Any = Sentinels  # whose constructor has no types
         client = make(places.hosts, sentinel_kwargs=sentinel, **server).master_for(service)
-        return cls(client, url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
-
-    def close(self) -> None:
-        super().close()
-        pool: Any = self._client.connection_pool
-        for sentinel in pool.sentinel_manager.sentinels:
-            sentinel.connection_pool.disconnect()
+        return cls(made_for_a_store(client), url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
 
 
 def _service(places: Addresses) -> tuple[str, int]:

@@ -6,6 +6,7 @@ words of the project, so that ``HGETALL`` explains itself; ids and digests are p
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import re
@@ -15,12 +16,13 @@ from functools import cache, partial
 from importlib import resources
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from weakref import WeakSet
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError
+from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import hide_password
@@ -72,7 +74,10 @@ class RedisStore(Store):
     Weaker than the contract where a failover loses writes that were not replicated, or where the server evicts keys.
 
     Arguments:
-        client: A redis-py client, or anything with its ``execute_command``, that returns bytes.
+        client: A redis-py client, or anything with its ``execute_command``, that returns bytes. Of one with the pools
+            and connections of redis-py itself, server, database and credentials are taken: the store has connections of
+            its own, with its own timeouts (or shorter ones of the client's) and retries. Any other, as a Cluster
+            client, is used as it is, with what it waits and tries again.
         url: What to call the server in messages; no password in it.
         wait_replicas: How many replicas must have a claim before it counts; one that too few have is given back and
             raised as `StoreUnreachable`. 0 waits for none.
@@ -87,13 +92,13 @@ class RedisStore(Store):
     _bounded: RedisStore | None = None
 
     def __init__(self, client: redis.Redis, *, url: str = "redis", wait_replicas: int = 0) -> None:
-        pool = getattr(client, "connection_pool", None)
-        if pool is not None and pool.connection_kwargs.get("decode_responses"):
+        encoder = getattr(client, "get_encoder", None)  # which a Cluster client has too
+        if encoder is not None and encoder().decode_responses:
             raise ConfigurationError(
                 "The Redis client of an idempotency store must return bytes; "
                 "got one made with decode_responses=True. Make it without."
             )
-        self._client = client
+        self._client = client = apart(client)
         self._connections = Connections(client, redis.ConnectionError)
         self._replicas = Replicas(wait_replicas)
         self._url = url
@@ -144,7 +149,7 @@ class RedisStore(Store):
             raise ConfigurationError(
                 f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}{why}. {advice}"
             ) from None
-        return cls(client, url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
+        return cls(made_for_a_store(client), url=hide_password(url), wait_replicas=wanted if in_url is None else in_url)
 
     @staticmethod
     def connection_options() -> dict[str, Any]:
@@ -261,7 +266,7 @@ class RedisStore(Store):
                 connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **options)
             )
             client.auto_close_connection_pool = True  # no other client uses it
-            self._bounded = RedisStore(client, url=self._url)
+            self._bounded = RedisStore(made_for_a_store(client), url=self._url)
         return None if self._replicas.command else self._bounded
 
     def close(self) -> None:
@@ -565,21 +570,61 @@ def direct(params: dict[str, Any], url: str) -> Store:
         params.pop("socket_connect_timeout", None)
     if not params.get("password"):
         url = re.sub(r"//[^/@]*@", "//", url)
-    return RedisStore(redis.Redis(connection_pool=redis.ConnectionPool(**params)), url=hide_password(url))
+    return RedisStore(
+        made_for_a_store(redis.Redis(connection_pool=redis.ConnectionPool(**params))), url=hide_password(url)
+    )
+
+
+#: Pools of connections that were made for stores, and are no one else's.
+_pools: WeakSet[Any] = WeakSet()
+
+
+def made_for_a_store(client: redis.Redis) -> redis.Redis:
+    """Return a client that was made for a store, which uses it as it is."""
+    _pools.add(client.connection_pool)
+    return client
+
+
+def apart(client: Any) -> Any:
+    """Return a client like the caller's with connections of its own; the caller's, where it makes its own kind of them.
+
+    The caller's pool may have few connections, which its own requests need, and retries that go on for a minute.
+    """
+    pool: Any = getattr(client, "connection_pool", None)
+    kinds = (redis.ConnectionPool, redis.BlockingConnectionPool, SentinelConnectionPool)
+    if type(pool) not in kinds or pool in _pools or not pool.connection_class.__module__.startswith("redis."):
+        return client
+    given = {name: pool.connection_kwargs.get(name) for name in ("socket_timeout", "socket_connect_timeout")}
+    return _like(client, **{name: value for name, value in given.items() if value and value < TIMEOUT})
+
+
+def _like(client: redis.Redis, **options: Any) -> redis.Redis:
+    """Return a client of the same server, or behind the same sentinels, with connections for lease calls.
+
+    Arguments:
+        client: A redis-py client.
+        options: How it connects otherwise than lease calls do.
+    """
+    pool: Any = client.connection_pool
+    own = {name: value for name, value in pool.connection_kwargs.items() if name in _IDENTITY or name[:4] == "ssl_"}
+    params = {**merged(own), **options, "connection_class": pool.connection_class}
+    if isinstance(pool, SentinelConnectionPool):
+        make: Any = SentinelConnectionPool
+        manager = copy.copy(pool.sentinel_manager)
+        manager.sentinels = [_like(sentinel) for sentinel in manager.sentinels]
+        sentinels = make(pool.service_name, manager, is_master=pool.is_master, **params)
+        return made_for_a_store(redis.Redis(connection_pool=sentinels))
+    if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
+        params.pop("socket_connect_timeout", None)
+    return made_for_a_store(redis.Redis(connection_pool=redis.ConnectionPool(**params)))
 
 
 def store_like(client: redis.Redis) -> Store:
     """Return a store on the server, or behind the sentinels, that a redis-py client uses, in the same database."""
-    from redis.sentinel import SentinelConnectionPool
-
-    pool = client.connection_pool
-    own = {name: value for name, value in pool.connection_kwargs.items() if name in _IDENTITY or name[:4] == "ssl_"}
-    params = merged(own)
+    pool: Any = client.connection_pool
+    known = pool.connection_kwargs
     if isinstance(pool, SentinelConnectionPool):
-        name, manager = pool.service_name, pool.sentinel_manager
-        make: Any = SentinelConnectionPool
-        sentinels = make(name, manager, connection_class=pool.connection_class, **params)
-        return RedisStore(redis.Redis(connection_pool=sentinels), url=f"redis+sentinel://{name}")
-    place = params.get("path") or f"{params.get('host', 'localhost')}:{params.get('port', 6379)}"
-    scheme = "unix" if params.get("path") else "redis"
-    return direct({**params, "connection_class": pool.connection_class}, f"{scheme}://{place}/{params.get('db') or 0}")
+        return RedisStore(_like(client), url=f"redis+sentinel://{pool.service_name}")
+    place = known.get("path") or f"{known.get('host', 'localhost')}:{known.get('port', 6379)}"
+    scheme = "unix" if known.get("path") else "redis"
+    return RedisStore(_like(client), url=f"{scheme}://{place}/{known.get('db') or 0}")
