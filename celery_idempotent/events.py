@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from .errors import ConfigurationError
-
 from .units import clean
 
 __all__ = [

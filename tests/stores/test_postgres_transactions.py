@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
+import wrapt
 from psycopg.rows import dict_row
 from psycopg.types.json import JsonbDumper, JsonLoader
 from sqlalchemy.orm import Session
@@ -98,8 +99,9 @@ def test_a_connection_that_has_begun_no_transaction_is_refused_and_the_error_say
     business.rollback()
     with business.transaction():
         order(business)
-    with pytest.raises(ConfigurationError, match=r"begun none.*or use `with connection\.transaction\(\):`"):
-        store.settle_within(lease, DONE, ttl=TTL, using=business)
+    for using in (business, wrapt.ObjectProxy(business)):
+        with pytest.raises(ConfigurationError, match=r"begun none.*or use `with connection\.transaction\(\):`"):
+            store.settle_within(lease, DONE, ttl=TTL, using=using)
     with business.pipeline(), pytest.raises(ConfigurationError, match="begun none"):
         store.settle_within(lease, DONE, ttl=TTL, using=business)
     assert known(store).state is State.IN_PROGRESS

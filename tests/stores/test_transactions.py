@@ -72,7 +72,7 @@ def test_a_proxy_leads_to_what_is_within_it(engine: sqlalchemy.Engine, tmp_path:
             opened, connections[shop].connection = connections[shop].connection, wrapt.ObjectProxy(connection)
             assert found(shop) is connection
             connections[shop].connection = opened
-    with Session(engine) as session:
+    with Session(engine) as session, session.begin():
         assert found(wrapt.ObjectProxy(session)) is session.connection().connection.driver_connection
     with pytest.raises(ConfigurationError, match=r"over sqlite3 as the store is, got builtins\.object"):
         found(wrapt.ObjectProxy(object()))

@@ -33,7 +33,7 @@ from ..records import (
     State,
     Verdict,
 )
-from ..transactions import driver_connection, no_transaction
+from ..transactions import driver_connection, no_transaction, unwrapped
 from .connections import NO_SCHEMA, Address, Connections, DefaultCursor, refusal, translate_error
 from .records import (
     COLUMNS,
@@ -316,7 +316,7 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
         raise no_transaction("a statement before this one has failed: roll it back")
     if status == pq.TransactionStatus.IDLE and connection.autocommit:
         raise no_transaction("the connection is in autocommit mode: use `with connection.transaction():`")
-    if status == pq.TransactionStatus.IDLE and using is connection:
+    if status == pq.TransactionStatus.IDLE and unwrapped(using, psycopg.Connection) is connection:
         raise no_transaction(
             "this connection has begun none, or has committed it. Write the task's own rows first, or use "
             "`with connection.transaction():` around them and this call"

@@ -1,6 +1,7 @@
 -- Record the outcome if the owner still holds the lease (rules.settle in Python): settled, lost, or busy, if an open
--- transaction has the row, or writes one that is not seen yet. c_home is null in a transaction of the store's own; in the caller's it names the store's
--- database (see home.sql), and the row is waited for: no caller could use the answer busy there.
+-- transaction has the row, or writes one that is not seen yet. c_home is null in a transaction of the store's own; in the
+-- caller's it names the store's database (see home.sql), and the row is waited for: no caller could use the answer busy
+-- there.
 -- No table is read as a whole, here as elsewhere: a connection keeps its plans, and one that was made while the table was
 -- small would read all of it when it has grown.
 create or replace function {settle}(
