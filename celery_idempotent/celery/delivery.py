@@ -67,6 +67,7 @@ class CeleryDelivery(Delivery):
         self.task, self.request, self.run, self.args, self.kwargs = task, request, run, args, kwargs
         self.binding: TaskBinding = task._binding
         self.state = DeliveryState.of(request)
+        self.state.delivered = True
         self.state.continues = bool(request.callbacks or request.chain)
         if request.chord or request.chain:
             canvas.count_parts_once(task.backend)

@@ -240,6 +240,7 @@ class DeliveryState:
     """
 
     __slots__ = (
+        "delivered",
         "begun",
         "continued",
         "continues",
@@ -264,6 +265,8 @@ class DeliveryState:
         self.holding: HeldLease | None = None
         #: gives the lease up for the retry that it is called with, while the body runs
         self.give_up: Callable[[Retry], None] | None = None
+        #: whether a delivery answers the request: its state alone may be read before, as by ``before_start``
+        self.delivered = False
         #: whether the body was run
         self.begun = False
         #: whether the body has begun, so that further calls are plain calls

@@ -466,9 +466,10 @@ def _on_commit(publish: Callable[[], Any]) -> None:
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     """Return whether this call is the delivery itself, and not a call within a body or from anywhere else."""
-    if request is None or request.called_directly or STATE_ATTRIBUTE in request.__dict__:
+    if request is None or request.called_directly:
         return False
-    return not task.name.startswith(UNGUARDED)
+    state = _state_of(request)
+    return (state is None or not state.delivered) and not task.name.startswith(UNGUARDED)
 
 
 def _state_of(request: Any) -> DeliveryState | None:

@@ -608,6 +608,34 @@ def test_a_retry_that_goes_on_in_place_is_that_of_the_caller_of_apply(app: Celer
     assert record.state is State.COMPLETED
 
 
+@pytest.mark.parametrize(
+    "reads",
+    [lambda task: task.signature_from_request(), lambda task: task.retry(throw=False, countdown=60)],
+    ids=["signature", "retry"],
+)
+def test_what_reads_the_request_before_the_body_does_not_take_the_guard_away(
+    app: Celery, store: FailingStore, reads: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Audited(IdempotentTask):
+        abstract = True
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            reads(self)
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", lambda *args, **options: None)
+    monkeypatch.setattr("celery.canvas.Signature.apply", lambda *args, **options: None)
+    runs: list[str] = []
+
+    def body(order_id: str) -> str:
+        runs.append(order_id)
+        return "charged"
+
+    task = app.task(base=Audited, shared=False, idempotency={"key": "order_id"})(body)
+    app.finalize()
+    assert [task.apply(("A",)).get() for _ in range(2)] == ["charged"] * 2
+    assert (runs, [record.state for record in store.scan()]) == (["A"], [State.COMPLETED])
+
+
 def test_a_direct_call_retries_and_makes_signatures_as_any_task(app: Celery) -> None:
     task = declare(app, retry_at_once)
     with pytest.raises(Retry):
