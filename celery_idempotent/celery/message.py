@@ -26,6 +26,7 @@ from kombu.serialization import registry
 from ..core.lease import HeldLease
 from ..core.policy import Unique, UniqueOptions
 from ..core.reservations import Token
+from ..core.serialization import serialization
 from ..stores.records import new_owner
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Header with the key that the producer gave; part of the public interface.
 KEY_HEADER = "idempotency_key"
+#: In that header, what holds a key that is neither text nor a small number.
+JSON_KEY = "json"
 #: Header with what this library writes about a message for itself: the fields of `MessageHeaders` but for the key.
 META_HEADER = "idempotency"
 #: The fields of that header.
@@ -102,6 +105,29 @@ class MessageOptions(TypedDict, total=False):
     task_type: Any
     replaced_task_nesting: int
     stamped_headers: Sequence[str] | None
+
+
+def given_key(options: Mapping[str, Any]) -> object:
+    """Return the key that a producer gives in the options of a message, or in their headers; None for none."""
+    given = options.get(KEY_HEADER)
+    return (options.get("headers") or {}).get(KEY_HEADER) if given is None else given
+
+
+def write_key(key: object) -> object:
+    """Return a producer's key as any broker carries it: AMQP's tables have no UUIDs, and times in whole seconds."""
+    if key is None or isinstance(key, (str, dict)) or (type(key) is int and key.bit_length() < 64):
+        return key
+    try:
+        return {JSON_KEY: serialization.to_json(key)}
+    except TypeError:
+        return key  # publishing it fails, as it does with any header that cannot be encoded
+
+
+def read_key(written: object) -> object:
+    """Return the key that `write_key` wrote, or the one of a producer that has not imported this library."""
+    if not isinstance(written, dict) or written.keys() != {JSON_KEY}:
+        return written
+    return serialization.from_json(str(written[JSON_KEY]))
 
 
 def own_header(headers: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -174,7 +200,7 @@ class MessageHeaders:
         delivery = own[DELIVERY_ENTRY] if isinstance(own[DELIVERY_ENTRY], dict) else {}
         identity = cls(
             owner=delivery.get("owner") or new_owner(),
-            key=own[KEY_HEADER],
+            key=read_key(own[KEY_HEADER]),
             place=delivery.get("place") or "",
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
@@ -240,10 +266,10 @@ class DeliveryState:
     """
 
     __slots__ = (
-        "delivered",
         "begun",
         "continued",
         "continues",
+        "delivered",
         "entered",
         "failed",
         "fans_out",

@@ -30,7 +30,7 @@ from ..events import logger
 from ..units import format_duration
 from .app import is_guarded
 from .canvas import CANVASES
-from .message import KEY_HEADER, UNGUARDED, new_token
+from .message import KEY_HEADER, UNGUARDED, given_key, new_token, read_key
 
 #: The ids that the canvas which is being published draws.
 _drawn: ContextVar[Iterator[str] | None] = ContextVar("celery_idempotent_canvas_ids", default=None)
@@ -71,7 +71,7 @@ def publish(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any], send:
 def _call(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return what a call is about; None if that cannot be written down."""
     binding, headers = task._binding, options.get("headers") or {}
-    given = options.get(KEY_HEADER) or headers.get(KEY_HEADER)
+    given = read_key(given_key(options))
     args, kwargs = args or (), kwargs or {}
     try:
         if given is None and binding.policy.key is None:

@@ -83,6 +83,8 @@ def move_key_into_headers(sender: Any = None, headers: Any = None, properties: A
         if key is not None:
             headers[KEY_HEADER] = key
             _warn_of_plain_task(sender)
+    if headers and headers.get(KEY_HEADER) is not None:
+        headers[KEY_HEADER] = message.write_key(headers[KEY_HEADER])
 
 
 def _warn_of_plain_task(name: Any) -> None:
@@ -253,7 +255,8 @@ class IdempotentTask(BaseTask):
             TypeError: the arguments do not fit the task.
         """
         sent, named = message.sent_arguments(self, args, kwargs, self._get_exec_options())
-        key, arguments = self._binding.operation(idempotency_key, self.name, sent, named, idempotency_headers)
+        given = message.read_key(message.write_key(idempotency_key))
+        key, arguments = self._binding.operation(given, self.name, sent, named, idempotency_headers)
         if arguments is None:
             raise MissingKey(
                 f"Expected {self.name} to have a key that follows from its arguments, and its key is the id of each "

@@ -42,14 +42,15 @@ from . import monitoring
 from .app import is_backend, is_shared, store_of
 from .message import (
     DELAY_BITS,
-    KEY_HEADER,
     META_HEADER,
     RESERVATION,
     STATE_ATTRIBUTE,
     UNGUARDED,
     came_from,
     delays_natively,
+    given_key,
     own_header,
+    read_key,
     sent_arguments,
 )
 
@@ -235,7 +236,7 @@ class _Call:
         return Token(slot, owner, 0, wanted.until, wanted.for_, wanted.newest, wanted.throttle or 0.0)
 
     def _given_key(self) -> object:
-        return self.options.get(KEY_HEADER) or (self.options.get("headers") or {}).get(KEY_HEADER)
+        return read_key(given_key(self.options))
 
     def _route(self) -> dict[str, Any]:
         """Return where the message goes; and have it go there, also where a router would choose again."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from amqp.exceptions import ChannelError, InternalError, MessageNacked
-from celery import Celery
+from celery import Celery, chain
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
@@ -175,6 +179,24 @@ def test_duplicates_get_the_same_result_while_it_runs_and_afterwards(
     assert left(node) == {}
     assert (journal.count("started"), journal.count("charged")) == (1, 1)
     assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
+
+
+def test_keys_that_amqp_has_no_form_for_name_their_operations_in_each_attempt_and_in_a_chain(
+    app: Celery, start: Callable[..., WorkerNode], store_url: str, journal: Journal
+) -> None:
+    """Its tables have no UUIDs and no large integers, and times in whole seconds."""
+    start()
+    at = datetime(2026, 1, 1, 3, 4, 5, 100)
+    given = [at, at.replace(microsecond=900), UUID(int=7), 2**70, (1, Decimal("1.10"))]
+    flaky, steps = app.module.flaky, []
+    for key in given:
+        step = flaky.si("ORD-1", 1, 0).set(idempotency_key=key)
+        steps += [step, chain(app.module.charge.si(f"before {key}"), step)]
+    assert [step.apply_async().get(timeout=30) for step in steps] == ["ORD-1 after 1"] * 10
+    assert journal.count("charged", "ORD-1") == len(given)
+    with closing(RedisStore.from_url(store_url)) as store:
+        records = [store.get(flaky.key_for("ORD-1", 1, 0, idempotency_key=key)) for key in given]
+    assert [found and found.state for found in records] == [State.COMPLETED] * 5
 
 
 @on(CLASSIC, NATIVE)
