@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from celery.canvas import Signature, _basemap, _chord, chunks, group, maybe_signature
+from celery.canvas import Signature, _basemap, _chain, _chord, chunks, group, maybe_signature
 
 from ..core.keys import compose_part
 from ..core.reservations import NO_CRASH_LOOP
@@ -250,6 +250,10 @@ def refuse_keys() -> None:
             method = getattr(kind, name)
             if not hasattr(method, "refuses_keys"):
                 setattr(kind, name, _refusing(method))
+    for name in ("set", "__init__"):
+        method = getattr(_chain, name)
+        if not hasattr(method, "hands_keys_on"):
+            setattr(_chain, name, _handing_on(method))
 
 
 def _checking(method: Any) -> Any:
@@ -260,6 +264,23 @@ def _checking(method: Any) -> Any:
 
     checking.refuses_mistakes = True  # type: ignore[attr-defined]
     return checking
+
+
+def _handing_on(method: Any) -> Any:
+    """Have a chain hand its key to its first task at once: Celery drops a chain's options where it is continued."""
+
+    @functools.wraps(method)
+    def handing_on(self: Any, *args: Any, **options: Any) -> Any:
+        answer = method(self, *args, **options)
+        key = self.options.pop(KEY_HEADER, None)
+        if key is not None and self.tasks:
+            first, *rest = self.tasks
+            keyed = maybe_signature(first, app=self._app).clone()  # others may hold the same signature
+            self.tasks = [keyed.set(**{KEY_HEADER: key}), *rest]
+        return answer
+
+    handing_on.hands_keys_on = True  # type: ignore[attr-defined]
+    return handing_on
 
 
 def _refusing(method: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery.canvas import Signature, _chain
 
 from celery_idempotent import ConfigurationError
 from celery_idempotent.celery.message import KEY_HEADER
@@ -47,6 +48,9 @@ SEVERAL: dict[str, Callable[[Any], Any]] = {
     "map": lambda t: t.map(["a", "b"]).apply_async(idempotency_key="k"),
     "starmap": lambda t: t.starmap([("a",), ("b",)]).apply_async(idempotency_key="k"),
     "chunks": lambda t: t.chunks([("a",), ("b",)], 1).apply_async(idempotency_key="k"),
+    "chain of groups, by set": lambda t: chain(group(t.s("a"), t.s("b")), group(t.s("a"), t.s("b"))).set(
+        idempotency_key="k"
+    ),
     "chunks, by set": lambda t: t.chunks([("a",), ("b",)], 1).set(idempotency_key="k"),
 }
 
@@ -79,6 +83,37 @@ def test_a_key_of_a_chain_is_its_first_steps_as_any_option_but_the_task_id(
     chain(t.s("a"), t.si("b")).apply_async(idempotency_key="k")
     chain(t.s("a"), t.si("b")).set(idempotency_key="k").apply_async()
     assert keys() == ["k", "k"]
+
+
+@pytest.mark.parametrize(
+    "keyed",
+    [
+        lambda t: chain(t.s("a"), t.si("b")).set(idempotency_key="k"),
+        lambda t: chain(chain(t.s("a"), t.si("b")).set(idempotency_key="k"), t.si("c")),
+        lambda t: _chain(t.s("a"), t.si("b"), idempotency_key="k"),
+    ],
+    ids=["set", "nested", "made"],
+)
+def test_a_key_of_a_chain_stays_where_the_chain_is_continued(
+    app: Celery, keys: Callable[[], list[object]], keyed: Callable[[Any], Any]
+) -> None:
+    """Celery drops the options of a chain there."""
+    t = app.module.resize
+    for continued in (keyed(t) | t.si("d"), keyed(t) | group(t.si("d"), t.si("e")), chain(keyed(t), t.si("d"))):
+        continued.apply_async()
+        Signature.from_dict(json.loads(json.dumps(continued)), app=app).apply_async()
+    assert keys() == ["k"] * 6
+    (t.si("d") | keyed(t)).apply_async()
+    assert keys() == [None]
+
+
+def test_a_key_of_a_chain_is_not_that_of_its_first_signature_elsewhere(
+    app: Celery, keys: Callable[[], list[object]]
+) -> None:
+    first = app.module.resize.s("a")
+    chain(first, app.module.resize.si("b")).set(idempotency_key="k")
+    first.apply_async()
+    assert keys() == [None]
 
 
 def test_a_group_without_a_key_is_celerys_own(app: Celery, keys: Callable[[], list[object]]) -> None:
