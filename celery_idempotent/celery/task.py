@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from celery import current_app, signals, states
@@ -295,6 +296,8 @@ class IdempotentTask(BaseTask):
         if current_lease() is not None or get_current_worker_task() is None:
             declarations.refuse_mistakes(self.name, given)
             declarations.refuse_key_argument(self, kwargs)
+        if isinstance(task_id, UUID):  # as which it would arrive, where the broker takes it at all
+            task_id = str(task_id)
         wanted = given.pop("unique", None)
         send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
         ids = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error}

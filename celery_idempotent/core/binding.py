@@ -99,8 +99,8 @@ class Binding:
             MissingKey: the id of its message is no text that a store could hold.
         """
         policy = self.policy
-        given = fields.get("message_id") or fields.get("task_id")
-        if isinstance(given, str) and not given.isascii():  # the key itself is ASCII, see `keys`
+        given = fields.get("message_id") or fields.get("task_id") or ""
+        if not (isinstance(given, str) and given.isascii()):  # the key itself is ASCII, see `keys`
             _check_id(given)
         return Claim(
             key=key,
@@ -246,10 +246,10 @@ def check_returned(name: str, value: Any, remedy: str) -> Any:
     )
 
 
-def _check_id(given: str) -> None:
+def _check_id(given: Any) -> None:
     try:
-        given.encode()
-    except UnicodeEncodeError:
+        str.encode(given)
+    except (UnicodeEncodeError, TypeError):
         raise MissingKey(
             f"Expected a task id that is text, which UTF-8 can encode, got {given!r}. Publish the task with another "
             "task_id, or with none."

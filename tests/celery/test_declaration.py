@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar
+from uuid import UUID
 
 import pydantic
 import pytest
@@ -723,6 +724,14 @@ def test_a_task_id_that_no_store_could_hold_fails_the_task_before_it_runs(
         task.apply(("A",), task_id="T-\ud800")
     assert runs.get() == []
     assert task.apply(("A",), task_id="T-\N{SNOWMAN}").get() == "A"
+
+
+def test_a_task_id_is_text(app: Celery) -> None:
+    """Celery takes others where the broker does; a store would refuse each claim, and the slot wait for it for ever."""
+    task = declare(app, idempotency={"key": "order_id"})
+    assert task.apply_async(("A",), task_id=UUID(int=7)).id == str(UUID(int=7))
+    with pytest.raises(MissingKey, match="Expected a task id that is text, which UTF-8 can encode, got 7"):
+        task.apply(("A",), task_id=7)
 
 
 def test_an_empty_key_from_the_producer_fails_the_task_before_it_runs(app: Celery) -> None:
