@@ -246,7 +246,7 @@ def refuse_keys() -> None:
     if not hasattr(Signature.set, "refuses_mistakes"):
         setattr(Signature, "set", _checking(Signature.set))  # noqa: B010 - mypy knows no other way
     for kind in (group, _chord, _basemap, chunks):
-        for name in ("set", "apply_async", "apply"):
+        for name in ("__init__", "set", "apply_async", "apply"):
             method = getattr(kind, name)
             if not hasattr(method, "refuses_keys"):
                 setattr(kind, name, _refusing(method))
@@ -286,8 +286,8 @@ def _handing_on(method: Any) -> Any:
 def _refusing(method: Any) -> Any:
     @functools.wraps(method)
     def refusing(self: Any, *args: Any, **options: Any) -> Any:
-        if options.get(KEY_HEADER, self.options.get(KEY_HEADER)) is not None:
-            what = self.task.removeprefix("celery.")
+        if options.get(KEY_HEADER, (self.get("options") or {}).get(KEY_HEADER)) is not None:
+            what = type(self).__name__.strip("_").removeprefix("x")  # xmap is that of map()
             raise ConfigurationError(
                 f"Expected {KEY_HEADER} to name one operation, got one for a {what}, which is several. Give each task "
                 f"a key of its own, as in group(charge.s(order).set({KEY_HEADER}=order) for order in orders)."

@@ -384,6 +384,8 @@ class IdempotentTask(BaseTask):
             own["retried"] = state.named or None
         return _with_headers(signature, state.identity.headers(**own))
 
+    subtask_from_request = signature_from_request
+
     def retry(self, *args: Any, **options: Any) -> Retry:
         """Retry the task as Celery does, unless its lease was lost: then another run has taken over, retries and all.
 

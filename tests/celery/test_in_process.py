@@ -636,6 +636,15 @@ def test_what_reads_the_request_before_the_body_does_not_take_the_guard_away(
     assert (runs, [record.state for record in store.scan()]) == (["A"], [State.COMPLETED])
 
 
+def test_the_other_name_for_the_signature_of_a_request_goes_on_with_the_operation(app: Celery) -> None:
+    def body(self: Any, order_id: str) -> list[Any]:
+        made = (self.signature_from_request(), self.subtask_from_request())
+        return [each.options["headers"][copies.KEY_HEADER] for each in made]
+
+    task = declare(app, body)
+    assert task.apply(("A",), idempotency_key="req-1").get() == ["req-1", "req-1"]
+
+
 def test_a_direct_call_retries_and_makes_signatures_as_any_task(app: Celery) -> None:
     task = declare(app, retry_at_once)
     with pytest.raises(Retry):
