@@ -379,7 +379,8 @@ class IdempotentTask(BaseTask):
         # A run ends with the retry that it publishes, which may overtake it; another message of its own making may not.
         is_retry = options.get("retries") == (request.retries or 0) + 1
         own = {"from": state.identity.owner if is_retry else None}
-        changed = any(part is not None for part in (*args[:2], options.get("args"), options.get("kwargs")))
+        given = (*args[:2], *map(options.get, ("args", "kwargs", KEY_HEADER)))
+        changed = any(part is not None for part in given)
         if is_retry and changed:  # it is the same operation, whatever key its arguments give
             own["retried"] = state.named or None
         return _with_headers(signature, state.identity.headers(**own))

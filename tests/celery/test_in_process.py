@@ -780,6 +780,19 @@ def test_a_retry_whose_arguments_give_another_key_goes_on_in_its_operation(
     assert bodies == [["A", "B"], *[["B"]] * (1 + further)]
 
 
+def test_a_retry_with_another_key_goes_on_in_its_operation(app: Celery, store: FailingStore) -> None:
+    app.conf.task_eager_propagates = False
+
+    def charge(self: Any, order_id: str) -> str:
+        if not self.request.retries:
+            raise self.retry(idempotency_key="another", countdown=0)
+        return order_id
+
+    task = declare(app, charge)
+    assert task.apply(("A",), task_id="T1").get() == "A"
+    assert [(record.key, record.state) for record in store.scan()] == [(task.key_for("A"), State.COMPLETED)]
+
+
 def test_a_retry_with_other_arguments_meets_a_duplicate_of_its_first_attempt(app: Celery, store: FailingStore) -> None:
     """Which ran in its place: the retry is answered with its result, as any delivery of the operation."""
     published: list[Any] = []
