@@ -43,6 +43,8 @@ SETTINGS = (
     "idempotency_unique",
     "idempotency_visibility_refresh",
 )
+#: By option of a task, the setting with what all of its kind begin with.
+SETTING = {"idempotency": "idempotency", "unique": "idempotency_unique"}
 #: How names of Celery's settings begin, and what is read without a namespace does not.
 GROUPS = ("celery_", "task_", "worker_")
 #: How an app reads Django's settings, whose names are all in capitals.
@@ -326,9 +328,15 @@ def check_unprotected(app: Any) -> None:
         ConfigurationError: the app has such a task.
     """
     for task, name in unprotected(app):
+        of_all = any(name in (each.annotate_any() or ()) for each in app.annotations if hasattr(each, "annotate_any"))
+        remedy = (
+            f'In task_annotations name the tasks instead of "*"; for all idempotent ones, set app.conf.{SETTING[name]}.'
+            if of_all and name in SETTING
+            else f"Write @app.task(base=IdempotentTask, {name}=...)."
+        )
         raise ConfigurationError(
             f"Expected base=IdempotentTask where a task has {name}=, got {task} without it: the task is not protected "
-            f"at all. Write @app.task(base=IdempotentTask, {name}=...)."
+            f"at all. {remedy}"
         )
 
 

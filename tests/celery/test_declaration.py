@@ -312,6 +312,18 @@ def test_an_annotation_of_all_tasks_may_end_their_uniqueness(app: Celery) -> Non
     assert declare(app, name=name, base=Payment)._binding.unique is None
 
 
+def test_options_for_all_tasks_are_refused_where_some_are_plain_with_what_is_for_all_idempotent_ones(
+    app: Celery,
+) -> None:
+    app.conf.task_annotations = {"*": {"idempotency": {"lease_ttl": "5m"}}}
+
+    @app.task(name="plain", shared=False)
+    def plain() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r'name the tasks instead of "\*"; .* set app\.conf\.idempotency\.'):
+        declare(app)
+
+
 def test_a_property_of_a_class_may_make_the_options(app: Celery) -> None:
     class Tenant(IdempotentTask):
         abstract = True
