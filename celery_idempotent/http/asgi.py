@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ..core.lease import LeaseSlot, current_lease, running
 from ..errors import ConfigurationError
 from ..events import logger
 from . import problems
@@ -111,6 +112,26 @@ class _Incomplete(Exception):
     """The application returned without a whole response, which its server reports."""
 
 
+def _outside(receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """Return these with the lease that is held here, outside of the middleware, which is none as a rule.
+
+    A server may do more within them than its caller asks for: read on, and begin the next request of the connection.
+    What it begins gets the context of the caller, and with it for good the lease of a request that has ended.
+    """
+    here = LeaseSlot()
+    here.lease = current_lease()
+
+    async def receive_outside() -> Message:
+        with running(here):
+            return await receive()
+
+    async def send_outside(message: Message) -> None:
+        with running(here):
+            await send(message)
+
+    return receive_outside, send_outside
+
+
 class _Exchange:
     """One request and its response.
 
@@ -120,7 +141,8 @@ class _Exchange:
     """
 
     def __init__(self, app: App, binding: HttpBinding, scope: Scope, receive: Receive, send: Send) -> None:
-        self.app, self.binding, self.scope, self.receive, self.send = app, binding, scope, receive, send
+        self.app, self.binding, self.scope = app, binding, scope
+        self.receive, self.send = _outside(receive, send)
         self.options = binding.options
         self.request = _request(scope)
         #: where the view takes the lease

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_idempotent.testing._http_client import request_bytes
 from tests.support.http.server import WebServer, fresh
 from tests.support.waiting import wait_until
 
@@ -152,3 +153,14 @@ def test_a_server_that_is_killed_after_begin_leaves_the_request_to_its_repetitio
     assert {reply.kind for reply in replies[:-1]} <= {"in-progress"}
     assert inside.call(key, path=way, tag=key, then="die").replayed
     assert inside.count(key, "lease") == 2
+
+
+@pytest.mark.parametrize("inside", ["inside-fastapi"], indirect=True)
+def test_a_lease_ends_with_its_request_where_others_wait_behind_it_on_its_connection(inside: WebServer) -> None:
+    key, other = fresh(), fresh()
+    caller, way = ("X-Api-Key", "anna"), WAYS[inside.kind][-1]
+    first = request_bytes("POST", f"{way}?tag={key}&bytes=2000&parts=1", [caller, ("Idempotency-Key", key)])
+    with inside.connect() as connection:
+        connection.send(first + first + request_bytes("POST", f"/exempt?tag={other}", [caller]))
+        wait_until(lambda: inside.count(other) == 1)
+    assert (inside.count(key), inside.count(other, "bare")) == (1, 1)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_idempotent.testing._http_client import request_bytes
+from tests.http.conftest import OTHERS
 from tests.support.http.server import WebServer, fresh
 from tests.support.waiting import wait_until
 
@@ -75,6 +76,34 @@ def test_of_many_at_once_on_four_processes_one_runs_where_get_then_set_runs_seve
     assert found <= {"201", "201 replayed", "409 in-progress"}
     runs = web.count(key)
     assert runs == 1 if path == "/orders" else runs > 1
+
+
+@pytest.mark.parametrize("kind", ["starlette", "django-asgi", *OTHERS])
+def test_a_lease_ends_with_its_request_where_others_wait_behind_it_on_its_connection(
+    serve: Callable[[str], WebServer], kind: str
+) -> None:
+    """Servers begin what waits within the call that sends the last part, and so in the context of its caller."""
+    web, key, other = serve(kind), fresh(), fresh()
+    caller, head = ("X-Api-Key", "anna"), ("Idempotency-Key", key)
+    first = request_bytes("POST", f"/orders?tag={key}&bytes=2000&parts=1", [caller, head])
+    with web.connect() as connection:
+        connection.send(first + first + request_bytes("POST", f"/orders?tag={other}", [caller]))
+        wait_until(lambda: web.count(other) == 1)
+    assert (web.count(key), web.count(other, "bare")) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["starlette", *OTHERS])
+def test_a_lease_ends_with_an_upload_whose_body_came_under_it(serve: Callable[[str], WebServer], kind: str) -> None:
+    """Servers that have stopped reading go on within the call that asks for more, in the context of its caller."""
+    web, key, other = serve(kind), fresh(), fresh()
+    caller = ("X-Api-Key", "anna")
+    upload = request_bytes("POST", f"/uploads/a?tag={key}", [caller, ("Idempotency-Key", key)], b"x" * 120_000)
+    with web.connect() as connection:
+        connection.send(upload[:100_000], upload[100_000:], pause=0.3)
+        assert connection.read().summary == "201"
+        connection.send(request_bytes("POST", f"/uploads/a?tag={other}", [caller]))
+        assert connection.read().summary == "201"
+    assert (web.count(key, "lease"), web.count(other, "bare")) == (1, 1)
 
 
 # -- uploads -----------------------------------------------------------------------------------------------------------
