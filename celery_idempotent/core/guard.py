@@ -167,6 +167,10 @@ class Delivery(ABC):
     def ending(self, error: BaseException) -> Ending:
         """Return the ending to record, given what the body raised."""
 
+    def checked(self, result: object) -> object:
+        """Return what the body is to settle itself; raise ConfigurationError for what no caller could get."""
+        return result
+
     def min_wait(self) -> float:
         """Return the seconds to wait for a holder whatever the policy; called once it meets one."""
         return 0.0
@@ -418,7 +422,7 @@ class Guard:
             since,
             max_lease=delivery.max_lease,
             lost_error=delivery.lost_error,
-            encode=lambda result: self._completed(delivery, lease, result),
+            encode=lambda result: self._completed(delivery, lease, delivery.checked(result)),
             result_ttl=self.policy.result_ttl,
             task_ids=delivery.task_ids,
         )

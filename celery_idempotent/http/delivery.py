@@ -22,7 +22,7 @@ from . import problems
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request, fingerprint, read_key
-from .response import Recorder, Response, as_response, is_remembered
+from .response import Recorder, Response, as_response, is_remembered, unfit_response
 
 
 class Unsettled(Exception):
@@ -228,6 +228,15 @@ class HttpDelivery(Delivery):
         if isinstance(error, LeaseLost):
             return Release(Reason.REQUEUED)
         return Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
+
+    def checked(self, result: object) -> object:
+        """Return the response that the view is to settle itself; raise ConfigurationError for what is none."""
+        response = as_response(result)
+        try:
+            self.binding.recorder.write(response)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise unfit_response(result, error) from error
+        return response
 
     def result_of(self, response: Response, *, sent: bool = False) -> Response | Fact:
         """Return what is recorded of a response.

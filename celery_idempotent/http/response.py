@@ -76,17 +76,29 @@ def as_response(value: object) -> Response:
         return value
     if isinstance(value, tuple) and len(value) == 3:
         status, headers, body = value
+    elif not getattr(value, "is_rendered", True):  # by Django's templates or Django REST framework
+        raise unfit_response(value, "it is not rendered yet")
     else:
         status = getattr(value, "status_code", None)
         headers = getattr(value, "raw_headers", None) or getattr(value, "headers", None)
         body = _body_of(value)
     if not isinstance(status, int) or headers is None or not isinstance(body, (bytes, str)):
-        raise ConfigurationError(
-            f"Expected a response of your framework with its whole body, or (status, headers, body), got {value!r}."
-        )
+        raise unfit_response(value)
     pairs = headers.items() if isinstance(headers, Mapping) or hasattr(headers, "items") else headers
     content = body.encode() if isinstance(body, str) else body
-    return Response(status, tuple((_bytes(name), _bytes(text)) for name, text in pairs), content)
+    try:
+        return Response(status, tuple((_bytes(name), _bytes(text)) for name, text in pairs), content)
+    except (TypeError, ValueError) as error:
+        raise unfit_response(value, error) from error
+
+
+def unfit_response(value: object, why: object = "") -> ConfigurationError:
+    """Return the error for what is to be sent, and is no response."""
+    got = f"({', '.join(type(part).__name__ for part in value)})" if isinstance(value, tuple) else type(value).__name__
+    return ConfigurationError(
+        "Expected a response of your framework with its whole body, or (status, headers, body), got "
+        f"{got}{f': {why}' if why else ''}. Make the response first, as by jsonify(), JSONResponse() or JsonResponse()."
+    )
 
 
 def _body_of(value: Any) -> object:

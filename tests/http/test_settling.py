@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import subprocess
+import sys
 import threading
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_idempotent import current_lease
+from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.http import wsgi
 from tests.support.http.inproc import request_wsgi
+
+SETTLED = (201, {"Location": "/orders/1"}, "settled")
 
 
 class Orders:
@@ -19,6 +27,7 @@ class Orders:
 
     def __init__(self, path: Path, how: str) -> None:
         self.path, self.how = path, how
+        self.settled: object = SETTLED
         with sqlite3.connect(path) as connection:
             connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
 
@@ -27,14 +36,13 @@ class Orders:
             return int(connection.execute("SELECT count(*) FROM orders").fetchone()[0])
 
     def __call__(self, environ: Any, start_response: Any) -> list[bytes]:
-        connection = sqlite3.connect(self.path)
-        connection.execute("INSERT INTO orders DEFAULT VALUES")
-        lease = current_lease()
-        assert lease is not None
-        lease.settle((201, {"Location": "/orders/1"}, "settled"), using=connection)
-        if self.how != "open":
-            connection.commit()
-        connection.close()
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("INSERT INTO orders DEFAULT VALUES")
+            lease = current_lease()
+            assert lease is not None
+            lease.settle(self.settled, using=connection)
+            if self.how != "open":
+                connection.commit()
         if self.how == "raise":
             raise ValueError("after the commit")
         start_response("200 OK", [("Content-Type", "text/plain")])
@@ -75,3 +83,78 @@ def test_what_was_not_committed_is_not_sent(tmp_path: Path) -> None:
     orders.how = "return"
     assert request_wsgi(app).status == 201
     assert orders.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("settled", "got"),
+    [
+        ({"id": 1}, "got dict"),
+        (({"id": 1}, 201, {}), "got (dict, int, dict)"),
+        ((201, {"Location": 1}, ""), "got (int, dict, str): 'int' object has no attribute 'decode'"),
+        ((201, {"X-Name": "\u0142"}, ""), "got (int, dict, str): 'latin-1' codec can't encode"),
+        ((201, ["Location"], ""), "got (int, list, str): too many values to unpack"),
+        (SimpleNamespace(status_code=201, headers={}, is_rendered=False), "got SimpleNamespace: it is not rendered"),
+    ],
+)
+def test_what_is_no_response_is_refused_before_it_is_committed(tmp_path: Path, settled: object, got: str) -> None:
+    orders = Orders(tmp_path / "shop.db", "return")
+    app = wsgi.IdempotencyMiddleware(orders, store=f"sqlite:///{tmp_path}/shop.db", scope=None)
+    orders.settled = settled
+    with pytest.raises(ConfigurationError, match=re.escape(got)):
+        request_wsgi(app)
+    assert orders.count() == 0
+    orders.settled = SETTLED
+    assert request_wsgi(app).status == 201
+    assert orders.count() == 1
+
+
+def test_of_django_what_is_not_rendered_is_refused(tmp_path: Path) -> None:
+    code = """
+import sys
+import django
+from django.conf import settings
+settings.configure(
+    ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY="-", INSTALLED_APPS=["rest_framework"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}},
+    REST_FRAMEWORK={"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None},
+    MIDDLEWARE=["celery_idempotent.http.django.IdempotencyMiddleware"],
+    IDEMPOTENCY_HTTP={"store": "django://default", "scope": None},
+)
+django.setup()
+from django.db import connection, transaction
+from django.http import JsonResponse
+from django.test import Client
+from django.urls import path
+from rest_framework.decorators import api_view
+from rest_framework.response import Response
+from celery_idempotent import current_lease
+
+def settle(response):
+    with transaction.atomic():
+        connection.cursor().execute("INSERT INTO orders DEFAULT VALUES")
+        current_lease().settle(response, using="default")
+    return response
+
+def plain(request):
+    response = JsonResponse({"id": 1}, status=201)
+    return settle(response)
+
+@api_view(["POST"])
+def unrendered(request):
+    return settle(Response({"id": 1}, 201))
+
+urlpatterns = [path("plain", plain), path("unrendered", unrendered)]
+cursor = connection.cursor()
+cursor.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+client = Client(raise_request_exception=False)
+for target, statuses, orders in (
+    ("/unrendered", [500, 500], 0),
+    ("/plain", [201, 201], 1),
+):
+    replies = [client.post(target, headers={"Idempotency-Key": target}) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == statuses
+    assert cursor.execute("SELECT count(*) FROM orders").fetchone() == (orders,)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "shop.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
