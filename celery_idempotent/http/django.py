@@ -27,7 +27,7 @@ from .inside import ENTRY, Pending
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
-from .response import PATIENCE, Response, poll_at
+from .response import PATIENCE, Response, cookies_of, poll_at
 from .wsgi import request_of
 
 __all__ = ["IdempotencyMiddleware", "accepted"]
@@ -525,7 +525,7 @@ class _Reader:
 
 def _from_django(response: Any) -> Response:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.items()]
-    headers += [(b"set-cookie", each.OutputString().encode("latin-1")) for each in response.cookies.values()]
+    headers += cookies_of(response)
     return Response(response.status_code, tuple(headers), b"" if response.streaming else response.content)
 
 

@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from http.cookies import BaseCookie
 from typing import Any
 from urllib.parse import quote
 
@@ -87,9 +88,17 @@ def as_response(value: object) -> Response:
     pairs = headers.items() if isinstance(headers, Mapping) or hasattr(headers, "items") else headers
     content = body.encode() if isinstance(body, str) else body
     try:
-        return Response(status, tuple((_bytes(name), _bytes(text)) for name, text in pairs), content)
+        found = tuple((_bytes(name), _bytes(text)) for name, text in pairs)
+        return Response(status, (*found, *cookies_of(value)), content)
     except (TypeError, ValueError) as error:
         raise unfit_response(value, error) from error
+
+
+def cookies_of(response: object) -> list[tuple[bytes, bytes]]:
+    """Return the headers of the cookies that a response of Django has apart from its headers."""
+    cookies = getattr(response, "cookies", None)
+    found = cookies.values() if isinstance(cookies, BaseCookie) else ()
+    return [(b"set-cookie", each.OutputString().encode("latin-1")) for each in found]
 
 
 def unfit_response(value: object, why: object = "") -> ConfigurationError:

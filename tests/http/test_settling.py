@@ -108,7 +108,7 @@ def test_what_is_no_response_is_refused_before_it_is_committed(tmp_path: Path, s
     assert orders.count() == 1
 
 
-def test_of_django_what_is_not_rendered_is_refused(tmp_path: Path) -> None:
+def test_of_django_the_first_caller_gets_its_cookies_and_what_is_not_rendered_is_refused(tmp_path: Path) -> None:
     code = """
 import sys
 import django
@@ -137,6 +137,7 @@ def settle(response):
 
 def plain(request):
     response = JsonResponse({"id": 1}, status=201)
+    response.set_cookie("cart", "42")
     return settle(response)
 
 @api_view(["POST"])
@@ -147,12 +148,13 @@ urlpatterns = [path("plain", plain), path("unrendered", unrendered)]
 cursor = connection.cursor()
 cursor.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
 client = Client(raise_request_exception=False)
-for target, statuses, orders in (
-    ("/unrendered", [500, 500], 0),
-    ("/plain", [201, 201], 1),
+for target, statuses, cookies, orders in (
+    ("/unrendered", [500, 500], [False, False], 0),
+    ("/plain", [201, 201], [True, False], 1),
 ):
     replies = [client.post(target, headers={"Idempotency-Key": target}) for _ in range(2)]
     assert [reply.status_code for reply in replies] == statuses
+    assert ["cart" in reply.cookies for reply in replies] == cookies, target
     assert cursor.execute("SELECT count(*) FROM orders").fetchone() == (orders,)
 """
     command = [sys.executable, "-c", code, str(tmp_path / "shop.db")]
