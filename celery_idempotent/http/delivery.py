@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar
 
 from ..core import keys
@@ -102,10 +103,16 @@ class HttpBinding(Binding):
 
         Raises:
             Problem: the key is malformed, or missing and required.
+            ConfigurationError: the option ``header`` made none that is text.
         """
         header = self.options.header
         if callable(header):
             key, header = header(request.native), "the key"
+            if not isinstance(key, (str, NoneType)):
+                raise ConfigurationError(
+                    "header: expected the key as text, or None for a request that has none, got "
+                    f"{type(key).__name__}: return str(...) of it"
+                )
         else:
             key = read_key(header, request.values(header))
         if not key and self.options.required:

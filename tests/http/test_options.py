@@ -173,6 +173,16 @@ def test_a_key_may_come_from_elsewhere(ask: Ask) -> None:
     assert reply.status == 400
 
 
+@pytest.mark.parametrize("key", [0, 7, b"7", False])
+def test_a_key_that_is_no_text_is_an_error_and_lets_nothing_pass(ask: Ask, key: object) -> None:
+    shop = Shop()
+    with pytest.raises(ConfigurationError, match=f"header: expected .* got {type(key).__name__}: return str"):
+        ask(shop, [{"key": None}], header=lambda request: key)
+    assert shop.runs == 0
+    ask(shop, [{"key": None}], header=lambda request: "")
+    assert shop.runs == 1
+
+
 @pytest.mark.parametrize(("account", "runs"), [(7, 1), ("anna", 1), (UNGUARDED, 2)])
 def test_a_scope_gives_the_account(ask: Ask, account: object, runs: int) -> None:
     shop = Shop()
