@@ -19,7 +19,7 @@ from ..errors import ConfigurationError
 from ..events import logger
 from . import problems
 from .delivery import Fact, HttpBinding, HttpDelivery
-from .inside import ENTRY, Pending
+from .inside import ENTRY, Pending, pass_by
 from .options import INSIDE, UNGUARDED, HttpOptions, Options
 from .problems import Problem
 from .request import Request
@@ -71,7 +71,7 @@ class IdempotencyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or pass on what is none that is guarded."""
         if self.options.scope is INSIDE:
-            scope[ENTRY] = None
+            pass_by(scope)
         prefix = scope.get("root_path", "")
         if scope["type"] != "http" or not self.options.guards(scope["method"], scope["path"], prefix):
             await self.app(scope, receive, send)
@@ -186,7 +186,8 @@ class _Exchange:
             return None
         self.receive = self._given_back(body if self.binding.reads_body else None, self.receive)
         if account is INSIDE:
-            self.pending = self.scope[ENTRY] = Pending(self.binding, self.request, key, body)
+            outer = self.scope.get(ENTRY)
+            self.pending = self.scope[ENTRY] = Pending(self.binding, self.request, key, body, outer)
             return self.pending
         delivery = self.binding.delivery(self.request, key, account, body)
         if delivery.is_running:

@@ -212,7 +212,11 @@ class HttpDelivery(Delivery):
     @property
     def is_running(self) -> bool:
         """Whether this is what is being carried out here: the same middleware is around this one."""
-        held, claim = current_lease(), self.claim
+        return self.is_under(current_lease())
+
+    def is_under(self, held: HeldLease | None) -> bool:
+        """Whether this is what is being carried out under a lease."""
+        claim = self.claim
         if held is None or not held.open:
             return False
         return (held.key, held.lease.claim.fingerprint) == (claim.key, claim.fingerprint)

@@ -23,7 +23,7 @@ from ..functions import finish_within
 from . import problems
 from .asgi import path_of
 from .delivery import Fact, HttpBinding, HttpDelivery
-from .inside import ENTRY, Pending
+from .inside import ENTRY, Pending, pass_by
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
@@ -78,7 +78,7 @@ class IdempotencyMiddleware:
 
     def _given(self, request: Any) -> tuple[Request, str] | None:
         if self.options.scope is INSIDE:
-            request.META[ENTRY] = None
+            pass_by(request.META)
         if not self.options.guards(request.method, request.path, request.META.get("SCRIPT_NAME", "").rstrip("/")):
             return None
         scope = getattr(request, "scope", None)  # of ASGI
@@ -93,7 +93,8 @@ class IdempotencyMiddleware:
             return None
         self.binding.check_length(found)
         if account is INSIDE:
-            request.META[ENTRY] = pending = Pending(self.binding, found, key, self._body(request, found))
+            body, outer = self._body(request, found), request.META.get(ENTRY)
+            request.META[ENTRY] = pending = Pending(self.binding, found, key, body, outer)
             return pending
         delivery = self.binding.delivery(found, key, account, self._body(request, found))
         return None if delivery.is_running else delivery

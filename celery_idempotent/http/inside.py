@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from ..core.guard import Decision, Ran
-from ..core.lease import HeldLease, LeaseSlot, running
+from ..core.lease import HeldLease, LeaseSlot, current_lease, running
 from ..errors import ConfigurationError
 from ..events import logger
 from ..functions import acquired, finish_within, finished
@@ -95,6 +95,12 @@ def _pending_of(request: Any) -> Pending | None:
     )
 
 
+def pass_by(place: MutableMapping[str, Any]) -> None:
+    """Have `begin` let a request pass, unless a middleware around this one guards it."""
+    outer = place.get(ENTRY)
+    place[ENTRY] = outer if isinstance(outer, Pending) and not outer.is_closed else None
+
+
 class Pending:
     """A request that is on its way to the view that knows its caller.
 
@@ -103,10 +109,15 @@ class Pending:
         request: The request.
         key: As the client gave it.
         body: Of the request.
+        outer: What a middleware around this one has left for `begin`, in whose place this is.
     """
 
-    def __init__(self, binding: HttpBinding, request: Request, key: str, body: bytes) -> None:
-        self.binding, self.request, self.key, self.body = binding, request, key, body
+    def __init__(
+        self, binding: HttpBinding, request: Request, key: str, body: bytes, outer: Pending | None = None
+    ) -> None:
+        self.binding, self.request, self.key, self.body, self.outer = binding, request, key, body, outer
+        #: the lease that is held around the middleware
+        self.outer_lease = current_lease()
         #: where the application finds its lease, once there is one
         self.slot = LeaseSlot()
         #: set with the lease
@@ -115,6 +126,11 @@ class Pending:
         self.answered: Response | None = None
         self._account, self._lock = _UNKNOWN, threading.Lock()
         self._taking = self._closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no lease any more."""
+        return self._closed
 
     @property
     def is_begun(self) -> bool:
@@ -147,8 +163,18 @@ class Pending:
                 self._decide(delivery, await acquired(self.binding.guard, delivery))
         return self._outcome()
 
+    def leave(self) -> None:
+        """Leave the request to the middleware within this one, whose view begins."""
+        if self.outer is not None:
+            self.outer.leave()
+        with self._lock:
+            if self._account is _UNKNOWN:
+                self._account = UNGUARDED
+
     def _delivery(self, account: object) -> HttpDelivery | None:
         """Return the delivery for which a lease is to be taken; None where that is decided."""
+        if self.outer is not None:
+            self.outer.leave()
         with self._lock:
             if self._account is not _UNKNOWN:
                 self._check_again(account)
@@ -160,6 +186,9 @@ class Pending:
                 delivery = self.binding.delivery(self.request, self.key, account, self.body) if guarded else None
             except Problem as problem:
                 self.answered, delivery = problem.response(self.binding.options.docs_url), None
+            for held in (self.outer_lease, current_lease()):  # of the same middleware around this one, or within
+                if delivery is not None and delivery.is_under(held):
+                    self.slot.lease, delivery = held, None
             self._account, self._taking = account, delivery is not None
             return delivery
 
@@ -251,7 +280,8 @@ class Pending:
         if self.delivery is not None:
             return self.delivery.answer(Ran(value))
         response = cast(Response, value)
-        if self._account is _UNKNOWN and response.status < 400:  # else it was refused, mostly before it could begin
+        # Else it was refused, mostly before it could begin, or replayed by a middleware within this one.
+        if self._account is _UNKNOWN and response.status < 400 and not response.header("idempotent-replayed"):
             self._log(
                 "A request with an idempotency key was carried out without a lease, and will be again when it is "
                 "repeated: the view for %s %s did not call begin(request, account). Call it there, or exempt the path."

@@ -18,7 +18,7 @@ from ..errors import ConfigurationError
 from ..functions import finish_within
 from . import problems
 from .delivery import HttpBinding, HttpDelivery
-from .inside import ENTRY, Pending
+from .inside import ENTRY, Pending, pass_by
 from .options import INSIDE, UNGUARDED, HttpOptions, Options
 from .problems import Problem
 from .request import Request
@@ -68,7 +68,7 @@ class IdempotencyMiddleware:
             environ.get(name, "").encode("latin-1").decode("utf-8", "replace") for name in ("SCRIPT_NAME", "PATH_INFO")
         )
         if self.options.scope is INSIDE:
-            environ[ENTRY] = None
+            pass_by(environ)
         if not self.options.guards(environ["REQUEST_METHOD"], prefix + path, prefix):
             return self.app(environ, start_response)
         try:
@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
             body = self._read(environ, request)
             environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
         if account is INSIDE:
-            environ[ENTRY] = pending = Pending(self.binding, request, key, body)
+            environ[ENTRY] = pending = Pending(self.binding, request, key, body, environ.get(ENTRY))
             return pending
         delivery = self.binding.delivery(request, key, account, body)
         return None if delivery.is_running else delivery

@@ -446,6 +446,36 @@ def test_the_end_of_a_process_is_no_consequence_of_answered() -> None:
         statuses(on_wsgi(leave)[1], 1)
 
 
+# -- several middlewares -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ({}, {"scope": lambda request: "anna"}),
+        ({"scope": lambda request: "anna"}, {}),
+        ({}, {}),
+        ({}, {"name": "outer"}),
+        ({"exempt": ["/orders"]}, {}),
+        ({}, {"exempt": ["/orders"]}),
+    ],
+)
+def test_a_request_that_passes_two_middlewares_runs_once(
+    inner: dict[str, Any], outer: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for make, kind, work in (
+        (on_wsgi, wsgi.IdempotencyMiddleware, begin),
+        (on_asgi, IdempotencyMiddleware, abegin),
+        (on_asgi, IdempotencyMiddleware, abegin_in_its_thread),
+    ):
+        store = MemoryStore()
+        view, app = make(partial(work, account="anna"), store=store, **inner)
+        around = kind(app, **{"store": store, "scope": INSIDE, **outer})
+        assert statuses(around, 3) == [201, 201, 201]
+        assert [lease is not None for lease in view.found] == [True]
+    assert not caplog.text
+
+
 # -- a view that never begins ------------------------------------------------------------------------------------------
 
 
