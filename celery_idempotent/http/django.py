@@ -100,6 +100,7 @@ class IdempotencyMiddleware:
         return None if delivery.is_running else delivery
 
     def _body(self, request: Any, found: Request) -> bytes:
+        from django.conf import settings
         from django.core.exceptions import RequestDataTooBig
         from django.http import UnreadablePostError
 
@@ -108,8 +109,9 @@ class IdempotencyMiddleware:
         most = self.options.request_max_bytes
         try:
             body: bytes = request.body
-        except RequestDataTooBig:
-            raise problems.too_large(most) from None
+        except RequestDataTooBig:  # which Django applies to uploads of files too, where the body is read as a whole
+            limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+            raise problems.too_large(limit, "Django's DATA_UPLOAD_MAX_MEMORY_SIZE") from None
         except UnreadablePostError:
             raise problems.cut_off() from None
         if len(body) > most:

@@ -82,9 +82,15 @@ def cut_off() -> Problem:
     return Problem("body-incomplete", 400, "The body is incomplete", detail)
 
 
-def too_large(most: int) -> Problem:
-    """Return the answer to a request whose body is too large to be compared."""
-    detail = f"Expected at most {most:,} bytes with an idempotency key, got more. Send less, or leave the key out."
+def too_large(most: int, by: str = "") -> Problem:
+    """Return the answer to a request whose body is too large to be compared.
+
+    Arguments:
+        most: The bytes that it may have.
+        by: What has that limit (default: an option of the middleware).
+    """
+    limit = f"at most {most:,} bytes with an idempotency key{f', by {by}' if by else ''}"
+    detail = f"Expected {limit}, got more. Send less, or leave the key out."
     return Problem("body-too-large", 413, "The body is too large", detail)
 
 

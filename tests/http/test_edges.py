@@ -388,6 +388,10 @@ class Cut:
 
 assert post(b"short") == ([201, 201], 1)
 assert post(b"x" * 11, name="large") == ([413, 413], 0)
+request = RequestFactory().post("/", b"x" * 11, content_type="text/plain", HTTP_IDEMPOTENCY_KEY="large")
+settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://"}
+refusal = IdempotencyMiddleware(lambda request: None)(request).content
+assert b"at most 10 bytes with an idempotency key, by Django's DATA_UPLOAD_MAX_MEMORY_SIZE, got more" in refusal
 assert post(b"x" * 11, name="headers", fingerprint="headers") == ([201, 201], 1)
 assert post(b"short", store="redis://127.0.0.1:1/0", on_store_error="run") == ([201, 201], 2)
 
