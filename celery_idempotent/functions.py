@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as WaitTimeout
 from contextlib import suppress
-from types import NoneType
+from types import CodeType, FunctionType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .core import binding, keys
@@ -68,7 +68,7 @@ def idempotent(
     Arguments:
         policy: Options that several functions share (default: the library's).
         name: What keys and events call the function (default: its module and qualified name); give one where the same
-            function is found under several, as that of a script is.
+            function is found under several, as that of a script is, or several under one.
         namespace: How its keys begin.
         serializer: kombu's name for how results are kept.
         options: Those of `Policy`; ``store`` and ``key`` must be among them, or in ``policy``.
@@ -184,8 +184,8 @@ class CallDelivery(Delivery):
 
 #: By URL: functions that name the same store share it, with its connections and renewals.
 _stores: dict[str, Store] = {}
-#: By its name: the function with a closure that was declared last.
-_closures: dict[str, weakref.ref[Callable[..., Any]]] = {}
+#: By namespace and name: the function that was declared last.
+_declared: dict[tuple[str, str], weakref.ref[Callable[..., Any]]] = {}
 
 
 def policy_of(given: object, options: Mapping[str, Any]) -> Policy:
@@ -263,35 +263,77 @@ def _receiver(function: Callable[..., Any], signature: inspect.Signature) -> str
     return first if first in ("self", "cls") and within and not within.endswith("<locals>") else ""
 
 
-def _warn_of_closures(function: Callable[..., Any], name: str) -> None:
-    """Log that a function was declared more than once around different values, and that its keys have none of these."""
-    if not (getattr(function, "__closure__", None) and hasattr(function, "__code__")):
+def _warn_of_namesakes(function: Callable[..., Any], namespace: str, name: str) -> None:
+    """Log that keys take a function for another one, or for itself as declared before with other values.
+
+    Two functions with one name may be one that was edited and loaded again, which only a person knows.
+    """
+    before = _declared.get((namespace, name))
+    was, now = _layers(before() if before is not None else None), _layers(function)
+    with suppress(TypeError):  # a few of Python's own cannot be referred to weakly
+        _declared[namespace, name] = weakref.ref(function)
+    if not (was and now):
         return
-    before = _closures.get(name)
-    other = before() if before is not None else None
-    if other is not None and other.__code__ is function.__code__ and _around(other) != _around(function):
+    if not _is_same(was[-1], now[-1]):
+        logger.warning(
+            "%s is the name of two functions, at %s and %s. To the store they are one: one call is answered with the "
+            "result of another. Give each a name=.",
+            name,
+            *(f"{layers[-1].__code__.co_filename}:{layers[-1].__code__.co_firstlineno}" for layers in (was, now)),
+        )
+    elif len(was) == len(now) and all(map(_is_same, was, now)) and any(map(_is_around_others, was, now)):
         logger.warning(
             "%s is declared again around other values of %s. To the store it is one function: one call is answered "
             "with the result of another. Give each a name=, or pass the value as an argument.",
             name,
-            ", ".join(function.__code__.co_freevars),
+            ", ".join(variable for layer in now for variable in (*layer.__code__.co_freevars, *_defaults(layer))),
         )
-    _closures[name] = weakref.ref(function)
+
+
+def _layers(function: Any) -> list[Any]:
+    """Return a function and those that it wraps, the innermost last; of them those that are written in Python."""
+    found = [function]
+    while (within := getattr(found[-1], "__wrapped__", None)) is not None:
+        found.append(within)
+    return [layer for layer in found if isinstance(getattr(layer, "__func__", layer), FunctionType)]
+
+
+def _is_same(function: Any, other: Any) -> bool:
+    """Return whether two functions are one, perhaps of a file that was loaded again and has other lines above it."""
+    code: CodeType = function.__code__
+    of_other: CodeType = other.__code__
+    if code.co_filename != of_other.co_filename:
+        return False
+    same_place = code.co_firstlineno == of_other.co_firstlineno
+    return same_place or code.replace(co_firstlineno=1) == of_other.replace(co_firstlineno=1)
 
 
 #: Types whose equal values are the same to a function.
 _PLAIN = (str, bytes, int, float, NoneType)
 
 
-def _around(function: Callable[..., Any]) -> list[object]:
+def _is_around_others(function: Any, other: Any) -> bool:
+    """Return whether values around two functions that are the same differ, or their defaults."""
+    loaded_again = function.__code__ is not other.__code__  # and so are their objects
+    return _around(function, loaded_again) != _around(other, loaded_again)
+
+
+def _around(function: Any, loaded_again: bool) -> list[object]:
     """Return what distinguishes the values around a function, without itself, which is not there yet."""
     found: list[object] = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # it is empty
             value = cell.cell_contents
             if getattr(value, "__qualname__", "") != function.__qualname__:
-                found.append((type(value), value) if isinstance(value, _PLAIN) else id(value))
-    return found
+                found.append(value)
+    found += _defaults(function).values()
+    return [(type(v), v) if isinstance(v, _PLAIN) else None if loaded_again else id(v) for v in found]
+
+
+def _defaults(function: Any) -> dict[str, Any]:
+    code, given = function.__code__, function.__defaults__ or ()
+    positional = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+    return {**dict(zip(positional, given, strict=True)), **(function.__kwdefaults__ or {})}
 
 
 class FunctionBinding(Binding):
@@ -319,9 +361,9 @@ class FunctionBinding(Binding):
         store: Callable[[], Store],
         serializer: str,
     ) -> None:
+        given = name is not None
         if name is None:
             name = f"{function.__module__}.{function.__qualname__}"
-            _warn_of_closures(function, name)
         texts: dict[str, object] = {"name": name, "namespace": namespace}
         for option, text in texts.items():
             if not (isinstance(text, str) and text):
@@ -338,6 +380,13 @@ class FunctionBinding(Binding):
         self._serializer = serializer
         self._codec()  # a wrong serializer raises where it is declared
         self._plain = Codec(serializer=serializer, compress_above=0, result_max_bytes=LARGEST, compression=NONE)
+        if not given:
+            if function.__name__ in ("<lambda>", "_"):
+                raise ConfigurationError(
+                    f"Expected the function to have a name of its own, got {name!r}: any other one that is called so "
+                    "would have the same keys, and be answered with its results. Give it a name=."
+                )
+            _warn_of_namesakes(function, namespace, name)
 
     def _store(self) -> Store:
         return self._open()

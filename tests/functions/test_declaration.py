@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
+import math
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -380,3 +382,118 @@ def test_functions_that_differ_in_what_is_around_them_alone_are_warned_of(
     said = [message for message in caplog.messages if "is declared again around other values of fee, rate" in message]
     assert len(said) == (0 if named else 1)
     assert fees[3]("ORD-1") == 2
+
+
+def test_functions_that_differ_in_a_default_alone_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A default counts neither as key nor as fingerprint."""
+    made = []
+    for bank, branch in [("anna", 1), ("anna", 1), ("bert", 1), ("bert", 2)]:
+
+        @idempotent(**BOTH)
+        def pay(order: str, bank: str = bank, *, branch: int = branch) -> str:
+            return bank
+
+        made.append(pay)
+        said = [message for message in caplog.messages if "is declared again around other values of" in message]
+        assert len(said) == [0, 0, 1, 2][len(made) - 1]
+    assert "around other values of bank, branch. To the store it is one function" in said[0]
+
+
+def for_bank(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(order: str) -> Any:
+            return function(order, name)
+
+        return call
+
+    return decorate
+
+
+def test_functions_that_differ_in_what_a_decorator_within_has_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def pay(order: str, bank: str) -> str:
+        return bank
+
+    made = [idempotent(**BOTH)(for_bank(bank)(pay)) for bank in ("anna", "anna")]
+    assert caplog.messages == []
+    made.append(idempotent(**BOTH)(for_bank("bert")(pay)))
+    assert ["is declared again around other values of" in message for message in caplog.messages] == [True]
+
+
+def test_other_functions_of_one_name_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    handlers = {}
+    for named in (True, False):
+
+        @idempotent(**BOTH, **({"name": "created"} if named else {}))
+        def handler(order: str) -> str:
+            return "created"
+
+        handlers["created"] = handler
+        assert caplog.messages == []
+
+    @idempotent(**BOTH)  # type: ignore[no-redef]
+    def handler(order: str) -> str:
+        return "deleted"
+
+    handlers["deleted"] = handler
+    (said,) = caplog.messages
+    assert f"{handler.__module__}.{handler.__qualname__} is the name of two functions, at " in said
+    assert said.count("test_declaration.py:") == 2
+    assert "one call is answered with the result of another. Give each a name=" in said
+
+
+def test_a_module_that_is_loaded_again_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def load(text: str, file: str = "shop.py") -> Any:
+        module = {"__name__": "shop", "idempotent": idempotent}
+        exec(compile(text, file, "exec"), module)
+        return module["charge"]
+
+    text = '@idempotent(store="memory://", key="order")\ndef charge(order, cents=[]): return ' + "{}"
+    made = [load(text.format(1)), load(text.format(1)), load("\n\n" + text.format(1))]
+    assert caplog.messages == []
+    made.append(load(text.format(2)))
+    assert ["is the name of two functions" in message for message in caplog.messages] == [True]
+    made.append(load(text.format(2), "other.py"))
+    assert len(caplog.messages) == 2
+
+
+def test_a_function_that_is_gone_or_guarded_twice_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def declare(result: int) -> Any:
+        if result == 1:
+
+            @idempotent(**BOTH)
+            def run(order: str) -> int:
+                return 1
+
+            return run
+
+        @idempotent(**BOTH)
+        def run(order: str) -> int:
+            return 2
+
+        return run
+
+    declare(1)
+    gc.collect()
+    declare(2)
+    made = [idempotent(**BOTH)(plain), idempotent(**BOTH)(hidden(plain))]
+    made += [idempotent(store="memory://", key=lambda x: x)(math.floor) for _ in range(2)]
+    assert caplog.messages == []
+
+
+@functools.singledispatch
+def handle(event: object) -> str:
+    raise TypeError(event)
+
+
+@handle.register
+def _(event: str) -> str:
+    return event
+
+
+@pytest.mark.parametrize("decorator", [idempotent, rq_idempotent], ids=["of functions", "of RQ"])
+@pytest.mark.parametrize("function", [lambda event: event, handle.dispatch(str)], ids=["lambda", "underscore"])
+def test_a_function_without_a_name_of_its_own_is_refused(function: Any, decorator: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"to have a name of its own, got '.*(<lambda>|_)'.* Give it a name="):
+        decorator(store="memory://", key="event")(function)
+    assert decorator(store="memory://", key="event", name="handle.paid")(function)("ORD-1") == "ORD-1"
