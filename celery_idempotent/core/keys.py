@@ -489,6 +489,9 @@ class _Comparison(_Form):
             state = (_without_cached(value, state[0]), state[1])
         elif isinstance(state, dict):
             state = _without_cached(value, state)
+        added = _beside_fields(value)
+        if added:
+            state = [state, added]
         parts = [self._part_of(value, part, depth) for part in (make, *args)]
         parts += [self.encode(part, depth) for part in (state, list(items or ()), *more)]
         return f"{','.join(parts)},{self._pairs(pairs or (), depth)}"
@@ -510,8 +513,9 @@ def _check_depth(depth: int) -> None:
 
 
 def has_fields(value: object) -> bool:
-    """Return whether the class of a value declares what is in it: a dataclass, or one of attrs or Pydantic."""
-    return not isinstance(value, type) and _fields(value) is not None
+    """Return whether a value is of a dataclass, or of a class of attrs or Pydantic, or of one derived from such."""
+    declared = hasattr(type(value), "__dataclass_fields__") or hasattr(type(value), "__attrs_attrs__")
+    return not isinstance(value, type) and (declared or _fields(value) is not None)
 
 
 def _fields(value: object) -> dict[str, object] | None:
@@ -526,6 +530,14 @@ def _fields(value: object) -> dict[str, object] | None:
         # Not model_dump() itself, which leaves out excluded fields, and those that a class adds to that of its field.
         return {**_without_cached(value, vars(value)), **(getattr(value, "__pydantic_extra__", None) or {})}
     return None if found is None else {name: getattr(value, name) for name in found if hasattr(value, name)}
+
+
+def _beside_fields(value: object) -> dict[str, object]:
+    """Return what a class adds to one whose state, as attrs or dataclasses wrote it, is its fields alone."""
+    written = vars(_reducing(type(value))).get("__getstate__")
+    if getattr(written, "__module__", None) not in ("attr._make", "dataclasses"):
+        return {}
+    return _without_cached(value, getattr(value, "__dict__", {}))
 
 
 def _is_derived(cls: type) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import attr
+import pydantic
 import pytest
 from celery import Celery, Task, shared_task
 
@@ -295,6 +297,54 @@ def test_an_object_that_is_data_is_compared_as_an_argument_is() -> None:
     with pytest.raises(KeyReused):
         Order("A", 99999).charge()
     assert Order.nested("A") == "A"
+
+
+@dataclass
+class CashDesk:
+    number: int
+
+    @idempotent(store="memory://", key="receipt")
+    def book(self, receipt: str) -> int:
+        return self.number
+
+
+@attr.define
+class CardDesk:
+    number: int
+
+    @idempotent(store="memory://", key="receipt")
+    def book(self, receipt: str) -> int:
+        return self.number
+
+
+class Model(pydantic.BaseModel):
+    number: int
+
+    @idempotent(store="memory://", key="receipt")
+    def book(self, receipt: str) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize("parent", [CashDesk, CardDesk, Model])
+def test_an_object_of_a_class_derived_from_one_that_is_data_is_compared_too(parent: Any) -> None:
+    child = type("Child", (parent,), {"__module__": __name__})
+    assert [child(number=1).book("R1"), child(number=1).book("R1")] == [1, 1]
+    for other in (child(number=2), parent(number=1)):
+        with pytest.raises(KeyReused):
+            other.book("R1")
+
+
+def test_what_a_derived_class_has_beside_the_fields_is_compared_too() -> None:
+    for place in ("left", "right"):
+        for parent in (CashDesk, CardDesk):
+            child = type("Placed", (parent,), {})
+            desk = child(number=1)
+            desk.place = place
+            if place == "left":
+                assert [desk.book(parent.__name__), desk.book(parent.__name__)] == [1, 1]
+                continue
+            with pytest.raises(KeyReused):
+                desk.book(parent.__name__)
 
 
 def test_methods_of_classes_are_guarded_within_their_decorators() -> None:

@@ -284,6 +284,9 @@ def test_what_follows_from_the_rest_does_not_count() -> None:
     fresh, asked = compared.Plain(cents=1), compared.Plain(cents=1)
     assert asked.total == 1
     assert fingerprint({"a": asked}) == fingerprint({"a": fresh})
+    posted, read = compared.Registered("A", "x"), compared.Registered("A", "x")
+    assert read.label == "A"
+    assert fingerprint({"a": posted}) == fingerprint({"a": read})
     carts = [compared.Cart(number="A", lines=[compared.Line(item="x")]) for _ in range(2)]
     assert carts[0].first.item == "x"
     assert fingerprint({"a": carts[0]}) == fingerprint({"a": carts[1]})  # nor what is private

@@ -70,6 +70,22 @@ class Letter:
     cents: Any = 0
 
 
+class Registered(Letter):
+    def __init__(self, number: str, place: str) -> None:
+        super().__init__(number)
+        vars(self)["place"] = place
+
+    @functools.cached_property
+    def label(self) -> str:
+        return self.number
+
+
+class Marked(Slotted):
+    def __init__(self, number: str, mark: str) -> None:
+        super().__init__(number)
+        vars(self)["mark"] = mark
+
+
 class Line(pydantic.BaseModel):
     item: str
 
@@ -345,6 +361,8 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 LOST: dict[str, tuple[Any, Any]] = {
     "a path with an owner": (upload("/a", "x"), upload("/a", "y")),
     "a duration with a reason": (delay(1, "x"), delay(1, "y")),
+    "a class derived from one of attrs with slots": (Registered("A", "x"), Registered("A", "y")),
+    "a class derived from a dataclass with slots": (Marked("A", "x"), Marked("A", "y")),
     "a decimal with a currency": (money("5", "EUR"), money("5", "USD")),
 }
 
