@@ -14,6 +14,7 @@ character they spell; ``__json__`` is obeyed; a mapping that kombu would read as
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import dataclasses
 import inspect
@@ -488,7 +489,7 @@ class _Comparison(_Form):
         elif isinstance(state, tuple) and len(state) == 2 and isinstance(state[0], dict):  # attributes and slots
             state = (_without_cached(value, state[0]), state[1])
         elif isinstance(state, dict):
-            state = _without_cached(value, state)
+            state = _without_relations(value, _without_cached(value, state))
         added = _beside_fields(value)
         if added:
             state = [state, added]
@@ -563,6 +564,17 @@ def _attributes(value: object) -> dict[str, object]:
 def _without_cached(value: object, attributes: dict[Any, Any]) -> dict[Any, Any]:
     """Leave out what a cached property keeps, which follows from the rest and may not have been computed yet."""
     return {name: kept for name, kept in attributes.items() if not _is_cached(type(value), name)}
+
+
+def _without_relations(value: object, attributes: dict[Any, Any]) -> dict[Any, Any]:
+    """Leave out the other objects that a model instance of Django has read, which its own columns refer to."""
+    state: Any = attributes.get("_state")
+    if not (hasattr(getattr(type(value), "_meta", None), "concrete_fields") and hasattr(state, "fields_cache")):
+        return attributes
+    state = copy.copy(state)
+    state.fields_cache = {}
+    kept = {name: kept for name, kept in attributes.items() if name != "_prefetched_objects_cache"}
+    return {**kept, "_state": state}
 
 
 def _is_cached(cls: type, name: object) -> bool:

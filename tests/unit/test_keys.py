@@ -293,6 +293,15 @@ def test_what_follows_from_the_rest_does_not_count() -> None:
     assert fingerprint({"a": compared.Cart(number="A", cents=0)}) == fingerprint({"a": compared.Cart(number="A")})
 
 
+def test_what_a_model_instance_of_django_has_read_of_others_does_not_count() -> None:
+    shop = compared.Row(7)
+    shop._state.fields_cache["shop"] = shop
+    read = compared.Row(1, {"shop": shop}, _prefetched_objects_cache={"lines": [shop]})
+    assert fingerprint({"a": read}) == fingerprint({"a": compared.Row(1)})
+    assert read._state.fields_cache == {"shop": shop}
+    assert fingerprint({"a": compared.Row(1, {}, note="x")}) != fingerprint({"a": compared.Row(1)})
+
+
 def test_a_model_of_pydantic_1_is_compared_by_its_fields() -> None:
     class Old(pydantic_1.BaseModel):
         number: str

@@ -19,6 +19,7 @@ from decimal import Decimal
 from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace as Namespace
 from typing import Any, NamedTuple
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -200,6 +201,22 @@ class WithSlots:
         vars(self).update(attributes)
 
 
+class State:
+    """That of a row."""
+
+    def __init__(self, cache: dict[str, Any]) -> None:
+        self.db, self.adding, self.fields_cache = "default", False, cache
+
+
+class Row:
+    """A model instance as Django's."""
+
+    _meta = Namespace(concrete_fields=())
+
+    def __init__(self, pk: int, cache: dict[str, Any] | None = None, **attributes: Any) -> None:
+        vars(self).update(attributes, id=pk, _state=State(cache or {}))
+
+
 class Told:
     """Says itself what is in it."""
 
@@ -331,6 +348,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "a plain object": (Plain(cents=1), Plain(cents=2)),
     "slots": (WithSlots(1, a=1), WithSlots(2, a=1)),
     "attributes beside slots": (WithSlots(3, a=1), WithSlots(3, a=2)),
+    "a row": (Row(1), Row(2)),
     "an object with a state of its own": (Told(1), Told(2)),
     "an object written in pairs": (bag(a=1, b=2), bag(a=1, b=3)),
     "a scalar as numpy's": (int64(1), int64(2)),
