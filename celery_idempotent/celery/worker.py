@@ -23,7 +23,7 @@ from ..events import logger
 from ..stores.base import Store
 from ..stores.memory import MemoryStore
 from ..stores.records import Lease
-from . import app, declarations, inspect, monitoring, pool
+from . import app, declarations, inspect, monitoring, pool, unique
 from .app import idempotent_tasks
 from .pool import announce_stop
 from .request import IdempotentRequest, cut_off
@@ -211,10 +211,20 @@ SECTION = "idempotency"
 
 
 class ObservingStep(bootsteps.StartStopStep):
-    """Let monitors see what a worker's deliveries have come to."""
+    """Let monitors see what a worker's deliveries have come to, and free what a message holds that it cannot decode."""
 
     name = "celery_idempotent.observing"
     requires = ("celery.worker.consumer.events:Events",)
+
+    def __init__(self, c: Any, **options: Any) -> None:
+        super().__init__(c, **options)
+        on_decode_error = c.on_decode_error
+
+        def acknowledge_and_release(message: Any, error: Exception) -> None:
+            on_decode_error(message, error)
+            unique.release_unrun(c, message)
+
+        c.on_decode_error = acknowledge_and_release  # Celery sends no signal of it
 
     def start(self, c: Any) -> None:
         """Begin with the event dispatcher of a new connection."""

@@ -280,6 +280,21 @@ def test_a_message_of_a_task_that_its_worker_does_not_know_stands_for_none(
     wait_until(lambda: index.apply_async((7,), countdown=600, ignore_result=True).id != first.id)
 
 
+def test_a_message_that_its_worker_cannot_decode_stands_for_none(
+    app: Celery, start_worker: StartWorker, broker_url: str
+) -> None:
+    index = app.module.index
+    first = index.apply_async((7,), ignore_result=True)
+    with Connection(broker_url) as connection, connection.SimpleQueue("celery") as queue:
+        message = queue.get(timeout=10)
+        broken = {"content_type": "application/json", "content_encoding": "utf-8", "headers": message.headers}
+        queue.producer.publish(b"{", **broken)
+        message.ack()
+    assert index.apply_async((7,), countdown=600, ignore_result=True).id == first.id
+    start_worker(UNIQUE, concurrency=1)
+    wait_until(lambda: index.apply_async((7,), countdown=600, ignore_result=True).id != first.id)
+
+
 @pytest.fixture
 def nowhere(client_app: Callable[..., Celery]) -> Celery:
     """The same app in a process whose broker is down."""
