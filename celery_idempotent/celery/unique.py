@@ -183,6 +183,8 @@ class _Call:
         self.derived = "" if wanted.newest else derived
         self.ids = {**ids, "task_id": self.derived or None}
         self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
+        #: the store's key of its operation; "" where that follows from its id
+        self.operation = ""
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
         # What is this thread's own; the store is waited for in another one.
@@ -229,7 +231,8 @@ class _Call:
         args, kwargs = sent_arguments(self.task, self.args, self.kwargs, self.all)
         message = {**self._route(), "ignore_result": self._is_ignored(), **_kind_of(wanted)}
         if given is not None or binding.policy.key is not None:  # else the task id is the key
-            message["operation"], _ = binding.operation(given, self.id, args, kwargs, headers)
+            self.operation, _ = binding.operation(given, self.id, args, kwargs, headers)
+            message["operation"] = self.operation
         beside = tuple([f"{name}={value}" for name, value in message.items() if value])
         slot = binding.slot(wanted.key, args, kwargs, headers, beside)
         owner = self.derived or new_owner()  # of messages with one id, the first that starts frees what they hold
@@ -281,7 +284,7 @@ class _Call:
         own = store.get(token.slot) if self.derived else None
         if own is not None and own.owner == token.owner and own.state is State.IN_PROGRESS:
             met = WaitingMessage.read(own.holder)
-            if (is_sent or reservations.is_confirmed(own)) and met is not None and not self._ended(met):
+            if (is_sent or reservations.is_confirmed(own)) and met is not None and not self._ended(store, met):
                 return own
         found = self._take(token, note, store)
         # Read once the slot is taken: where the work begins after that, the message that it began with frees the slot.
@@ -303,7 +306,7 @@ class _Call:
             if remaining:
                 self.countdown = remaining
                 note = self._due(note)
-        doubt, follow = partial(self._doubt, note), partial(self._follow, note)
+        doubt, follow = partial(self._doubt, store, note), partial(self._follow, note)
         look = token.slot in _skipped_for
         found = reservations.reserve(store, token, note, doubt, self.end, confirmations, follow, look=look)
         if isinstance(found, Record):
@@ -339,7 +342,7 @@ class _Call:
         """Return by how many seconds times of gathered messages may differ; it is less than a period."""
         return 0.0 if self.countdown is None else min(SKEW, (self.wanted.throttle or 0.0) / 2)
 
-    def _doubt(self, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
+    def _doubt(self, store: Store, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
         """Return why a message that waits does not do for this call; "" if it does."""
         # What a throttle gathers is due at the end of its period, by the clock of its publisher.
         if _time(met.eta, self.app) > _time(own.eta, self.app) + self._skew():
@@ -350,9 +353,9 @@ class _Call:
             return "own message"  # which would end its own chain
         if self.in_transaction:
             return "open transaction"  # before whose commit the message may start
-        return self._ended(met)
+        return self._ended(store, met)
 
-    def _ended(self, met: WaitingMessage) -> str:
+    def _ended(self, store: Store, met: WaitingMessage) -> str:
         """Return what the result backend knows of a message that has begun, or ended."""
         backend = self.task.backend
         if not is_shared(backend) or self._is_ignored():
@@ -367,8 +370,13 @@ class _Call:
         except Exception as error:  # noqa: BLE001 - the backend's own; in doubt, publish
             logger.warning("What became of %s is not known, so a call is published: %r", met.task_id, error)
             return "result backend"
-        begun = state == states.STARTED and self.wanted.until == "start"
+        begun = state == states.STARTED and self.wanted.until == "start" and not self._stands_aside(store, met)
         return str(state) if begun or state in states.READY_STATES else ""
+
+    def _stands_aside(self, store: Store, met: WaitingMessage) -> bool:
+        """Return whether a message is deferred for another one: Celery stores STARTED before the lease is asked for."""
+        record = store.peek(self.operation) if self.operation else None
+        return record is not None and record.task_id not in ("", met.task_id)
 
     # -- what comes of it ----------------------------------------------------------------------------------------------
 

@@ -85,6 +85,22 @@ def test_a_change_that_is_made_while_the_body_runs_is_not_missed(
     assert journal.count("begin", 7) == 2
 
 
+def test_one_runs_and_one_waits_where_celery_stores_that_a_deferred_message_has_started(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    gate = gates["in 7"].close()
+    start_worker(UNIQUE, concurrency=2, env={"TRACK_STARTED": "1"})
+    index = app.module.one_running
+    first = index.delay(7)
+    gate.reached()
+    waiting = index.delay(7)
+    wait_until(lambda: waiting.state == "STARTED", 20)
+    assert index.delay(7).id == waiting.id != first.id
+    gate.open()
+    assert [result.get(timeout=20) for result in (first, waiting)] == [7, 7]
+    assert journal.count("begin", 7) == 2
+
+
 def test_a_call_may_be_published_whatever_waits(app: Celery, broker_url: str) -> None:
     index = app.module.index
     first, again = index.delay(7), index.apply_async((7,), unique=False)

@@ -19,6 +19,7 @@ from tests.support.celery.journal import Journal
 app = from_env(Celery("unique"))
 app.conf.idempotency = {"lease_ttl": 30, "on_store_error": os.environ.get("ON_STORE_ERROR", "wait")}
 app.conf.worker_prefetch_multiplier = 1
+app.conf.task_track_started = "TRACK_STARTED" in os.environ
 app.conf.task_routes = {"*.elsewhere": {"queue": "other"}}
 
 
