@@ -179,6 +179,10 @@ class IdempotentTask(BaseTask):
         hook = inspect.getattr_static(cls, "on_success")
         if isinstance(hook, FunctionType) and hook is not Task.on_success and not hasattr(hook, "marks_first"):
             setattr(cls, "on_success", _marking_first(hook))  # noqa: B010
+        # It comes before the guard, so that nothing else frees what the message holds where it ends the delivery.
+        hook = inspect.getattr_static(cls, "before_start")
+        if isinstance(hook, FunctionType) and hook is not Task.before_start and not hasattr(hook, "gives_back"):
+            setattr(cls, "before_start", _giving_back(hook))  # noqa: B010
         if not (cls.name or "").startswith(UNGUARDED):
             # A class without a name is found by its instance, which register_task has named; an abstract one has none.
             declared = [app._tasks.get(cls.name)] if cls.name else app._tasks.values()
@@ -551,3 +555,18 @@ def _marking_first(inner: Callable[..., Any]) -> Callable[..., Any]:
 
     on_success.marks_first = True  # type: ignore[attr-defined]
     return on_success
+
+
+def _giving_back(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``before_start`` that frees what the message has reserved if ``inner`` ends the delivery."""
+
+    @functools.wraps(inner)
+    def before_start(self: IdempotentTask, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return inner(self, *args, **kwargs)
+        except Exception as error:
+            unique.end_unrun(self, error)
+            raise
+
+    before_start.gives_back = True  # type: ignore[attr-defined]
+    return before_start

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
 from celery._state import get_current_worker_task
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.connection import ConnectionPool
 from kombu.utils.uuid import uuid
@@ -452,7 +452,9 @@ def publish_next(
         return send(**ids, **options)
     again, note = replace(token, owner=new_owner(), fence=0), _note_of(task._get_app(), str(ids["task_id"]), options)
     note = note._replace(begun=token.fence, latest=time() + token.late if token.late else 0.0)
-    found = _try(store, lambda store: store.acquire(again.claim(UNCONFIRMED, note=note.write())))
+    # It has the slot yet if it is retried before its body begins.
+    claim = again.claim(UNCONFIRMED, sender=token.owner, note=note.write())
+    found = _try(store, lambda store: store.acquire(claim))
     if not isinstance(found, Lease):
         return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
     again = replace(again, fence=found.fence)
@@ -848,6 +850,21 @@ def release_unrun(sender: Any = None, message: Any = None, **_: Any) -> None:
     token = token_in(getattr(message, "headers", None))
     if token is not None:
         end_in_background(lambda: store_of(sender.app), token)
+
+
+def end_unrun(task: Any, error: Exception) -> None:
+    """Give back what a message holds whose delivery an error ends before the task is called.
+
+    Not where it comes again, or a retry or a replacement that has been published goes on with it.
+    """
+    request = task.request_stack.top
+    if request is None:
+        return
+    state = request.__dict__.get(STATE_ATTRIBUTE)
+    token = state.identity.reservation if state is not None else token_in(request.__dict__)
+    again = isinstance(error, Retry) or (isinstance(error, Reject) and error.requeue)
+    if token is not None and not again and not getattr(state, "continued", False):
+        Reservation(token, task._binding.guard.store).end()
 
 
 def end_in_background(store: Callable[[], Store], token: Token, reason: Reason = Reason.DONE) -> None:

@@ -438,6 +438,18 @@ def test_however_an_operation_ends_the_next_call_is_published(
     wait_until(lambda: app.module.ending.apply_async((7, how), countdown=600).id != first.id)
 
 
+@pytest.mark.parametrize("name", ["checked", "checked_until_done"])
+@pytest.mark.parametrize("how", ["raise", "ignore", "reject", "retry"])
+def test_a_message_whose_delivery_ends_before_its_task_is_called_stands_for_none(
+    app: Celery, start_worker: StartWorker, journal: Journal, name: str, how: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    task = getattr(app.module, name)
+    first = task.apply_async((7, how), ignore_result=True)
+    journal.wait_for_count(1, "end" if how == "retry" else "checks", 7)
+    wait_until(lambda: task.apply_async((7, how), countdown=600, ignore_result=True).id != first.id)
+
+
 # -- retries, and tasks that publish themselves ------------------------------------------------------------------------
 
 

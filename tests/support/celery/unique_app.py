@@ -241,3 +241,36 @@ def moved(self: Any, document: int, how: str, version: int = 0) -> Any:
 def moved_until_done(self: Any, document: int, how: str, version: int = 0) -> Any:
     """Until its operation has ended."""
     return move(self, document, how, version)
+
+
+class Checked(IdempotentTask):
+    """May end the delivery before the task is called."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        document, how = args
+        Journal.from_env().write("checks", document, how=how)
+        if self.request.retries:
+            return
+        match how:
+            case "raise":
+                raise ValueError(document)
+            case "ignore":
+                raise Ignore
+            case "reject":
+                raise Reject("no", requeue=False)
+            case "retry":
+                raise self.retry(countdown=0)
+
+
+@app.task(base=Checked, unique="document")
+def checked(document: int, how: str) -> Any:
+    """Until its body starts."""
+    return work(document)
+
+
+@app.task(base=Checked, unique={"key": "document", "until": "done"})
+def checked_until_done(document: int, how: str) -> Any:
+    """Until its operation has ended."""
+    return work(document)
