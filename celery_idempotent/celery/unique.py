@@ -49,6 +49,7 @@ from .message import (
     came_from,
     delays_natively,
     given_key,
+    ignores_result,
     own_header,
     read_key,
     sent_arguments,
@@ -250,6 +251,9 @@ class _Call:
                 **self.options,
                 **{n: routed[n] for n in ("queue", "exchange", "routing_key") if routed.get(n)},
             }
+        parent = get_current_worker_task()
+        if parent is not None and "priority" not in routed and self.app.conf.task_inherit_parent_priority:
+            routed["priority"] = (parent.request.delivery_info or {}).get("priority")
         queue, exchange = routed.get("queue"), routed.get("exchange")
         return {
             "queue": getattr(queue, "name", queue),
@@ -463,11 +467,20 @@ def publish_next(
 
 
 def _is_moved(task: Any, options: Mapping[str, Any]) -> bool:
-    """Return whether a message may go to another queue than its body came from, as with ``retry(queue=...)``."""
+    """Return whether a message may differ from that which its body came from, as with ``retry(queue=...)``.
+
+    It may go to another queue, or there with another priority, or differ in whether its result is stored.
+    """
     request = task.request_stack.top
     if request is None:
         return False
     info, queue = request.delivery_info or {}, options.get("queue")
+    if _ignores_result(task, options) != ignores_result(task, request):
+        return True
+    inherits = task._get_app().conf.task_inherit_parent_priority
+    priority = options.get("priority", task.priority)
+    if (priority or 0) != (info.get("priority") or 0) and not (priority is None and inherits):
+        return True
     if queue is not None and options.get("exchange") is None:
         return not came_from(task._get_app(), info, getattr(queue, "name", queue))
     given = {name: options[name] for name in ("exchange", "routing_key") if options.get(name)}

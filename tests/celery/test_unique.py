@@ -506,6 +506,29 @@ def test_a_retry_that_goes_to_another_queue_stands_for_no_call_of_the_first(
     assert (again.id == first.id) is (queue == "celery")
 
 
+@pytest.mark.parametrize("options", [{}, {"priority": 0}, {"priority": 9}, {"ignore_result": True}])
+def test_a_retry_that_differs_in_its_priority_or_result_stands_for_no_call_of_the_first(
+    app: Celery, start_worker: StartWorker, journal: Journal, options: dict[str, Any]
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    task = app.module.retried_until_done
+    first = task.apply_async((7, 600.0), options)
+    journal.wait_for_count(1, "tried", 7)
+    app.module.other.delay(9).get(timeout=20)  # behind it
+    again = task.apply_async((7,), countdown=900)
+    assert (again.id == first.id) is (options in ({}, {"priority": 0}))
+
+
+def test_a_call_that_inherits_a_priority_stands_for_calls_of_that_priority(
+    app: Celery, start_worker: StartWorker
+) -> None:
+    start_worker(UNIQUE, concurrency=1, env={"INHERIT_PRIORITY": "1"})
+    waiting = app.module.scheduling.apply_async((7,), priority=9).get(timeout=20)
+    index = app.module.index
+    assert index.apply_async((7,), countdown=3600).id != waiting
+    assert index.apply_async((7,), countdown=3600, priority=9).id == waiting
+
+
 @pytest.mark.parametrize("name", ["chained", "chained_until_done"])
 def test_a_task_that_schedules_itself_goes_on(
     app: Celery, start_worker: StartWorker, journal: Journal, name: str

@@ -19,6 +19,7 @@ from tests.support.celery.journal import Journal
 app = from_env(Celery("unique"))
 app.conf.idempotency = {"lease_ttl": 30, "on_store_error": os.environ.get("ON_STORE_ERROR", "wait")}
 app.conf.worker_prefetch_multiplier = 1
+app.conf.task_inherit_parent_priority = "INHERIT_PRIORITY" in os.environ
 app.conf.task_track_started = "TRACK_STARTED" in os.environ
 app.conf.task_routes = {"*.elsewhere": {"queue": "other"}}
 
@@ -95,11 +96,11 @@ def retried(self: Any, document: int, delay: float = 1.0, queue: str | None = No
 
 
 @app.task(base=IdempotentTask, bind=True, unique={"key": "document", "until": "done"}, max_retries=5)
-def retried_until_done(self: Any, document: int, delay: float = 1.0) -> Any:
+def retried_until_done(self: Any, document: int, delay: float = 1.0, **options: Any) -> Any:
     """Retries once, and holds its reservation."""
     Journal.from_env().write("tried", document, retries=self.request.retries)
     if not self.request.retries:
-        raise self.retry(countdown=delay)
+        raise self.retry(countdown=delay, **options)
     return work(document)
 
 
@@ -195,6 +196,12 @@ def parent(self: Any, document: int) -> list[str]:
     index.delay(document)
     index.delay(document)
     return [child.id for child in self.request.children]
+
+
+@app.task(base=IdempotentTask)
+def scheduling(document: int) -> str:
+    """Publish what is due in an hour, and return its id."""
+    return str(index.apply_async((document,), countdown=3600).id)
 
 
 @app.task(base=IdempotentTask, unique="document", idempotency={"key": "document", "result_ttl": 0})
