@@ -518,6 +518,7 @@ async def finished(
     await _done(ended, timeout)
     if ended.done():
         return ended.result()
+    _warn_of_waiting(held, timeout)
     if error is not None:
         raise error
     return conclude(_ran(held, value))
@@ -541,9 +542,19 @@ def finish_within(
         ended.exception(timeout)  # which, unlike result, raises nothing of the body
     if ended.done():
         return ended.result()
+    _warn_of_waiting(held, timeout)
     if error is not None:
         raise error
     return _ran(held, value)
+
+
+def _warn_of_waiting(held: HeldLease, timeout: float | None) -> None:
+    logger.warning(
+        "%s is answered before its end is recorded, which takes longer than %g s. If a transaction is open in the "
+        "store's database until the answer is out, commit it before. Else the store is slow.",
+        held.key,
+        timeout,
+    )
 
 
 def _ran(held: HeldLease, value: object) -> Ran:

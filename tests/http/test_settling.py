@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +19,9 @@ import pytest
 
 from celery_idempotent import current_lease
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.http import wsgi
-from tests.support.http.inproc import request_wsgi
+from celery_idempotent.http import IdempotencyMiddleware, Response, wsgi
+from tests.support.http.inproc import request_asgi, request_wsgi
+from tests.support.waiting import wait_until
 
 SETTLED = (201, {"Location": "/orders/1"}, "settled")
 
@@ -160,3 +164,53 @@ for target, statuses, cookies, orders in (
     command = [sys.executable, "-c", code, str(tmp_path / "shop.db")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Parts(list[bytes]):
+    """A response of WSGI, whose server calls ``close`` when it is out."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        super().__init__([b"inserted"])
+        self.close = close
+
+
+class Late(Orders):
+    """A view that commits when its response is out, in the file of the store."""
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        connection = self.insert()
+        start_response("201 Created", [])
+        return Parts(partial(self.commit, connection))
+
+    async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        connection = self.insert()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"inserted"})
+        self.commit(connection)
+
+    def insert(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, check_same_thread=False)
+        connection.execute("INSERT INTO orders DEFAULT VALUES")
+        return connection
+
+    def commit(self, connection: sqlite3.Connection) -> None:
+        connection.commit()
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_a_transaction_that_waits_for_the_response_that_waits_for_it_is_logged(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = Late(tmp_path / "shop.db", "late")
+    options: Any = {"store": f"sqlite:///{tmp_path}/shop.db", "scope": None, "settle_timeout": 0.2}
+    asgi_app = IdempotencyMiddleware(late.asgi, **options)
+    wsgi_app = wsgi.IdempotencyMiddleware(late, **options)
+
+    def call() -> Response:
+        return request_wsgi(wsgi_app) if kind == "wsgi" else asyncio.run(request_asgi(asgi_app))
+
+    assert call().status == 201
+    assert "is answered before its end is recorded, which takes longer than 0.2 s" in caplog.text
+    wait_until(lambda: (reply := call()).status == 201 and reply.header("idempotent-replayed"))
+    assert late.count() == 1
