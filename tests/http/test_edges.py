@@ -102,7 +102,12 @@ def test_what_an_application_raises_after_its_response_is_its_servers_to_report(
         asyncio.run(exchange(middleware))
     if settle_at == "response":  # recorded before
         assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
-    assert app.runs == 1
+        assert app.runs == 1
+    else:
+        assert app.runs == 1
+        with pytest.raises(ValueError, match="background"):
+            asyncio.run(exchange(middleware))
+        assert app.runs == 2
 
 
 def test_a_request_that_the_end_of_its_server_cuts_off_is_free() -> None:
