@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, ClassVar
 
 from celery_idempotent.http import Options
 from celery_idempotent.http.request import LONGEST_KEY
 from celery_idempotent.http.response import is_remembered
-from tests.support.docs.pages import ROOT, blocks
+from tests.support.docs.pages import PYTHON, ROOT, blocks
 
 PAGE = "docs/guides/http-clients.md"
 [TEXT] = [block.text for block in blocks(PAGE) if block.language == "text"]
@@ -47,3 +50,30 @@ def test_the_text_for_clients_names_statuses_that_leave_a_key_free() -> None:
     statuses = [int(status) for status in re.findall(r"\d+", named)]
     assert len(statuses) >= 9
     assert not [status for status in [*statuses, 500, 503] if is_remembered(status)]
+
+
+class Busy(BaseHTTPRequestHandler):
+    """A proxy that lets no request through but the last, and says by a date when to come again."""
+
+    left: ClassVar = [(201, None), (503, "Wed, 21 Oct 2015 07:28:00 GMT"), (503, "0")]
+
+    def do_POST(self) -> None:
+        status, retry_after = self.left.pop()
+        self.send_response(status)
+        if retry_after is not None:
+            self.send_header("Retry-After", retry_after)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def test_the_client_comes_again_after_seconds_and_after_a_date() -> None:
+    names: dict[str, Any] = {}
+    [client] = [block.text for block in blocks(PAGE) if block.language == PYTHON]
+    exec(client, names)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        Thread(target=server.serve_forever).start()
+        try:
+            answer = names["send"](f"http://127.0.0.1:{server.server_port}", {"item": "book"}, {}, "k")
+        finally:
+            server.shutdown()
+    assert (answer.status_code, Busy.left) == (201, [])
