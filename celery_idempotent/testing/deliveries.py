@@ -168,7 +168,12 @@ def _job_again(delivery: Any) -> Callable[..., Any]:
 
     job = delivery.job
     queue = Queue(job.origin, connection=job.connection, is_async=False, serializer=job.serializer)
-    return lambda: queue.run_sync(job)
+
+    def again() -> Any:
+        job.data = job.data  # as it was enqueued: the body may have changed what was read of it
+        return queue.run_sync(job)
+
+    return again
 
 
 def deliver_twice(sig: Any) -> tuple[Any, Any]:

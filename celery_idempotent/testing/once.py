@@ -13,7 +13,7 @@ from ..core.binding import Binding
 from ..errors import ConfigurationError, Conflict
 from ..functions import FunctionBinding
 from .deliveries import Point, binding_of, crash_at, redelivery
-from .override import is_active, override, override_store
+from .override import fresh, is_active, override, override_store
 
 if TYPE_CHECKING:
     from rq import Queue
@@ -61,8 +61,8 @@ def assert_takes_effect_once(
     Arguments:
         target: A task, a signature of one, a function with ``@idempotent`` (a coroutine function too, where no loop
             runs), or the function of a job.
-        args: The positional arguments of the delivery.
-        kwargs: The keyword arguments of the delivery.
+        args: The positional arguments of the delivery; each gets lists, mappings and sets of its own.
+        kwargs: The keyword arguments of the delivery, in the same way.
         effects: Returns what the task has done so far: a count, a list, rows as tuples; anything that can be compared.
         queue: For the function of a job: a queue with ``is_async=False``.
 
@@ -230,7 +230,7 @@ def _subject_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], queue:
         )
 
     def call(*_: Any) -> Any:
-        value = target(*args, **kwargs)
+        value = target(*fresh(args), **fresh(kwargs))
         return asyncio.run(value) if inspect.iscoroutine(value) else value
 
     return _Subject(binding, call, call, has_messages=False)
@@ -239,7 +239,13 @@ def _subject_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], queue:
 def _task(target: Any, binding: Binding, args: Sequence[Any], kwargs: dict[str, Any]) -> _Subject:
     sig = target if hasattr(target, "type") else target.s()
     sig = sig.clone(args, kwargs)
-    return _Subject(binding, lambda: _run(sig.apply), lambda crash: _run(redelivery(crash)))
+
+    def deliver() -> Any:
+        message = sig.clone()
+        message.update(args=fresh(message.args), kwargs=fresh(message.kwargs))
+        return _run(message.apply)
+
+    return _Subject(binding, deliver, lambda crash: _run(redelivery(crash)))
 
 
 def _run(apply: Callable[..., Any]) -> Any:
@@ -257,7 +263,7 @@ def _run(apply: Callable[..., Any]) -> Any:
 
 def _job(target: Any, binding: Binding, args: Sequence[Any], kwargs: dict[str, Any], queue: Queue) -> _Subject:
     def enqueue() -> Any:
-        return _checked(queue.enqueue(target, args=tuple(args), kwargs=kwargs))
+        return _checked(queue.enqueue(target, args=fresh(tuple(args)), kwargs=fresh(kwargs)))
 
     return _Subject(binding, enqueue, lambda crash: _checked(redelivery(crash)()))
 

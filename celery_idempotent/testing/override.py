@@ -168,6 +168,13 @@ class Delivered(NamedTuple):
     request: dict[str, Any]
 
 
+def fresh(value: Any) -> Any:
+    """Return arguments as another delivery has them: lists, mappings and sets of its own, around the same objects."""
+    if type(value) in (list, tuple, set):
+        return type(value)(map(fresh, value))
+    return {name: fresh(member) for name, member in value.items()} if type(value) is dict else value
+
+
 class _Override:
     """The store that is used instead of all others, and what tests want of deliveries."""
 
@@ -197,7 +204,9 @@ class _Override:
         if task_id is not None:
             while len(self.deliveries) >= REMEMBERED:
                 del self.deliveries[next(iter(self.deliveries))]
-            self.deliveries[task_id] = Delivered(delivery, dict(vars(request)) if request else {})
+            found = dict(vars(request)) if request else {}
+            found.update({part: fresh(found[part]) for part in ("args", "kwargs") if part in found})
+            self.deliveries[task_id] = Delivered(delivery, found)
 
     def apply(self) -> None:
         """Put in force what was set."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -261,6 +262,35 @@ def test_functions_and_coroutines_are_tried_too(charges: list[Any], safe: bool) 
             assert "after_effect" in failure_of(function, ("A",), effects=lambda: len(charges))
 
 
+def test_each_delivery_has_arguments_of_its_own(declare: Callable[..., Any], charges: list[Any]) -> None:
+    """A body that empties its list is right: a broker delivers the list as it was published."""
+
+    def ship(order_id: str, items: list[str], *, more: dict[str, list[str]]) -> None:
+        lease = current_lease()
+        assert lease is not None
+        for item in (items.pop(), more["items"].pop()):
+            if lease.derived_key(item) not in charges:
+                charges.append(lease.derived_key(item))
+
+    def ship_as_task(self: Any, order_id: str, items: list[str], *, more: dict[str, list[str]]) -> None:
+        ship(order_id, items, more=more)
+
+    items, more = ["a"], {"items": ["b"]}
+    for target in (declare(ship_as_task), idempotent(store="memory://", key="order_id")(ship)):
+        assert_takes_effect_once(target, ("A", items), {"more": more}, effects=lambda: len(charges))
+    assert_takes_effect_once(declare(ship_as_task).s("B", items, more=more), effects=lambda: len(charges))
+    assert (items, more) == (["a"], {"items": ["b"]})
+
+
+def test_an_object_that_is_an_argument_is_the_callers() -> None:
+    @idempotent(store="memory://", key="order_id", fingerprint=["till"])
+    def charge(order_id: str, till: Counter[str]) -> None:
+        till[order_id] = 1
+
+    till: Counter[str] = Counter()
+    assert_takes_effect_once(charge, ("A", till), effects=lambda: dict(till))
+
+
 safely: list[str] = []
 
 
@@ -273,12 +303,17 @@ def book_once(order_id: str) -> None:
         safely.append(order_id)
 
 
+def book_all(order_id: str, items: list[str]) -> None:
+    book_once(items.pop())
+
+
 def fail(order_id: str) -> None:
     raise LookupError(order_id)
 
 
 book = idempotent_rq.idempotent(key="order_id")(book)
 book_once = idempotent_rq.idempotent(key="order_id")(book_once)
+book_all = idempotent_rq.idempotent(key="order_id")(book_all)
 fail = idempotent_rq.idempotent(key="order_id")(fail)
 
 
@@ -286,6 +321,7 @@ def test_jobs_are_tried_too(redis_client: Any) -> None:
     safely.clear()
     queue = Queue(connection=redis_client, is_async=False)
     assert_takes_effect_once(book_once, ("A",), effects=lambda: len(safely), queue=queue)
+    assert_takes_effect_once(book_all, ("A", ["B"]), effects=lambda: len(safely), queue=queue)
     assert "after_effect" in failure_of(book, ("A",), effects=lambda: len(safely), queue=queue)
     assert "LookupError: A" in failure_of(fail, ("A",), effects=lambda: len(safely), queue=queue)
     with pytest.raises(ConfigurationError, match="Expected the queue"):
