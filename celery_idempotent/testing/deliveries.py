@@ -44,8 +44,7 @@ class Crash(CrashPoint):
 
     def wants(self, point: str, delivery: Delivery, held: HeldLease) -> bool:
         """Return whether this delivery is to die here; it is the only one."""
-        binding = getattr(delivery, "binding", None)
-        if point != self.point or (self.of is not None and not _is_of(self.of, binding)):
+        if point != self.point or (self.of is not None and not is_of(self.of, delivery)):
             return False
         with self._lock:
             if self.happened:
@@ -59,8 +58,9 @@ class Crash(CrashPoint):
             _expire(held)
 
 
-def _is_of(wanted: Binding, binding: Binding | None) -> bool:
-    # A job has a binding for each connection.
+def is_of(wanted: Binding, delivery: Delivery) -> bool:
+    """Return whether a delivery is of the task, function or job's function with this binding."""
+    binding = getattr(delivery, "binding", None)  # a job has one for each connection
     return binding is not None and (binding.namespace, binding.name) == (wanted.namespace, wanted.name)
 
 

@@ -10,10 +10,12 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.binding import Binding
+from ..core.guard import Delivery
+from ..core.lease import HeldLease, current_lease
 from ..errors import ConfigurationError, Conflict
 from ..functions import FunctionBinding
-from .deliveries import Point, binding_of, crash_at, redelivery
-from .override import fresh, is_active, override, override_store
+from .deliveries import Point, binding_of, crash_at, is_of, redelivery
+from .override import CrashPoint, fresh, is_active, override, override_store
 
 if TYPE_CHECKING:
     from rq import Queue
@@ -90,6 +92,20 @@ def assert_takes_effect_once(
             _check(subject.binding, [_Trial.of(subject, point, _snapshots(effects), order) for point in ORDER])
 
 
+class _Keys(CrashPoint):
+    """What has the keys of a binding's deliveries that ran, each once; calls within a body count for nothing."""
+
+    def __init__(self, of: Binding) -> None:
+        super().__init__()
+        self.of, self.found = of, list[str]()
+
+    def wants(self, point: str, delivery: Delivery, held: HeldLease) -> bool:
+        """Note the key, and let the delivery live."""
+        if current_lease() is None and is_of(self.of, delivery) and held.key not in self.found:
+            self.found.append(held.key)
+        return False
+
+
 def _check(binding: Binding, trials: list[_Trial]) -> None:
     __tracebackhide__ = True
     if trials[0].before == trials[0].died and trials[0].order.is_first:
@@ -97,9 +113,16 @@ def _check(binding: Binding, trials: list[_Trial]) -> None:
             f"Expected {binding.name} to have an effect, and effects() was {trials[0].before!r} before it ran "
             "and after that. Let effects() return what the task changes: a count of rows, the calls of a fake."
         )
-    wrong = [trial.report(binding) for trial in sorted(trials, key=_in_time) if not trial.is_right]
+    wrong = [trial for trial in sorted(trials, key=_in_time) if not trial.is_right]
+    for trial in wrong:
+        if len(trial.keys) > 1:
+            raise AssertionError(
+                f"Expected deliveries of {binding.name} with the same arguments to have the same key, got "
+                f"{trial.keys[0]!r} and then {trial.keys[1]!r}, so that each is an operation of its own, and runs. "
+                "Make the key of the arguments alone, and not of what changes, as the time or a random number."
+            )
     if wrong:
-        raise AssertionError("\n\n".join(wrong))
+        raise AssertionError("\n\n".join(trial.report(binding) for trial in wrong))
 
 
 class _Subject(NamedTuple):
@@ -134,7 +157,7 @@ def _orders(subject: _Subject) -> list[_Order]:
 
 
 class _Trial(NamedTuple):
-    """What ``effects()`` returned around one crash."""
+    """What ``effects()`` returned around one crash, and the keys under which bodies ran."""
 
     point: Point
     order: _Order
@@ -142,16 +165,17 @@ class _Trial(NamedTuple):
     died: Any
     after: Any
     last: Any
+    keys: list[str]
 
     @classmethod
     def of(cls, subject: _Subject, point: Point, effects: Callable[[], Any], order: _Order) -> _Trial:
         """Cut a delivery off at a point, and have what comes after that come."""
-        before = effects()
-        with crash_at(point, of=subject.binding) as crash:
+        before, noted = effects(), _Keys(subject.binding)
+        with override.watch(noted), crash_at(point, of=subject.binding) as crash:
             subject.deliver()
         died = effects()
         first, *others = order.calls
-        with override.watch():
+        with override.watch(noted):
             if order.is_first:
                 first(crash)  # no duplicate: it must not be refused
             else:
@@ -162,7 +186,7 @@ class _Trial(NamedTuple):
             last = effects()
         for held in crash.leases:
             held.store.delete(held.key)  # the next one is to be the first
-        return cls(point, order, before, died, after, last)
+        return cls(point, order, before, died, after, last, noted.found)
 
     @property
     def is_right(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +262,45 @@ def test_functions_and_coroutines_are_tried_too(charges: list[Any], safe: bool) 
             assert_takes_effect_once(function, ("A",), effects=lambda: len(charges))
         else:
             assert "after_effect" in failure_of(function, ("A",), effects=lambda: len(charges))
+
+
+@pytest.mark.parametrize("kind", ["task", "function", "coroutine function"])
+def test_a_key_that_changes_with_each_delivery_is_named(
+    declare: Callable[..., Any], charges: list[Any], kind: str
+) -> None:
+    number = count()
+
+    def charge(order_id: str) -> None:
+        lease = current_lease()
+        assert lease is not None
+        charges.append(lease.derived_key("charge"))
+
+    async def charge_async(order_id: str) -> None:
+        charge(order_id)
+
+    def charge_as_task(self: Any, order_id: str) -> None:
+        charge(order_id)
+
+    options: dict[str, Any] = {"key": lambda order_id: f"{order_id}-{next(number)}"}
+    make: dict[str, Callable[[], Any]] = {
+        "task": lambda: declare(charge_as_task, options),
+        "function": lambda: idempotent(store="memory://", **options)(charge),
+        "coroutine function": lambda: idempotent(store="memory://", **options)(charge_async),
+    }
+    text = failure_of(make[kind](), ("A",), effects=lambda: len(charges))
+    assert re.search(r"Expected deliveries of .*charge.* key, got 'idem:.*::A-\d' and then 'idem:.*::A-\d'", text)
+    assert "Make the key of the arguments alone" in text
+    assert "does not take effect once" not in text
+
+
+def test_a_guarded_call_within_the_body_has_a_key_of_its_own(charges: list[Any]) -> None:
+    @idempotent(store="memory://", key="number")
+    def countdown(number: int) -> None:
+        charges.append(number)
+        if number:
+            countdown(number - 1)
+
+    assert "after_effect" in failure_of(countdown, (1,), effects=lambda: len(charges))
 
 
 def test_each_delivery_has_arguments_of_its_own(declare: Callable[..., Any], charges: list[Any]) -> None:
