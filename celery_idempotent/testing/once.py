@@ -70,7 +70,8 @@ def assert_takes_effect_once(
 
     Raises:
         AssertionError: it takes effect more than once, or has none. The message names the window and what closes it.
-        ConfigurationError: nothing guards the target, or an argument of this function is of another type.
+        ConfigurationError: nothing guards the target, an argument of this function is of another type, or the target is
+            a coroutine function and a loop runs.
         Exception: what the task raises.
     """
     __tracebackhide__ = True  # pytest shows the user's line, and not these
@@ -252,12 +253,25 @@ def _subject_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], queue:
             f"Expected the queue of {binding.name}, which is guarded in jobs alone, got none: pass "
             "queue=Queue(is_async=False, connection=...)."
         )
+    if inspect.iscoroutinefunction(target) and _is_loop_running():
+        raise ConfigurationError(
+            f"Expected no loop of asyncio that runs here, where {binding.name} is to run to its end, got one. Call it "
+            "from a test that is no coroutine, or write await asyncio.to_thread(assert_takes_effect_once, ...)."
+        )
 
     def call(*_: Any) -> Any:
         value = target(*fresh(args), **fresh(kwargs))
         return asyncio.run(value) if inspect.iscoroutine(value) else value
 
     return _Subject(binding, call, call, has_messages=False)
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _task(target: Any, binding: Binding, args: Sequence[Any], kwargs: dict[str, Any]) -> _Subject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 from collections import Counter
@@ -262,6 +263,23 @@ def test_functions_and_coroutines_are_tried_too(charges: list[Any], safe: bool) 
             assert_takes_effect_once(function, ("A",), effects=lambda: len(charges))
         else:
             assert "after_effect" in failure_of(function, ("A",), effects=lambda: len(charges))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_function_in_a_running_loop_is_refused_and_runs_in_a_thread(charges: list[Any]) -> None:
+    @idempotent(store="memory://", key="order_id")
+    async def book(order_id: str) -> None:
+        if order_id not in charges:
+            charges.append(order_id)
+
+    async def prove() -> None:
+        with pytest.raises(ConfigurationError, match=r"Expected no loop of asyncio.* write await asyncio\.to_thread\("):
+            assert_takes_effect_once(book, ("A",), effects=lambda: len(charges))
+        assert charges == []
+        await asyncio.to_thread(assert_takes_effect_once, book, ("A",), effects=lambda: len(charges))
+
+    asyncio.run(prove())
+    assert charges == ["A"]
 
 
 @pytest.mark.parametrize("kind", ["task", "function", "coroutine function"])
