@@ -77,8 +77,9 @@ def idempotent(
         A decorator.
 
     Raises:
-        ConfigurationError: an option is wrong or missing, or the function yields. When the function is called, it
-            raises what is in `celery_idempotent.errors`, and what its body raises.
+        ConfigurationError: an option is wrong or missing, or the function yields, or it is a lambda or called ``_`` and
+            has no ``name``. When the function is called, it raises what is in `celery_idempotent.errors`, and what its
+            body raises.
 
     Example::
 

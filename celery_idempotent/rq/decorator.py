@@ -56,7 +56,8 @@ def idempotent(
         A decorator.
 
     Raises:
-        ConfigurationError: an option is wrong, or the function yields.
+        ConfigurationError: an option is wrong, or the function yields, or it is a lambda or called ``_`` and has no
+            ``name``.
 
     Example::
 
