@@ -439,9 +439,10 @@ def publish_next(
 ) -> Any:
     """Publish a message that goes on with one which had a reservation: a retry, or what a task is replaced by.
 
-    Until its start, it takes the slot again if that is free; until its end, it keeps what it has. Where its arguments
-    name another slot, or it goes to another queue, it has none: what it does is not what calls of the first are skipped
-    for.
+    Until its start, it takes the slot again if that is free; until its end, it keeps what it has. Where only the newest
+    counts and a later message has the slot, it keeps its token, by which it is dropped once that one has begun. Where
+    its arguments name another slot, or it goes to another queue, it has none: what it does is not what calls of the
+    first are skipped for.
     """
     store, wait = task._binding.guard.store, _seconds_until(options, task._get_app())
     headers = dict(options.get("headers") or {})
@@ -458,12 +459,18 @@ def publish_next(
     note = note._replace(begun=token.fence, latest=time() + token.late if token.late else 0.0)
     # It has the slot yet if it is retried before its body begins.
     claim = again.claim(UNCONFIRMED, sender=token.owner, note=note.write())
-    found = _try(store, lambda store: store.acquire(claim))
+    found = _try(store, lambda store: None if _is_outdated(store, token) else store.acquire(claim))
     if not isinstance(found, Lease):
-        return send(**ids, **{**options, "headers": {**headers, META_HEADER: own}})
+        return send(**ids, **(options if token.newest else {**options, "headers": {**headers, META_HEADER: own}}))
     again = replace(again, fence=found.fence)
     options = {**options, "headers": {**headers, META_HEADER: {**own, RESERVATION: again.header()}}}
     return _send_confirmed(task, again, ids, options, send, sure=True)
+
+
+def _is_outdated(store: Store, token: Token) -> bool:
+    """Return whether a later message has had the slot, where only the newest counts."""
+    record = store.peek(token.slot) if token.newest else None
+    return record is not None and record.fence > token.fence
 
 
 def _is_moved(task: Any, options: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 from celery.signals import before_task_publish
 from kombu import Connection
 from kombu.exceptions import OperationalError
@@ -552,6 +552,38 @@ def test_the_newest_arguments_run_and_the_older_messages_are_revoked(
     assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [2]
     assert str(results[0].result) == f"replaced by {results[2].id}" or "later message" in str(results[0].result)
     assert app.module.newest.delay(7, 4).get(timeout=20) == 4
+
+
+@pytest.mark.parametrize("how", ["retry", "replace"])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_older_message_that_goes_on_does_not_run_after_the_newer_one(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, how: str, has_begun: bool
+) -> None:
+    gate = gates["retry 7"].close()
+    start_worker(UNIQUE, concurrency=2 if has_begun else 1)
+    older = app.module.newest_again.delay(7, 1, how)
+    gate.reached()
+    newer = app.module.newest_again.delay(7, 2)
+    if has_begun:
+        assert newer.get(timeout=20) == 7
+    gate.open()
+    with pytest.raises(TaskRevokedError, match="replaced by a later message"):
+        older.get(timeout=30)
+    assert newer.get(timeout=20) == 7
+    assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [2]
+
+
+def test_a_message_that_goes_on_where_no_newer_one_has_begun_runs(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    gate = gates["retry 7"].close()
+    start_worker(UNIQUE, concurrency=1)
+    older = app.module.newest_again.delay(7, 1, "retry")
+    gate.reached()
+    app.module.newest_again.apply_async((7, 2), countdown=600)
+    gate.open()
+    assert older.get(timeout=30) == 7
+    assert app.module.newest_again.delay(7, 3, "retry").get(timeout=30) == 7
 
 
 def test_a_message_whose_replacement_was_never_published_runs(

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from celery import Celery
+from celery import Celery, chain
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
 
@@ -56,6 +56,18 @@ def newest(document: int, version: int = 0) -> Any:
     """The newest arguments count."""
     work(document, version=version)
     return version
+
+
+@app.task(base=IdempotentTask, bind=True, unique={"key": "document", "on_duplicate": "replace"})
+def newest_again(self: Any, document: int, version: int, how: str = "") -> Any:
+    """The newest arguments count, also where an older message goes on."""
+    if how and not self.request.retries:
+        Journal.from_env().write("tried", document, version=version)
+        Gates.from_env().wait(f"retry {document}")
+        if how == "replace":
+            raise self.replace(chain(other.si(document + 1), self.si(document, version)))
+        raise self.retry(countdown=1)
+    return work(document, version=version)
 
 
 @app.task(base=IdempotentTask, unique={"key": "document", "debounce": 1, "max_wait": 3})
