@@ -304,6 +304,7 @@ class IdempotentTask(BaseTask):
             task_id = str(task_id)
         wanted = given.pop("unique", None)
         send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
+        producer = producer or given.pop("publisher", None)  # Celery's old name of it
         ids = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error}
 
         def publish(derived: str) -> Any:

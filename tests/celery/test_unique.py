@@ -334,9 +334,10 @@ def test_a_call_to_another_broker_is_published_there(
     index, url = app.module.index, fresh_redis()
     first = index.delay(7)
     with Connection(url) as connection, connection.Producer() as producer:
-        ids = {index.apply_async((7,), **way).id for way in ({"connection": connection}, {"producer": producer})}
-    assert len({first.id, *ids}) == 3
-    assert (messages(broker_url), messages(url)) == (1, 2)
+        ways: list[dict[str, Any]] = [{"connection": connection}, {"producer": producer}, {"publisher": producer}]
+        ids = {index.apply_async((7,), **way).id for way in ways}
+    assert len({first.id, *ids}) == 4
+    assert (messages(broker_url), messages(url)) == (1, 3)
     with app.producer_pool.acquire() as own:
         assert index.apply_async((7,), producer=own).id == first.id
 
