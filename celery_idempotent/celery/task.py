@@ -51,6 +51,8 @@ CONSUMER_STEPS = {f"{_HOME}.worker:ObservingStep", f"{_HOME}.visibility:Visibili
 _examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 #: Plain tasks for which a key was given; it was logged.
 _plain: set[str] = set()
+#: Tasks for messages of which `unique` was given where nothing reads it; it was logged.
+_not_unique: set[Any] = set()
 
 
 def connect() -> None:
@@ -86,6 +88,14 @@ def move_key_into_headers(sender: Any = None, headers: Any = None, properties: A
             _warn_of_plain_task(sender)
     if headers and headers.get(KEY_HEADER) is not None:
         headers[KEY_HEADER] = message.write_key(headers[KEY_HEADER])
+    if properties and properties.get("unique") and sender not in _not_unique:  # which an idempotent task takes away
+        _not_unique.add(sender)
+        logger.warning(
+            "unique= changes nothing for this message of %s, which is published whatever waits. It is an option of an "
+            "idempotent task's apply_async(): declare the task with @app.task(base=IdempotentTask), and do not publish "
+            "it by send_task().",
+            sender,
+        )
 
 
 def _warn_of_plain_task(name: Any) -> None:

@@ -204,6 +204,24 @@ def test_a_call_by_name_is_published_and_stands_for_none(app: Celery, start_work
     assert [app.AsyncResult(each).get(timeout=20) for each in ids] == [7] * 3
 
 
+def test_the_option_is_warned_of_once_where_nothing_reads_it(
+    app: Celery, broker_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_idempotent.celery.task._not_unique", set())
+    module = app.module
+    for _ in range(2):
+        module.plain.apply_async((7,), unique=True)
+        module.other.apply_async((7,), unique="document")
+        app.send_task(module.index.name, (7,), unique="document")
+        app.send_task(module.strict.name, (7,), unique=False)
+    warnings = [message for message in caplog.messages if "unique= changes nothing" in message]
+    assert [name for each in warnings for name in (module.plain.name, module.index.name) if f"of {name}," in each] == [
+        module.plain.name,
+        module.index.name,
+    ]
+    assert (len(warnings), messages(broker_url)) == (2, 7)
+
+
 def test_calls_that_name_no_key_are_published(app: Celery, broker_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is lost for want of a key: the worker reports what is wrong with the arguments."""
     ids = {app.module.index.delay(None).id for _ in range(2)}
