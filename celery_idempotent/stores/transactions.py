@@ -1,7 +1,7 @@
 """What a task has of its own transaction -> the driver's connection, on which a record can be written.
 
 Taken are a connection of the driver itself, a SQLAlchemy ``Connection``, ``Session`` or ``scoped_session``, and a
-connection of Django or its alias. SQLAlchemy is never imported: a caller that passes one of its objects has done so.
+connection of Django or its alias. SQLAlchemy is imported only where one of its objects was passed.
 """
 
 from __future__ import annotations
