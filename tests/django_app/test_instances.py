@@ -15,7 +15,7 @@ def compared() -> list[bool]:
     asked, (other, *_) = rows.get(pk=rows[0].pk), rows[1:]
     assert asked.content_type.pk
     user = User.objects.create(username="anna")
-    prefetched = User.objects.prefetch_related("groups")[0]
+    prefetched = User.objects.prefetch_related("groups").get(pk=user.pk)
     assert prefetched.groups.all()._result_cache == []
     pairs = [
         *((rows[0], asked), (rows[0], rows.select_related("content_type")[0])),
