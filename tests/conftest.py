@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from celery_idempotent import events
+from celery_idempotent.core.history import history
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.support import preloaded, processes
@@ -236,6 +237,12 @@ def place_of(path: Path) -> Path:
 @cache
 def is_in(path: Path, parts: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(part) for part in parts)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
+    """Write what a test noted while its stores are there: later, a failure would be logged into another test."""
+    history.flush()
 
 
 def pytest_sessionfinish() -> None:
