@@ -316,7 +316,7 @@ def current_lease() -> HeldLease | None:
 
     `HeldLease` has ``key``, ``fence``, ``lost``, ``check()``, ``settle(result, using=...)`` and ``derived_key(name)``.
     The lease is also found in coroutines, in asyncio's tasks and in ``asyncio.to_thread``, but not in threads that the
-    function starts otherwise.
+    function starts otherwise. What a coroutine function leaves running finds none once the function has ended.
     """
     found = _current.get()
     return found.lease if isinstance(found, LeaseSlot) else found

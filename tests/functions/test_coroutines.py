@@ -240,6 +240,39 @@ def test_the_lease_is_that_of_the_code_and_of_what_it_starts(memory: MemoryStore
     assert current_lease() is None
 
 
+def test_what_a_body_leaves_running_has_its_lease_no_longer_than_the_body(memory: MemoryStore) -> None:
+    """As what a web server reads after it, the next request of the connection among it."""
+
+    async def watch() -> None:
+        while not over.is_set():
+            lease = current_lease()
+            seen.append(lease.key if lease else None)
+            await asyncio.sleep(0)
+
+    async def body(order: str) -> None:
+        tasks.append(asyncio.create_task(watch()))
+        await until(lambda: seen)
+        if order == "outer":
+            await inner("1")
+        if order == "fails":
+            raise ValueError(order)
+
+    async def main(order: str) -> tuple[Any, Any]:
+        with suppress(ValueError):
+            await outer(order)
+        first, length = seen[0], len(seen)
+        await until(lambda: len(seen) > length)
+        over.set()
+        await asyncio.gather(*tasks)
+        return first, seen[length]
+
+    inner, _ = counted(memory, body, name="inner")
+    outer, _ = counted(memory, body, name="outer")
+    for order in ("alone", "fails", "outer"):
+        over, tasks, seen = asyncio.Event(), list[Any](), list[Any]()
+        assert run(main(order)) == (f"idem:outer::{order}", None)
+
+
 def test_tasks_beside_one_another_have_leases_of_their_own(memory: MemoryStore) -> None:
     async def body(order: str) -> str:
         await barrier()
