@@ -49,7 +49,9 @@ def _runs(job: Job, function: Callable[..., Any]) -> bool:
     # Other decorators may lie around this one, and a method is found bound to what it is a method of.
     found: Any = job.instance if isinstance(job.instance, partial) else job.func
     while found is not None:
-        found = found.func if isinstance(found, partial) else getattr(found, "__func__", found)
+        while isinstance(found, partial):  # perhaps of a method
+            found = found.func
+        found = getattr(found, "__func__", found)
         if found is function:
             return True
         found = getattr(found, "__wrapped__", None)
