@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from redis.connection import ConnectionPool
 from rq import get_current_job
-from rq.job import Job, Retry
+from rq.exceptions import InvalidJobOperation
+from rq.job import Job, JobStatus, Retry
 from rq.queue import Queue
 from rq.scheduler import RQScheduler
 from rq.serializers import DefaultSerializer
@@ -173,6 +174,14 @@ def deferrals(job: Job) -> int:
 def can_defer(job: Job) -> bool:
     """Return whether RQ will still know the job when its delay is over."""
     return job.ttl is None or job.ttl >= LEAST_TTL
+
+
+def is_withdrawn(job: Job) -> bool:
+    """Return whether the job was cancelled or deleted while it waited where it is; RQ would put it off all the same."""
+    try:
+        return job.get_status() is JobStatus.CANCELED
+    except InvalidJobOperation:
+        return True
 
 
 def deferral_delay(number: int, remaining: float, ttl: int | None) -> int:
