@@ -30,6 +30,8 @@ LONGEST_WAIT = 3600.0
 #: Seconds after a job's time limit at which RQ kills a horse that did not end by itself, and as many again.
 GRACE = 120.0
 
+#: What RQ raises wherever the job happens to be: its time is up, or its dyno is about to be.
+_ANYWHERE = (BaseTimeoutException, ShutDownImminentException)
 #: What would happen again, however often the job were retried.
 _PERMANENT = (ConfigurationError, CrashLoop, KeyReused, MissingKey, PreviouslyFailed, ResultUnavailable)
 
@@ -174,8 +176,8 @@ class RqDelivery(Delivery):
         guard = self.binding.guard
         try:
             return guard.run(self)
-        except BaseTimeoutException as error:
-            # It rings wherever the job happens to be: also between its grant and its body, where nothing would release.
+        except _ANYWHERE as error:
+            # Also between its grant and its body, where nothing would release.
             ending = self.ending(error)
             if isinstance(ending, Release):
                 guard.release(self, HeldLease(guard.store, Lease(self.claim, 0), monotonic()), ending)
@@ -209,6 +211,8 @@ class RqDelivery(Delivery):
         else:
             delay, turn = 0, min(jobs.QUEUE_PAUSE, PATIENCE * jobs.seconds_allowed(job))
             sleep(max(0.0, turn - self.waited))  # a delivery that waited for a holder has done so
+        if jobs.is_withdrawn(job):
+            raise Conflict(f"Job {job.id} was cancelled or deleted while it waited for {self.key!r}; it has not run.")
         self._mark(outcome="deferred", key=self.key, deferrals=number + 1)
         self.emit(events.Deferred, delay=delay, copy=number + 1)
         return jobs.defer(job, delay)
@@ -229,7 +233,7 @@ class RqDelivery(Delivery):
         facts = {"deferrals": number, **facts} if number else facts
         try:
             jobs.write_meta(self.job, {name: value for name, value in facts.items() if value != ""})
-        except BaseTimeoutException:
+        except _ANYWHERE:
             raise
         except Exception as error:  # noqa: BLE001 - Redis is away, or the serializer cannot read what is there
             logger.warning("%s[%s]: its meta could not be written: %s", self.binding.name, self.job.id, error)

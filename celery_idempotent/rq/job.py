@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from redis.connection import ConnectionPool
 from rq import get_current_job
-from rq.job import Job, Retry
+from rq.exceptions import InvalidJobOperation
+from rq.job import Job, JobStatus, Retry
 from rq.queue import Queue
 from rq.scheduler import RQScheduler
 from rq.serializers import DefaultSerializer
@@ -49,7 +50,9 @@ def _runs(job: Job, function: Callable[..., Any]) -> bool:
     # Other decorators may lie around this one, and a method is found bound to what it is a method of.
     found: Any = job.instance if isinstance(job.instance, partial) else job.func
     while found is not None:
-        found = found.func if isinstance(found, partial) else getattr(found, "__func__", found)
+        while isinstance(found, partial):  # perhaps of a method
+            found = found.func
+        found = getattr(found, "__func__", found)
         if found is function:
             return True
         found = getattr(found, "__wrapped__", None)
@@ -171,6 +174,14 @@ def deferrals(job: Job) -> int:
 def can_defer(job: Job) -> bool:
     """Return whether RQ will still know the job when its delay is over."""
     return job.ttl is None or job.ttl >= LEAST_TTL
+
+
+def is_withdrawn(job: Job) -> bool:
+    """Return whether the job was cancelled or deleted while it waited where it is; RQ would put it off all the same."""
+    try:
+        return job.get_status() is JobStatus.CANCELED
+    except InvalidJobOperation:
+        return True
 
 
 def deferral_delay(number: int, remaining: float, ttl: int | None) -> int:

@@ -88,7 +88,11 @@ class _Leases:
         """Sign off, on connections on which no answer is due."""
         # A signal that stops the worker may come between a command and its answer. What is sent next on that connection
         # waits until the command has ended: a `BLPOP` after minutes.
-        self.connection.connection_pool.disconnect(inuse_connections=False)
+        pool = self.connection.connection_pool
+        try:
+            pool.disconnect(inuse_connections=False)
+        except TypeError:  # before redis-py 7, a BlockingConnectionPool can close only all, also that of the commands
+            pool.reset()
         super().teardown()  # type: ignore[misc]
 
     def _announce_shutdown(self, gone: threading.Event) -> None:

@@ -187,6 +187,19 @@ def test_without_a_scheduler_it_waits_until_it_is_answered(desk: Desk, start_rq:
     assert desk.effects("ORD-1") == 1
 
 
+@pytest.mark.parametrize("withdraw", [Job.cancel, Job.delete], ids=["cancelled", "deleted"])
+def test_a_job_that_is_withdrawn_while_it_waits_does_not_come_back(desk: Desk, withdraw: Callable[[Job], Any]) -> None:
+    release = desk.hold(CHARGE)
+    job = desk.queue.enqueue(shop.charge, "ORD-1", retry=Retry(max=2))
+    with hearing(events.Conflicted, then=lambda event: withdraw(job)) as heard:
+        desk.burst()
+    release()
+    desk.burst()
+    assert len(heard) == 1
+    assert desk.effects("ORD-1") == 0
+    assert "was cancelled or deleted while it waited" in str(job.latest_result().exc_string)
+
+
 @pytest.mark.smoke
 def test_without_a_scheduler_it_waits_a_second_and_goes_behind_the_others_and_spends_no_retry(desk: Desk) -> None:
     release = desk.hold(CHARGE)

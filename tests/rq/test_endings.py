@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rq import Callback, Queue, Retry
+from rq.exceptions import ShutDownImminentException
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
@@ -280,10 +281,15 @@ def test_a_job_whose_time_is_up_in_a_hook_fails_and_leaves_no_lease_behind(desk:
 
 
 @pytest.mark.parametrize(
+    ("error", "reason"),
+    [(JobTimeoutException("the alarm rang"), "failed"), (ShutDownImminentException("the alarm rang", {}), "shutdown")],
+    ids=["time is up", "shutdown is imminent"],
+)
+@pytest.mark.parametrize(
     "where", [(Guard, "_hold"), (Heartbeat, "watch"), (Heartbeat, "forget")], ids=["granted", "renewed", "over"]
 )
-def test_a_job_whose_time_is_up_between_two_steps_of_its_guard_leaves_no_lease_behind(
-    desk: Desk, where: tuple[type[Any], str], monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_rq_ends_between_two_steps_of_its_guard_leaves_no_lease_behind(
+    desk: Desk, where: tuple[type[Any], str], error: BaseException, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once its lease is granted, once it is renewed, and once the body is over."""
     owner, name = where
@@ -293,14 +299,14 @@ def test_a_job_whose_time_is_up_between_two_steps_of_its_guard_leaves_no_lease_b
         found = done(*args)
         if not rung:
             rung.append(found)
-            raise JobTimeoutException("the alarm rang")
+            raise error
         return found
 
     monkeypatch.setattr(owner, name, ring)
     job = desk.run(shop.charge, "ORD-1", ending="raise at first")
     assert "the alarm rang" in str(job.latest_result().exc_string)
     assert len(rung) == 1
-    assert (desk.record().state, desk.record().reason) == (State.RELEASED, "failed")
+    assert (desk.record().state, desk.record().reason) == (State.RELEASED, reason)
     assert desk.run(shop.charge, "ORD-1", ending="return", retry=Retry(max=1)).get_status() == "finished"
 
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from redis import Redis
-from rq import Queue
+from redis import BlockingConnectionPool, Redis
+from rq import Queue, Worker
 
 from celery_idempotent import events
 from celery_idempotent.core.history import history
@@ -60,6 +60,20 @@ def hold(store: RedisStore, worker: IdempotentWorker) -> Lease:
     lease = store.acquire(Claim(KEY, worker._offer.owner, 60, 600, task_id="a"))
     assert isinstance(lease, Lease)
     return lease
+
+
+class OldPool(BlockingConnectionPool):
+    """As redis-py 5 and 6 have it."""
+
+    def disconnect(self) -> None:  # type: ignore[override]
+        super().disconnect()
+
+
+def test_a_worker_signs_off_on_a_pool_that_can_close_only_all_of_its_connections(url: str) -> None:
+    with Redis(connection_pool=OldPool.from_url(url)) as connection:
+        worker = IdempotentWorker([Queue(connection=connection)], connection=connection)
+        worker.work(burst=True)
+        assert Worker.count(connection=connection) == 0
 
 
 @pytest.mark.parametrize(("began", "renewed"), [(0.0, True), (200.0, False)], ids=["within", "beyond"])

@@ -177,6 +177,8 @@ def test_stores_on_connections_of_the_past_are_not_kept(desk: Desk) -> None:
         pytest.param(shop.charge_timed, "ORD-1 charged 1", id="a decorated function"),
         pytest.param(shop.charge_timed_within, "ORD-1 charged 1", id="what was decorated before"),
         pytest.param(functools.partial(shop.charge, cents=999), "ORD-1 charged 1", id="a partial"),
+        pytest.param(functools.partial(shop.Till("front").charge), "front: ORD-1 charged 1", id="a method's partial"),
+        pytest.param(functools.partial(shop.Till.charge_any), "Till: ORD-1 charged 1", id="a classmethod's partial"),
     ],
 )
 def test_it_guards(desk: Desk, enqueued: Any, result: str) -> None:
