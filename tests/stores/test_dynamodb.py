@@ -230,6 +230,18 @@ class TestWhatAnItemHolds:
         assert dynamodb_store.delete(KEY)
         assert dynamodb_store.get(KEY) is None
 
+    def test_an_item_that_is_no_record_of_ours_does_not_keep_other_leases_from_being_renewed(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        first, lease, last = (take(dynamodb_store, key) for key in ("first", KEY, "last"))
+        item = {**(dynamodb_store._table.read(KEY) or {}), "state": {"S": "dancing"}}
+        dynamodb_store._table.call("put_item", Item=item)
+        for key in ("first", "last"):
+            age(dynamodb_store, key, 50)
+        with pytest.raises(RecordUnreadable):
+            dynamodb_store.renew([first, lease, last])
+        assert [known(dynamodb_store, key).remaining > 55 for key in ("first", "last")] == [True, True]
+
     def test_the_fence_of_a_record_that_expired_is_not_given_again(self, dynamodb_store: DynamoDBStore) -> None:
         """DynamoDB deletes what has expired when it comes to it, up to days later: till then the fence is known."""
         take(dynamodb_store)

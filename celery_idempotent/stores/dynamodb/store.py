@@ -103,8 +103,8 @@ class DynamoDBStore(Store):
                     lost.append(lease)
             except StoreError as error:
                 failed = error
-                if not code(error):  # no server answers: the next would wait in vain too
-                    break
+                if not code(error) and not isinstance(error, RecordUnreadable):
+                    break  # no server answers: the next would wait in vain too
         if failed is not None:
             raise failed
         return lost
