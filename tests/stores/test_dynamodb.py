@@ -242,6 +242,11 @@ class TestWhatAnItemHolds:
             dynamodb_store.renew([first, lease, last])
         assert [known(dynamodb_store, key).remaining > 55 for key in ("first", "last")] == [True, True]
 
+    def test_a_key_that_is_too_long_is_refused_with_what_to_do(self, dynamodb_store: DynamoDBStore) -> None:
+        assert take(dynamodb_store, "k" * 2048)
+        with pytest.raises(StoreRefused, match=r"refused a key .* 2,048 bytes.* shorter name"):
+            dynamodb_store.acquire(claim("k" * 2049))
+
     def test_the_fence_of_a_record_that_expired_is_not_given_again(self, dynamodb_store: DynamoDBStore) -> None:
         """DynamoDB deletes what has expired when it comes to it, up to days later: till then the fence is known."""
         take(dynamodb_store)
