@@ -12,7 +12,8 @@ from botocore.exceptions import ClientError
 
 from celery_idempotent.core.results import Codec, Kind
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, rules
+from celery_idempotent.stores import HistoryEntry, Lease, Outcome, Reason, Refusal, Release, State, Verdict, rules
+from celery_idempotent.stores.base import unreadable_reported_to
 from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
 from celery_idempotent.stores.dynamodb.connections import translate_error
 from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
@@ -225,7 +226,11 @@ class TestWhatAnItemHolds:
         ):
             with pytest.raises(RecordUnreadable, match="damaged or was written by a newer version"):
                 ask()
-        assert list(dynamodb_store.scan()) == []
+        dynamodb_store.append_history([HistoryEntry("other", "happened", 0.0, 60.0)])
+        passed_by: list[str] = []
+        with unreadable_reported_to(passed_by.append):
+            assert list(dynamodb_store.scan()) == []
+        assert passed_by == [KEY]
         assert dynamodb_store._table.read(KEY) == item
         assert dynamodb_store.delete(KEY)
         assert dynamodb_store.get(KEY) is None

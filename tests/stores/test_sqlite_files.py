@@ -13,6 +13,7 @@ import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease
+from celery_idempotent.stores.base import unreadable_reported_to
 from celery_idempotent.stores.sqlite import SqliteStore, schema
 from celery_idempotent.stores.sqlite.connections import Address
 from celery_idempotent.stores.sqlite.schema import Schema
@@ -315,7 +316,10 @@ def test_a_record_that_is_damaged_does_not_keep_others_from_being_found(
     take(sqlite_store)
     take(sqlite_store, "another")
     execute(sqlite_path, f"UPDATE celery_idempotency SET {damage} WHERE key = '{KEY}'")
-    assert [record.key for record in sqlite_store.scan()] == ["another"]
+    passed_by: list[str] = []
+    with unreadable_reported_to(passed_by.append):
+        assert [record.key for record in sqlite_store.scan()] == ["another"]
+    assert passed_by == [KEY]
 
 
 def test_a_record_that_is_damaged_does_not_keep_other_leases_from_being_renewed(

@@ -26,7 +26,7 @@ from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import hide_password
-from ..base import Store
+from ..base import Store, pass_by_unreadable
 from ..history import expiry, grouped, past_events
 from ..records import (
     HISTORY_LIMIT,
@@ -420,6 +420,7 @@ def records(
                 now, found, kept = reply
                 record = record_of(key, by_name(found), int(now), int(kept)) if found else None
         except RecordUnreadable:
+            pass_by_unreadable(key)
             continue
         if record is not None:
             yield record

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError
 from .. import rules
-from ..base import Store
+from ..base import Store, pass_by_unreadable
 from ..history import Line, expiry, grouped, lines, past_events
 from ..records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 from ..transactions import driver_connection, no_transaction, unwrapped
@@ -215,6 +215,7 @@ class SqliteStore(Store):
                 try:
                     row = alive(after, tuple(columns), now := clock())
                 except RecordUnreadable:
+                    pass_by_unreadable(after)
                     continue
                 if row is not None and state in (None, row.state):
                     yield rules.view(after, row, now)
