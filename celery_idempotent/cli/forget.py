@@ -174,8 +174,13 @@ def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes)
     from ..stores.maintenance import count
 
     counted = list(stores.each(lambda used: count(used.store, prefix, wish.only)))
+    for used, matches in counted:
+        if matches.unreadable and not wish.state:
+            changes.left += matches.unreadable
+            what = f"{matches.unreadable:,} whose key begins with {prefix} cannot be read, and are left alone"
+            say(f"{used.name}: {what}. Each can be forgotten by its KEY.", err=True)
     if not any(matches.total for _, matches in counted):
-        if counted:  # else none of the stores could serve
+        if counted and not changes.left:  # else none of the stores could serve
             _nothing(stores, prefix, wish, changes)
         return
     for used, matches in counted:
@@ -183,12 +188,12 @@ def _forget_prefix(stores: Stores, prefix: str, wish: Options, changes: Changes)
     held = 0 if wish.force else sum(matches.held for _, matches in counted)
     total = sum(matches.total for _, matches in counted) - held
     if wish.dry_run:
-        changes.done, changes.left = total, held
+        changes.done, changes.left = total, changes.left + held
         wish.print(f"{total:,} would be forgotten{_left(held)}")
         return
     records = "record whose key begins" if total == 1 else "records whose keys begin"
     if total and not wish.confirmed(f"Forget {total:,} {records} with {prefix}{_left(held)}?"):
-        changes.left = total + held
+        changes.left += total + held
         return
     chosen = Stores([used for used, matches in counted if matches.total])
     for used, (forgotten, left) in chosen.each(lambda used: _sweep(used, prefix, wish)):

@@ -244,6 +244,9 @@ class SearchResult:
     #: How many were left out because their age is not known.
     ageless: int = 0
     interrupted: bool = False
+    #: How many cannot be read, and the first of them.
+    unreadable: int = 0
+    first_unreadable: str = ""
 
 
 def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> SearchResult:  # noqa: A002
@@ -255,7 +258,10 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
         progress: Whether to show how many were found so far.
     """
     found = SearchResult()
-    with ProgressCounter("found") if progress else nullcontext() as counter:
+    with (
+        ProgressCounter("found") if progress else nullcontext() as counter,
+        used.unreadable_reported_to() as unreadable,
+    ):
         try:
             for record in matches(filter, used, found):
                 if record is None:
@@ -268,6 +274,7 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
                 found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
+    found.unreadable, found.first_unreadable = unreadable.count, unreadable.first
     return found
 
 

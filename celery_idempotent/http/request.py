@@ -7,8 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
+from ..core import keys
+from ..errors import ConfigurationError, MissingKey
 from .problems import malformed
 
 #: Characters of the longest key.
@@ -92,12 +94,15 @@ def fingerprint(request: Request, body: bytes, compare: Comparison, names: Itera
         compare: "bytes", "json" (by value), "headers" (not the body), or a callable over the framework's request and
             the body.
         names: Headers that count beside the content type.
+
+    Raises:
+        ConfigurationError: the callable returned what cannot be compared.
     """
     kind, boundary = _content_type(request.value("content-type"))
     parts = [request.method.encode(), request.path, request.query, kind.encode("latin-1")]
     parts += [f"{name.lower()}:{request.value(name)}".encode("latin-1") for name in names]
     if callable(compare):
-        parts.append(repr(compare(request.native, body)).encode("utf-8", "surrogatepass"))
+        parts.append(_form_of(compare(request.native, body)))
     elif compare == "headers":
         parts.append(request.value("content-length").encode("latin-1"))
     else:
@@ -106,6 +111,30 @@ def fingerprint(request: Request, body: bytes, compare: Comparison, names: Itera
     for part in parts:
         digest.update(b"%d:" % len(part) + part)
     return digest.hexdigest()
+
+
+def _form_of(value: object) -> bytes:
+    """Return the same bytes for equal values, in every process: not all have a `repr` that shows that."""
+    if _is_plain(value):
+        return repr(value).encode("utf-8", "surrogatepass")
+    try:
+        return b"value:" + keys.fingerprint({"fingerprint": value}).encode()
+    except MissingKey as error:
+        raise ConfigurationError(
+            f"fingerprint: expected a callable that returns text, bytes or plain data, got a {type(value).__name__}, "
+            "which cannot be compared with what another process makes of an equal request: return what is in it"
+        ) from error
+
+
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, cast(Iterable[object], value)))
+    if type(value) is dict:
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    return type(value) in _PLAIN
 
 
 def _content_type(text: str) -> tuple[str, str]:

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from ..errors import ConfigurationError
 from .records import Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 
 __all__ = ["Store"]
+
+#: Called with the key of each record that a scan passes by, since it cannot be read; see `unreadable_reported_to`.
+_report: ContextVar[Callable[[str], object] | None] = ContextVar("celery_idempotent_unreadable", default=None)
+
+
+@contextmanager
+def unreadable_reported_to(report: Callable[[str], object]) -> Iterator[None]:
+    """Have scans in this context call ``report`` with the key of each record that they pass by."""
+    token = _report.set(report)
+    try:
+        yield
+    finally:
+        _report.reset(token)
+
+
+def pass_by_unreadable(key: str) -> None:
+    """Report to the caller of this scan that the record under a key cannot be read, and is passed by."""
+    report = _report.get()
+    if report is not None:
+        report(key)
 
 
 class Store(ABC):
@@ -121,7 +143,10 @@ class Store(ABC):
 
     @abstractmethod
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
-        """Iterate over the records whose keys begin with ``prefix``, in any order, without blocking the store."""
+        """Iterate over the records whose keys begin with ``prefix``, in any order, without blocking the store.
+
+        What cannot be read is passed by, with `pass_by_unreadable`.
+        """
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:  # noqa: B027 - a store need not keep them
         """Append to the histories of keys; each history keeps its newest ``records.HISTORY_LIMIT`` entries.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
 from ..errors import RecordUnreadable, StoreError
-from .base import Store
+from .base import Store, unreadable_reported_to
 from .history import is_operators
 from .records import HistoryEntry, Record, State
 
@@ -17,12 +18,26 @@ from .records import HistoryEntry, Record, State
 DELETE_BATCH = 100
 
 
+@dataclass(slots=True)
+class Unreadable:
+    """The records that a scan passed by, since they are damaged or of a newer version: how many, and the first."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, key: str) -> None:
+        """Count one more."""
+        self.count += 1
+        self.first = self.first or key
+
+
 @dataclass(frozen=True, slots=True)
 class MatchCounts:
-    """How many records there are, by state, and how many of them a live lease holds."""
+    """How many records there are, by state, how many of them a live lease holds, and how many more cannot be read."""
 
     by_state: dict[State, int]
     held: int = 0
+    unreadable: int = 0
 
     @property
     def total(self) -> int:
@@ -38,11 +53,12 @@ def is_held(record: Record) -> bool:
 def count(store: Store, prefix: str, state: State | None = None) -> MatchCounts:
     """Return how many records have a key that begins with ``prefix``; reads all of the store's."""
     states: Counter[State] = Counter()
-    held = 0
-    for record in store.scan(prefix=prefix, state=state):
-        states[record.state] += 1
-        held += is_held(record)
-    return MatchCounts(dict(states), held)
+    held, unreadable = 0, Unreadable()
+    with unreadable_reported_to(unreadable.add):
+        for record in store.scan(prefix=prefix, state=state):
+            states[record.state] += 1
+            held += is_held(record)
+    return MatchCounts(dict(states), held, unreadable.count)
 
 
 def forget(
@@ -205,6 +221,13 @@ class NamedStore:
     namespaces: tuple[str, ...] = (NAMESPACE,)
     lease_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
     keep_ttls: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @contextmanager
+    def unreadable_reported_to(self) -> Iterator[Unreadable]:
+        """Count what scans pass by meanwhile; of a database that others use too, what may be a record by its key."""
+        found, begins = Unreadable(), tuple(f"{name}:" for name in self.namespaces)
+        with unreadable_reported_to(lambda key: found.add(key) if key.startswith(begins) else None):
+            yield found
 
     def meant_key(self, typed: str) -> str | None:
         """Return the key that was typed without its namespace or its empty scope, if there is such a key.

@@ -242,6 +242,28 @@ def test_a_record_that_cannot_be_read_is_forgotten_if_a_person_says_so(on_redis:
     )
 
 
+def test_a_prefix_leaves_records_alone_that_cannot_be_read_and_says_so(on_redis: Run, odd: RedisStore) -> None:
+    said = on_redis("forget", "--prefix", ACME, "--yes")
+    assert (said.status, said.out) == (Exit.NO, "")
+    assert f"1 whose key begins with {ACME} cannot be read, and are left alone" in said.err
+    settle(odd, f"{ACME}1")
+    said = on_redis("forget", "--prefix", ACME, "--yes", "--json")
+    assert (said.status, json.loads(said.out)) == (Exit.NO, {"forgotten": 1, "left": 1, "missing": []})
+    assert odd._client.exists(ODD)
+    settle(odd, f"{ACME}1")
+    assert on_redis("forget", "--prefix", ACME, "--state", "completed", "--yes").status == Exit.OK
+
+
+def test_lists_and_statistics_count_records_that_cannot_be_read(on_redis: Run, odd: RedisStore) -> None:
+    odd._client.hset("of another program", "no", "record")
+    said = on_redis("list")
+    assert said.status == Exit.OK
+    assert f"1 cannot be read; why: show {ODD}" in said.err
+    assert f"1; why: show {ODD}" in on_redis("stats").out
+    [facts] = json.loads(on_redis("stats", "--json").out).values()
+    assert (facts["records"], facts["unreadable"]) == (0, 1)
+
+
 def test_a_record_that_cannot_be_read_is_found_by_its_task(by_url: Callable[..., Said], odd: RedisStore) -> None:
     key = "idem:shop.charge:acme"
     odd._client.rename(ODD, key)

@@ -7,6 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -316,6 +317,30 @@ def test_bodies_may_be_compared_by_a_callable_or_not_at_all(ask: Ask) -> None:
     shop = Shop()
     replies = ask(shop, [{"body": b"a"}, {"body": b"b"}], fingerprint="headers", request_max_bytes=0)
     assert [reply.body for reply in replies] == [b"run 1"] * 2
+
+
+@dataclass
+class Shortened:
+    """As an array of numpy, which shows of many numbers the first and the last."""
+
+    body: bytes
+
+    def __repr__(self) -> str:
+        return "Shortened(...)"
+
+
+def test_what_a_callable_returns_is_compared_by_value_and_not_by_how_it_is_shown(ask: Ask) -> None:
+    assert repr({0, 8}) != repr({8, 0})
+    requests = [{"body": body} for body in (b"08", b"80", b"00")]
+    replies = ask(Shop(), requests, fingerprint=lambda request, body: {digit - ord("0") for digit in body})
+    assert [reply.status for reply in replies] == [201, 201, 422]
+    replies = ask(Shop(), requests, fingerprint=lambda request, body: Shortened(body))
+    assert [reply.status for reply in replies] == [201, 422, 422]
+
+
+def test_what_cannot_be_compared_is_refused(ask: Ask) -> None:
+    with pytest.raises(ConfigurationError, match="fingerprint: expected a callable that returns text"):
+        ask(Shop(), [{}], fingerprint=lambda request, body: iter(body))
 
 
 def test_a_request_is_not_repeated_for_an_option_that_fails(ask: Ask) -> None:

@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.exceptions import ResponseError
 
+from celery_idempotent.cli.doctor.redis import servers_of
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, open_store
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
@@ -273,6 +274,18 @@ class TestClustersThatRefuse:
             pytest.raises(ConfigurationError, match="must return bytes; got one made with decode_responses=True"),
         ):
             RedisStore(client)  # type: ignore[arg-type]
+
+    def test_what_a_client_of_redis_py_reaches_is_found_on_every_node(
+        self, shared_cluster: Cluster, cluster_url: str
+    ) -> None:
+        assert isinstance(cluster_url, str)
+        with closing(redis.RedisCluster(host="127.0.0.1", port=shared_cluster.nodes[0].port)) as client:
+            store = RedisStore(client)  # type: ignore[arg-type]
+            keys = {take(store, f"idem:found:{number}").key for number in range(20)}
+            assert {record.key for record in store.scan(prefix="idem:found:")} == keys
+            assert store.usage(sorted(keys)).keys() == {"memory_bytes", "record_bytes"}
+            used = [target.info("memory")["used_memory"] for target in servers_of(store)]
+            assert len(used) == len(shared_cluster.primaries)
 
     def test_too_few_replicas_are_unreachable(self, cluster_url: str, opened_cluster: OpenCluster) -> None:
         store = opened_cluster(f"{cluster_url}?wait_replicas=1")

@@ -12,7 +12,8 @@ from botocore.exceptions import ClientError
 
 from celery_idempotent.core.results import Codec, Kind
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Outcome, Reason, Refusal, Release, State, Verdict, rules
+from celery_idempotent.stores import HistoryEntry, Lease, Outcome, Reason, Refusal, Release, State, Verdict, rules
+from celery_idempotent.stores.base import unreadable_reported_to
 from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
 from celery_idempotent.stores.dynamodb.connections import translate_error
 from celery_idempotent.stores.dynamodb.records import LARGEST_PAYLOAD
@@ -225,10 +226,31 @@ class TestWhatAnItemHolds:
         ):
             with pytest.raises(RecordUnreadable, match="damaged or was written by a newer version"):
                 ask()
-        assert list(dynamodb_store.scan()) == []
+        dynamodb_store.append_history([HistoryEntry("other", "happened", 0.0, 60.0)])
+        passed_by: list[str] = []
+        with unreadable_reported_to(passed_by.append):
+            assert list(dynamodb_store.scan()) == []
+        assert passed_by == [KEY]
         assert dynamodb_store._table.read(KEY) == item
         assert dynamodb_store.delete(KEY)
         assert dynamodb_store.get(KEY) is None
+
+    def test_an_item_that_is_no_record_of_ours_does_not_keep_other_leases_from_being_renewed(
+        self, dynamodb_store: DynamoDBStore
+    ) -> None:
+        first, lease, last = (take(dynamodb_store, key) for key in ("first", KEY, "last"))
+        item = {**(dynamodb_store._table.read(KEY) or {}), "state": {"S": "dancing"}}
+        dynamodb_store._table.call("put_item", Item=item)
+        for key in ("first", "last"):
+            age(dynamodb_store, key, 50)
+        with pytest.raises(RecordUnreadable):
+            dynamodb_store.renew([first, lease, last])
+        assert [known(dynamodb_store, key).remaining > 55 for key in ("first", "last")] == [True, True]
+
+    def test_a_key_that_is_too_long_is_refused_with_what_to_do(self, dynamodb_store: DynamoDBStore) -> None:
+        assert take(dynamodb_store, "k" * 2048)
+        with pytest.raises(StoreRefused, match=r"refused a key .* 2,048 bytes.* shorter name"):
+            dynamodb_store.acquire(claim("k" * 2049))
 
     def test_the_fence_of_a_record_that_expired_is_not_given_again(self, dynamodb_store: DynamoDBStore) -> None:
         """DynamoDB deletes what has expired when it comes to it, up to days later: till then the fence is known."""

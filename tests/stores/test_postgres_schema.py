@@ -13,6 +13,7 @@ import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State
+from celery_idempotent.stores.base import unreadable_reported_to
 from celery_idempotent.stores.postgres import PostgresStore, schema
 from celery_idempotent.stores.postgres.records import (
     claim_args,
@@ -262,7 +263,10 @@ def test_a_record_of_an_unknown_state_is_unreadable(store: PostgresStore) -> Non
         with pytest.raises(RecordUnreadable, match="pondered"):
             verb(store, name)()
     assert run(store, "select t from {table} t where key = %s", KEY) == planted
-    assert [record.key for record in store.scan()] == ["another"]
+    passed_by: list[str] = []
+    with unreadable_reported_to(passed_by.append):
+        assert [record.key for record in store.scan()] == ["another"]
+    assert passed_by == [KEY]
 
 
 @pytest.mark.parametrize("key", ["a\\b", "\\0", "\0", "\\\0\\\\0", "\0" * 3, "a\\"])

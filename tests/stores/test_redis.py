@@ -21,7 +21,7 @@ from celery_idempotent.stores.redis.records import packed, unpacked
 from tests.support import servers
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
-from tests.support.stores.benches import DONE, KEY, claim, known, take
+from tests.support.stores.benches import DONE, KEY, age, claim, known, take
 
 Start = Callable[..., RedisServer]
 Open = Callable[..., RedisStore]
@@ -165,6 +165,15 @@ class TestKeysThatAreNoRecords:
         take(redis_store, "lost")
         garbage = Lease(claim(), 1)
         assert redis_store.renew([garbage, held, lost]) == [garbage, lost]
+
+    def test_a_held_record_whose_numbers_are_damaged_does_not_keep_others_from_being_renewed(
+        self, redis_store: RedisStore
+    ) -> None:
+        damaged, held = take(redis_store), take(redis_store, "held")
+        redis_store._client.hset(KEY, mapping={"fence": "x", "crashes": "1"})
+        age(redis_store, "held", 50)
+        assert redis_store.renew([damaged, held]) == []
+        assert known(redis_store, "held").remaining > 55
 
     @pytest.mark.usefixtures("planted")
     def test_they_are_neither_settled_nor_released(self, redis_store: RedisStore) -> None:

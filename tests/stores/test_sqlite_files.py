@@ -13,11 +13,12 @@ import pytest
 
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease
+from celery_idempotent.stores.base import unreadable_reported_to
 from celery_idempotent.stores.sqlite import SqliteStore, schema
 from celery_idempotent.stores.sqlite.connections import Address
 from celery_idempotent.stores.sqlite.schema import Schema
 from celery_idempotent.stores.sqlite.store import PAGE
-from tests.support.stores.benches import DONE, KEY, VERBS, claim, known, take, verb
+from tests.support.stores.benches import DONE, KEY, VERBS, age, claim, known, take, verb
 from tests.support.stores.sqlite_children import Child
 
 OpenSqlite = Callable[..., SqliteStore]
@@ -315,7 +316,22 @@ def test_a_record_that_is_damaged_does_not_keep_others_from_being_found(
     take(sqlite_store)
     take(sqlite_store, "another")
     execute(sqlite_path, f"UPDATE celery_idempotency SET {damage} WHERE key = '{KEY}'")
-    assert [record.key for record in sqlite_store.scan()] == ["another"]
+    passed_by: list[str] = []
+    with unreadable_reported_to(passed_by.append):
+        assert [record.key for record in sqlite_store.scan()] == ["another"]
+    assert passed_by == [KEY]
+
+
+def test_a_record_that_is_damaged_does_not_keep_other_leases_from_being_renewed(
+    sqlite_store: SqliteStore, sqlite_path: Path
+) -> None:
+    leases = [take(sqlite_store, key) for key in ("first", KEY, "last")]
+    execute(sqlite_path, f"UPDATE celery_idempotency SET state = 'dancing' WHERE key = '{KEY}'")
+    for lease in leases:
+        age(sqlite_store, lease.key, 50)
+    with pytest.raises(RecordUnreadable, match="damaged"):
+        sqlite_store.renew(leases)
+    assert [known(sqlite_store, key).remaining > 55 for key in ("first", "last")] == [True, True]
 
 
 def test_a_scan_finds_each_record_once_though_others_go_meanwhile(sqlite_store: SqliteStore) -> None:

@@ -295,6 +295,11 @@ def _of_code(code: str, message: str, place: object) -> StoreError:
             f"The idempotency store {place} refused a record ({message}): an item of DynamoDB has room for 400 KB, its "
             "key and the ids of tasks included. Lower result_max_bytes, or return a reference to what is large."
         )
+    if code == "ValidationException" and "hashkey has exceeded" in message:
+        return StoreRefused(
+            f"The idempotency store {place} refused a key ({message}): it has room for 2,048 bytes, its history's "
+            "for 8 fewer. Give the task a shorter name, or the app a shorter idempotency_namespace."
+        )
     if code == "ValidationException":
         return StoreRefused(
             f"The idempotency store {place} refused a request ({message}). Check that its table has "

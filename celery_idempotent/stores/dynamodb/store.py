@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import rules
-from ..base import Store
+from ..base import Store, pass_by_unreadable
 from ..history import Line, expiry, grouped, lines, past_events
 from ..records import (
     HISTORY_LIMIT,
@@ -103,8 +103,8 @@ class DynamoDBStore(Store):
                     lost.append(lease)
             except StoreError as error:
                 failed = error
-                if not code(error):  # no server answers: the next would wait in vain too
-                    break
+                if not code(error) and not isinstance(error, RecordUnreadable):
+                    break  # no server answers: the next would wait in vain too
         if failed is not None:
             raise failed
         return lost
@@ -245,6 +245,8 @@ class DynamoDBStore(Store):
             try:
                 record = self._record(item["key"]["S"], item)
             except RecordUnreadable:
+                if "lines" not in item:  # which a history has
+                    pass_by_unreadable(item["key"]["S"])
                 continue
             if record is not None and state in (None, record.state):
                 yield record

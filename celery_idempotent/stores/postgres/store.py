@@ -18,7 +18,7 @@ from psycopg import errors, pq
 from psycopg.rows import tuple_row
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
-from ..base import Store
+from ..base import Store, pass_by_unreadable
 from ..history import grouped, past_events
 from ..records import (
     HISTORY_LIMIT,
@@ -205,6 +205,7 @@ class PostgresStore(Store):
                     try:
                         record = record_of(row, now)
                     except RecordUnreadable:
+                        pass_by_unreadable(unstored(row[0]))
                         continue
                     yield record
             last = rows[-1][1]

@@ -26,7 +26,7 @@ from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import hide_password
-from ..base import Store
+from ..base import Store, pass_by_unreadable
 from ..history import expiry, grouped, past_events
 from ..records import (
     HISTORY_LIMIT,
@@ -301,7 +301,9 @@ class RedisStore(Store):
 
     def _places(self) -> Iterable[Any]:
         """Return what has `execute` and `pipeline`, for each server that has records."""
-        return (self._connections,)
+        if not hasattr(self._client, "get_primaries"):
+            return (self._connections,)
+        return [PrimaryOfClient(self._client, node) for node in self._client.get_primaries()]
 
     def _command(self, *command: Any, **options: Any) -> Any:
         return self._at(self._connections.execute, *command, **options)
@@ -321,6 +323,19 @@ class RedisStore(Store):
             raise
         except (RedisError, OSError) as error:
             raise translate_error(error, command, self._url) from error
+
+
+class PrimaryOfClient(Connections):
+    """One primary of a caller's Cluster client, which itself gathers what is asked of all of them in its own way.
+
+    Arguments:
+        client: The Cluster client.
+        node: The primary, as the client has it.
+    """
+
+    def __init__(self, client: Any, node: Any) -> None:
+        super().__init__(apart(client.get_redis_connection(node)), redis.ConnectionError)
+        self.address = (node.host, node.port)
 
 
 def _kind_of(url: str) -> type[Any]:
@@ -405,6 +420,7 @@ def records(
                 now, found, kept = reply
                 record = record_of(key, by_name(found), int(now), int(kept)) if found else None
         except RecordUnreadable:
+            pass_by_unreadable(key)
             continue
         if record is not None:
             yield record

@@ -22,7 +22,7 @@ from typing import Any
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError
 from .. import rules
-from ..base import Store
+from ..base import Store, pass_by_unreadable
 from ..history import Line, expiry, grouped, lines, past_events
 from ..records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 from ..transactions import driver_connection, no_transaction, unwrapped
@@ -110,22 +110,32 @@ class SqliteStore(Store):
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
+        failed: list[RecordUnreadable] = []
         for start in range(0, len(leases), RENEWED):
             batch = leases[start : start + RENEWED]
-            lost += self._connections.write(partial(self._renewed, leases=batch))
+            more, unreadable = self._connections.write(partial(self._renewed, leases=batch))
+            lost += more
+            failed += unreadable
+        if failed:  # the leases on the others need not run out for it
+            raise failed[0]
         return lost
 
-    def _renewed(self, cursor: sqlite3.Cursor, leases: Sequence[Lease]) -> list[Lease]:
+    def _renewed(self, cursor: sqlite3.Cursor, leases: Sequence[Lease]) -> tuple[list[Lease], list[RecordUnreadable]]:
         lost: list[Lease] = []
+        failed: list[RecordUnreadable] = []
         now = clock()
         for lease in leases:
             raw = self._rows.read(cursor, lease.key)
-            row = rules.renew(alive(lease.key, raw, now), lease, now)
+            try:
+                row = rules.renew(alive(lease.key, raw, now), lease, now)
+            except RecordUnreadable as error:
+                failed.append(error)
+                continue
             if row is None:
                 lost.append(lease)
             else:
                 self._rows.keep(cursor, lease.key, row, raw)
-        return lost
+        return lost, failed
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
         self._connections.write(lambda cursor: self._settled(cursor, lease, outcome, ttl), lasting=True)
@@ -205,6 +215,7 @@ class SqliteStore(Store):
                 try:
                     row = alive(after, tuple(columns), now := clock())
                 except RecordUnreadable:
+                    pass_by_unreadable(after)
                     continue
                 if row is not None and state in (None, row.state):
                     yield rules.view(after, row, now)

@@ -49,7 +49,7 @@ for place, key in ipairs(KEYS) do
     -- PEXPIRE comes first: a full server allows HSET only to a script that has written.
     redis.call('PEXPIRE', key, lease_ms + keep_ms)
     redis.call('HSET', key, 'lease_end', string.format('%.0f', now + lease_ms * 1000))
-    if crashes and now - last_fence > lease_ms * 1000 * RENEWALS / 3 then
+    if crashes and now - (tonumber(last_fence) or now) > lease_ms * 1000 * RENEWALS / 3 then
       redis.call('HDEL', key, 'crashes')
     end
   else
