@@ -212,7 +212,7 @@ class RqDelivery(Delivery):
             delay, turn = 0, min(jobs.QUEUE_PAUSE, PATIENCE * jobs.seconds_allowed(job))
             sleep(max(0.0, turn - self.waited))  # a delivery that waited for a holder has done so
         if jobs.is_withdrawn(job):
-            raise Conflict(f"Job {job.id} was cancelled or deleted while it waited for {self.key!r}; it has not run.")
+            raise Conflict(f"Job {job.id} was cancelled or deleted while it waited for {self.key!r}.")
         self._mark(outcome="deferred", key=self.key, deferrals=number + 1)
         self.emit(events.Deferred, delay=delay, copy=number + 1)
         return jobs.defer(job, delay)
