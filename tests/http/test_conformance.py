@@ -10,6 +10,9 @@ from celery_idempotent.testing import HttpContract
 from tests.http.conftest import KINDS, OTHERS
 from tests.support.http.server import WebServer
 
+#: Frameworks and servers that few have, or that differ in nothing but how they call an application.
+MORE = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("quart", "litestar", "gevent", "eventlet")]
+
 
 class TestConformance(HttpContract):
     """The keys are those of `tests.support.http.views.caller`."""
@@ -19,12 +22,13 @@ class TestConformance(HttpContract):
     request_max_bytes, response_max_bytes = 10_000, 1000
     clients = 100
 
-    @pytest.fixture(params=[*KINDS, "fastapi", "drf", *OTHERS])
+    @pytest.fixture(params=[*KINDS, "fastapi", "drf", "inside", *OTHERS, *MORE])
     def url(self, request: pytest.FixtureRequest, serve: Callable[[str], WebServer]) -> str:
         kind = request.param
-        self.reads_chunked = kind not in ("django", "drf")  # Django on WSGI reads no body without a length
+        # Django on WSGI reads no body without a length, and Flask none where the server does not say that it ends.
+        self.reads_chunked = kind not in ("django", "drf", "eventlet")
         if kind == "drf":
             self.path = "/rest/orders"
-        if kind != "flask":  # whose scope is the name of a header
+        if kind not in ("flask", "gevent", "eventlet"):  # whose scope is the name of a header
             self.anna_refreshed, self.revoked = {"X-Api-Key": "anna-2"}, {"X-Api-Key": "revoked"}
         return f"http://127.0.0.1:{serve(kind).port}"

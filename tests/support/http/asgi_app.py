@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from celery_idempotent.http import IdempotencyMiddleware, accepted
+from celery_idempotent.http import INSIDE, IdempotencyMiddleware, abegin, accepted
 from tests.support.http import views
 
 
@@ -46,3 +46,14 @@ async def account(scope: Scope) -> object:
 
 
 app.add_middleware(IdempotencyMiddleware, **{**views.options(), "scope": account})
+
+
+async def serve_inside(request: Request) -> Response:
+    """Begin and answer any request."""
+    await abegin(request.scope, await account(request.scope))
+    return await serve(request)
+
+
+#: The same, where the view knows the caller.
+inside = Starlette(routes=[Route("/{path:path}", serve_inside, methods=METHODS)])
+inside.add_middleware(IdempotencyMiddleware, **{**views.options(), "scope": INSIDE})

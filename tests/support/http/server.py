@@ -29,6 +29,11 @@ COMMANDS = {
     "inside-flask": [*GUNICORN, "--preload", "tests.support.http.inside_flask:app", "--bind"],
     "inside-drf": [*GUNICORN, "--preload", "tests.support.http.inside_django:application", "--bind"],
     "inside-drf-asgi": [*UVICORN, "tests.support.http.inside_django:asgi", "--port"],
+    "inside": [*UVICORN, "tests.support.http.asgi_app:inside", "--port"],
+    "quart": [*UVICORN, "tests.support.http.quart_app:app", "--port"],
+    "litestar": [*UVICORN, "tests.support.http.litestar_app:app", "--port"],
+    "gevent": [*GUNICORN, "-k", "gevent", "tests.support.http.wsgi_app:app", "--bind"],
+    "eventlet": ["-m", "tests.support.http.eventlet_server", "--port"],
     "hypercorn": ["-m", "hypercorn", "tests.support.http.asgi_app:app", "--bind"],
     "daphne": ["-m", "daphne", "-b", "127.0.0.1", "tests.support.http.asgi_app:app", "-p"],
 }
