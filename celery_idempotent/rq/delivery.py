@@ -60,8 +60,9 @@ class RqDelivery(Delivery):
         self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
         self.given, self.key, self.ran = job.meta.get(jobs.KEY), "", False
         self.handover = HorseEnd.take()
-        for name in job.meta:
-            if str(name).startswith("idempot") and name not in (jobs.KEY, jobs.META):
+        for name, value in job.meta.items():
+            known = name == jobs.KEY or (name == jobs.META and isinstance(value, dict))
+            if str(name).lower().startswith("idempot") and not known:
                 logger.error("%s[%s]: nothing reads meta=%r. Did you mean %r?", binding.name, job.id, name, jobs.KEY)
 
     def answer(self) -> Any:
