@@ -21,7 +21,7 @@ from ..events import logger
 from ..stores.records import Claim, Lease, Record, new_owner
 from .app import is_guarded
 from .declarations import refuse_mistakes
-from .message import KEY_HEADER, DeliveryState
+from .message import KEY_HEADER, DeliveryState, given_key
 
 #: Seconds after a member of a chord has settled in which a process that lives has certainly returned its part, beside
 #: those for which Celery waits for the results of the other members.
@@ -254,6 +254,8 @@ def refuse_keys() -> None:
         method = getattr(_chain, name)
         if not hasattr(method, "hands_keys_on"):
             setattr(_chain, name, _handing_on(method))
+    if not hasattr(_chain.apply, "names_steps"):
+        setattr(_chain, "apply", _naming_steps(_chain.apply))  # noqa: B010
 
 
 def _checking(method: Any) -> Any:
@@ -281,6 +283,34 @@ def _handing_on(method: Any) -> Any:
 
     handing_on.hands_keys_on = True  # type: ignore[attr-defined]
     return handing_on
+
+
+def _naming_steps(method: Any) -> Any:
+    """Have a chain that runs in place give its key to its first task and its id to the last one, as published ones do.
+
+    Celery hands both to each of them, where the second would be taken for a duplicate of the first.
+    """
+
+    @functools.wraps(method)
+    def naming_steps(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        options = {**self.options, **options}
+        headers = options.get("headers") or {}
+        key, task_id = given_key(options), options.pop("task_id", None)
+        options.pop(KEY_HEADER, None)
+        if not self.tasks or (key is None and task_id is None):
+            return method(self, args, kwargs, **options)
+        if KEY_HEADER in headers:
+            options["headers"] = {name: value for name, value in headers.items() if name != KEY_HEADER}
+        steps = self.clone()  # others may hold the same signatures
+        steps.options.clear()
+        if key is not None:
+            steps.tasks[0].set(**{KEY_HEADER: key})
+        if task_id is not None:
+            steps.tasks[-1].set(task_id=task_id)
+        return method(steps, args, kwargs, **options)
+
+    naming_steps.names_steps = True  # type: ignore[attr-defined]
+    return naming_steps
 
 
 def _refusing(method: Any) -> Any:

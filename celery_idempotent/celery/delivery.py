@@ -120,7 +120,9 @@ class CeleryDelivery(Delivery):
     def _prepare(self) -> None:
         task, request = self.task, self.request
         hard, soft = request.timelimit or (None, None)
-        hard, soft = hard or task.time_limit or pool.limits[0], soft or task.soft_time_limit or pool.limits[1]
+        applied = self.state.identity.limit  # the task's own in this process may be another, by remote control
+        hard = (hard or task.time_limit or pool.limits[0]) if applied is None else applied
+        soft = soft or task.soft_time_limit or pool.limits[1]
         self.patience = PATIENCE * min(hard or float("inf"), soft or float("inf"))
         if request.is_eager:  # the caller waits, and may be serving a request
             self.patience = min(self.patience, self.binding.policy.wait_timeout)

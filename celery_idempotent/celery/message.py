@@ -166,6 +166,7 @@ class MessageHeaders:
         meant_for: Of which of them it continues the delivery, or empty.
         reservation: The token of the reservation that the message holds while it waits, or None.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
+        limit: The hard time limit that the worker's main process applies, 0 for none; None where there is no worker.
     """
 
     owner: str
@@ -186,6 +187,7 @@ class MessageHeaders:
     reservation: Token | None = None
     content_type: str | None = None
     compression: str | None = None
+    limit: float | None = None
 
     @classmethod
     def take(cls, request: Any) -> MessageHeaders:
@@ -204,6 +206,7 @@ class MessageHeaders:
             place=delivery.get("place") or "",
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
+            limit=delivery.get("limit"),
         )
         message = own[META_HEADER]
         if message and isinstance(message, dict):  # a message of a producer alone has none

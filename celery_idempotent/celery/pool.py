@@ -51,6 +51,9 @@ pid = 0
 lock = threading.Lock()
 #: The hard and the soft time limit of this worker's pool, for tasks and messages that have none.
 limits: tuple[float | None, float | None] = (None, None)
+#: The hard limit of each task that Celery applies: that of when the worker connected, whatever remote control has set
+#: since. Children that were forked later have the other one.
+task_limits: dict[str, float | None] = {}
 #: Whether the pool ends a body at its hard limit.
 enforces_limits = True
 

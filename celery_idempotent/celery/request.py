@@ -58,6 +58,7 @@ class IdempotentRequest(Request):
             "owner": self._owner,
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
+            "limit": self._hard_limit() or 0,
         }
         canvas.count_parts_once(self.task.backend)  # before Celery returns a part from this process
         place = messages.place_of(self._app, self._delivery_info, self._hostname)
@@ -192,8 +193,12 @@ class IdempotentRequest(Request):
 
     def max_lease(self) -> float | None:
         """Return for how long the lease of this delivery is renewed, in seconds, or None: as long as it runs."""
+        limit: float | None = self.task._binding.max_lease(self._hard_limit())
+        return limit
+
+    def _hard_limit(self) -> float | None:
         own = (self.time_limits or (None, None))[0]
-        limit: float | None = self.task._binding.max_lease(own or self.task.time_limit or shared.limits[0])
+        limit: float | None = own or shared.task_limits.get(self.task.name, self.task.time_limit) or shared.limits[0]
         return limit
 
     def _give_token_back(self) -> None:

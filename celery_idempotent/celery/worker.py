@@ -227,8 +227,9 @@ class ObservingStep(bootsteps.StartStopStep):
         c.on_decode_error = acknowledge_and_release  # Celery sends no signal of it
 
     def start(self, c: Any) -> None:
-        """Begin with the event dispatcher of a new connection."""
+        """Begin with the event dispatcher of a new connection, and note the limits that Celery has read for it."""
         monitoring.attach(c)
+        pool.task_limits = {task.name: task.time_limit for task in idempotent_tasks(c.app)}
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
         """Have the event loop forward what children send."""

@@ -1182,6 +1182,30 @@ def test_a_task_run_in_place_may_be_replaced_by_what_contains_it(app: Celery, sh
     assert same.apply(kwargs={"order": "A", "then": shape}).get() == SHAPES[shape][1]
 
 
+AS_A_WHOLE: dict[str, Callable[[Any], Any]] = {
+    "an id": lambda whole: whole.apply(task_id="same"),
+    "an id that was set": lambda whole: whole.set(task_id="same").apply(),
+    "a key": lambda whole: whole.apply(idempotency_key="K-1"),
+    "a key in its headers": lambda whole: whole.apply(headers={"idempotency_key": "K-1", "tenant": "A"}),
+}
+
+
+@pytest.mark.parametrize("given", AS_A_WHOLE)
+def test_what_a_chain_run_in_place_is_given_names_one_of_its_steps(app: Celery, given: str) -> None:
+    runs: list[tuple[int, bool]] = []
+
+    @app.task(base=IdempotentTask, bind=True, shared=False)
+    def add(self: Any, x: int, y: int) -> int:
+        runs.append((x, self.lease.key.endswith("K-1")))
+        return x + y
+
+    result = AS_A_WHOLE[given](chain(chain(add.s(1, 1), add.s(1)), add.s(1)))
+    assert result.get() == 4
+    keyed = "key" in given
+    assert runs == [(1, keyed), (2, False), (3, False)]
+    assert (result.id == "same") is not keyed
+
+
 def test_a_task_run_in_place_that_is_replaced_by_itself_fails_as_that_does(app: Celery) -> None:
     @app.task(base=IdempotentTask, bind=True, shared=False)
     def same(self: Any, *, then: str = "") -> Any:

@@ -119,6 +119,26 @@ def test_a_limit_that_the_producer_gives_is_the_one_that_counts(
     assert [result.get(timeout=20) for result in results] == ["charged ORD-1"] * 2
 
 
+def test_a_limit_that_remote_control_sets_and_celery_does_not_apply_ends_no_lease(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    """Celery goes by the limits that it has read when it connected; children that are forked later have the others."""
+    gate = gates.close("before ORD-1")
+    node = start_worker(CORNERS, concurrency=2, env={"LEASE_TTL": "1", "GRACE": "1"})
+    [answer] = app.control.time_limit(app.module.charge.name, hard=1, reply=True, timeout=10, limit=1)
+    assert "ok" in next(iter(answer.values()))
+    before = set(node.children())
+    for child in before:
+        os.kill(child, signal.SIGKILL)
+    wait_until(lambda: len(set(node.children()) - before) == 2, 30, "new children")
+    results = [app.module.charge.delay("ORD-1") for _ in range(2)]
+    gate.reached()
+    node.wait_for_log("copy=7", timeout=60)  # more than limit, grace and lease together
+    assert journal.count("started") == 1
+    gate.open()
+    assert [result.get(timeout=20) for result in results] == ["charged ORD-1"] * 2
+
+
 @pytest.mark.ending("soft time limit")
 def test_a_soft_limit_fails_the_task_and_frees_the_key(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
