@@ -327,6 +327,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where the source distribution and the logs go")
     options = parser.parse_args()
     suite = SUITES[options.suite]
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{suite.package}-suite-", dir=options.folder))
     tree = fetch(suite, folder)
     every = sorted(path.name for path in (tree / suite.tests).glob("test_*.py"))
