@@ -9,6 +9,7 @@ KINDS = {
     "acks_late": "guarded tasks are acknowledged after they ran, as with Celery's own task_acks_late",
     "same ids": "messages are sent twice with the same task ids: that is the same operation, which runs once",
     "no Redis": "the test's app has no Redis anywhere and names no store, so that there is nothing to keep records in",
+    "unreadable meta": "the key of the job may be in a meta that its worker cannot read, so that it does not run",
 }
 
 
@@ -33,5 +34,7 @@ EXPECTED: dict[str, dict[str, Expected]] = {
         "test_worker.py::test_django_fixup_direct_worker": Expected("no Redis"),
         "test_worker.py::test_django_fixup_signals_only_handled_by_own_app": Expected("no Redis"),
     },
-    "rq": {},
+    "rq": {
+        "test_worker.py::TestWorker::test_retry_keeps_unreadable_meta": Expected("unreadable meta"),
+    },
 }
