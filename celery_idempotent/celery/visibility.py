@@ -57,6 +57,7 @@ class UnackedMessages:
         channel.qos.unacked_mutex_expire = min(channel.qos.unacked_mutex_expire, LONGEST_MUTEX)
         self.ended = threading.Event()
         self._failing: set[str] = set()
+        self._unanswered = _unanswered(channel.qos)
 
     @classmethod
     def of(cls, channel: Any) -> UnackedMessages | None:
@@ -70,8 +71,9 @@ class UnackedMessages:
         """Return the delivery tags of what is held and not overdue."""
         qos = self.channel.qos
         # What was acked or put back stays listed until the next message comes. Another worker may hold it by now, and
-        # may die: this one renews nothing of it.
-        left_out = {*copied(qos._dirty), *_overdue()}
+        # may die: this one renews nothing of it. Nor of what it could not ack or put back, and has done with.
+        unanswered = {tag for tag, message in copied(self._unanswered.items()) if qos._delivered.get(tag) is message}
+        left_out = {*copied(qos._dirty), *unanswered, *_overdue()}
         return [tag for tag in copied(qos._delivered) if tag not in left_out]
 
     def refresh(self) -> None:
@@ -204,6 +206,29 @@ def _prefix(client: Any) -> str:
     """Return what a command of this client must put before a key by itself: kombu before 5.7 prefixes no ZRANGE."""
     prefixed = getattr(client, "PREFIXED_SIMPLE_COMMANDS", ("ZRANGE",))
     return "" if "ZRANGE" in prefixed else str(client.global_keyprefix)
+
+
+def _unanswered(qos: Any) -> dict[str, Any]:
+    """Return, by their tags, the messages that could be neither acked nor put back; later ones come to it.
+
+    Celery logs such an error and tries no more, as where many greenlets share few connections: the message is to be
+    delivered again once it has timed out.
+    """
+    known: dict[str, Any] | None = vars(qos).get("_unanswered")
+    if known is not None:
+        return known
+    failed: dict[str, Any] = {}
+
+    def watched(answer: Callable[..., None]) -> Callable[..., None]:
+        def call(tag: str, *args: Any, **options: Any) -> None:
+            failed[tag] = qos._delivered.get(tag)  # delivered here once more, it is another object
+            answer(tag, *args, **options)
+            failed.pop(tag, None)
+
+        return call
+
+    qos._unanswered, qos.ack, qos.reject = failed, watched(qos.ack), watched(qos.reject)
+    return failed
 
 
 def _overdue() -> Iterable[str]:

@@ -483,6 +483,32 @@ class TestTheTagsOfAChannel:
         assert redis_client.zscore("unacked_index", tag) is None
         assert redis_client.llen("celery") == 1
 
+    @pytest.mark.parametrize("answer", [lambda message: message.ack(), lambda message: message.reject(requeue=True)])
+    def test_what_it_could_not_answer_times_out_until_it_is_delivered_again(
+        self,
+        connect: Callable[..., Any],
+        queue: Queue,
+        redis_client: redis.Redis,
+        monkeypatch: pytest.MonkeyPatch,
+        answer: Callable[[Any], None],
+    ) -> None:
+        channel = connect()
+        message = queue.bind(channel).get()
+        tag, pool = message.delivery_tag, channel.pool
+        held = UnackedMessages(channel)
+        with monkeypatch.context() as others:  # they have all of its connections
+            others.setattr(pool, "_available_connections", [])
+            others.setattr(pool, "max_connections", 0)
+            with pytest.raises(redis.ConnectionError):
+                answer(message)
+        assert held.tags() == UnackedMessages(channel).tags() == []
+        connect().qos.restore_by_tag(tag)
+        again = queue.bind(channel).get()
+        assert held.tags() == [again.delivery_tag] == [tag]
+        answer(again)
+        assert held.tags() == []
+        assert redis_client.zcard("unacked_index") == 0
+
     @pytest.mark.smoke
     @pytest.mark.parametrize("prefix", ["", "shop:"])
     def test_what_is_overdue_is_put_back_and_what_is_not_is_left_alone(
