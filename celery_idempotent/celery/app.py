@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import product
@@ -148,9 +148,11 @@ class TaskBinding(Binding):
 
     def __init__(self, task: Any) -> None:
         app = task._get_app()
-        policy = Policy.of(app.conf.get("idempotency"))
+        with _within("the app's setting"):
+            policy = Policy.of(app.conf.get("idempotency"))
         for options in declared(task, "idempotency"):
-            policy = Policy.of(options, base=policy)
+            with _within(task.name):
+                policy = Policy.of(options, base=policy)
         body, namespace = _body_of(task), default_namespace(app, policy.store)
         hidden = keys.hides_arguments(body)
         super().__init__(task.name, keys.own_signature(body), policy, namespace, hidden=hidden)
@@ -158,7 +160,9 @@ class TaskBinding(Binding):
         #: the options of its unique publishing, or None
         self.unique: Unique | None = None
         for options in declared(task, "unique"):
-            self.unique = Unique.of(options, base=self.unique or default_unique(app))
+            base = self.unique or default_unique(app)
+            with _within(task.name):
+                self.unique = Unique.of(options, base=base)
         if self.unique is not None:
             self.unique.check_signature(self.signature, self.name, hidden=self.hidden)
 
@@ -257,7 +261,17 @@ def default_unique(app: Any) -> Unique:
             f'got {options!r}. Write {{"for": "2h"}}; which tasks are unique is declared at each, or at their base '
             "class: unique=True."
         )
-    return Unique.of(options or True) or Unique()
+    with _within("the app's setting idempotency_unique"):
+        return Unique.of(options or True) or Unique()
+
+
+@contextmanager
+def _within(place: str | None) -> Iterator[None]:
+    """Name the place of an option in the errors: Celery evaluates a declaration long after its line in the program."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{place or 'a class of tasks'}: {error}") from None
 
 
 def _body_of(task: Any) -> Callable[..., Any]:

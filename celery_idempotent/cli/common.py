@@ -162,6 +162,9 @@ class StoreCommand(click.Command):
             if error.option_name == "--store" and STORES in ctx.meta:
                 instead = f"For another store: celery-idempotent {self.name} --store URL"
                 raise click.UsageError(f"Expected no --store: the app names its stores. {instead}", ctx) from error
+            if error.option_name in {"-A", "--app"}:
+                instead = f"celery -A proj idempotency {self.name}"
+                raise click.UsageError(f"{error.format_message()} For the stores of an app: {instead}", ctx) from error
             raise
         except click.UsageError as error:
             if error.message.startswith("Got unexpected extra argument"):

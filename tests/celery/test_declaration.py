@@ -226,6 +226,42 @@ def test_a_wrong_default_of_the_app_is_refused_when_a_task_is_declared(app: Cele
         declare(app)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"idempotency": {"lease_ttl": "5min"}}, r"^shop\.charge: lease_ttl: expected a duration"),
+        ({"unique": {"until": "end"}}, r"^shop\.charge: until: expected one of"),
+    ],
+)
+def test_the_error_for_a_wrong_option_names_the_task(app: Celery, options: dict[str, Any], message: str) -> None:
+    @app.task(base=IdempotentTask, name="shop.charge", **options)  # not evaluated before the app is finalized
+    def charge(order_id: str) -> None:
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=message):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "message"),
+    [
+        ("idempotency", {"lease_tl": 9}, "^the app's setting: idempotency: expected options of Policy, got 'lease_tl'"),
+        ("idempotency_unique", {"until": "end"}, "^the app's setting idempotency_unique: until: expected one of"),
+    ],
+)
+def test_the_error_for_a_wrong_option_of_the_app_does_not_blame_a_task(
+    app: Celery, setting: str, options: dict[str, Any], message: str
+) -> None:
+    app.conf[setting] = options
+
+    @app.task(base=IdempotentTask, unique="order_id")
+    def charge(order_id: str) -> None:
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=message):
+        app.finalize()
+
+
 def test_early_acks_are_allowed_to_those_who_say_so(app: Celery) -> None:
     task = declare(app, acks_late=False, idempotency={"allow_early_ack": True})
     assert task.apply(("A",)).get() == "A 5"

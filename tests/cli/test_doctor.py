@@ -232,3 +232,10 @@ class TestPage:
 
     def test_a_pipe_gets_no_colours(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert "\x1b" not in self.page(capsys, error("bad", "mend it"))
+
+
+@pytest.mark.parametrize("option", ["-A", "--app"])
+def test_the_option_for_an_app_without_celery_is_told_the_command_that_takes_one(option: str) -> None:
+    said = by_url(option, "shop")
+    assert said.status == Exit.USAGE
+    assert "celery -A proj idempotency doctor" in said.err
