@@ -33,7 +33,7 @@ from .core.guard import (
     in_progress,
     not_kept,
 )
-from .core.lease import HeldLease, LeaseSlot, current_lease, running
+from .core.lease import HeldLease, current_lease, running, slot_within
 from .core.policy import IdempotencyOptions, Policy
 from .core.results import Codec, Kind
 from .errors import ConfigurationError, LeaseLost
@@ -112,10 +112,10 @@ def idempotent(
                     with running(here):
                         return check_returned(binding.name, await function(*args, **kwargs))
                 finally:
-                    here.lease = outer
+                    here.end()
 
             # A server that reads on within the body begins its connection's next request in the context of the body.
-            here, outer = LeaseSlot(), current_lease()
+            here = slot_within()
             asyncio.get_running_loop()  # before anything is requested that another framework could not wait for
             delivery = CallDelivery(binding, function, args, kwargs)
             return await run_guarded(binding.guard, delivery, body, delivery.conclude)

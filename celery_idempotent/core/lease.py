@@ -300,12 +300,23 @@ class TaskIds:
 
 
 class LeaseSlot:
-    """The place of a lease that a run takes once it has begun, in whichever of its threads and contexts."""
+    """The place of a lease that a run takes once it has begun, in whichever of its threads and contexts.
 
-    __slots__ = ("lease",)
+    Arguments:
+        outer: What `current_lease` goes by while there is none in it (default: there is none then).
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("ended", "lease", "outer")
+
+    def __init__(self, outer: HeldLease | LeaseSlot | None = None) -> None:
         self.lease: HeldLease | None = None
+        self.outer = outer
+        #: whether there will be none in it any more
+        self.ended = False
+
+    def end(self) -> None:
+        """Take the lease out for good."""
+        self.lease, self.ended = None, True
 
 
 _current: ContextVar[HeldLease | LeaseSlot | None] = ContextVar("celery_idempotent_lease", default=None)
@@ -319,7 +330,17 @@ def current_lease() -> HeldLease | None:
     function starts otherwise. What a coroutine function leaves running finds none once the function has ended.
     """
     found = _current.get()
-    return found.lease if isinstance(found, LeaseSlot) else found
+    while isinstance(found, LeaseSlot):
+        found = found.outer if found.lease is None else found.lease
+    return found
+
+
+def slot_within() -> LeaseSlot:
+    """Return the place of a lease for which there is, before it and after it, the one that is current here."""
+    outer = _current.get()
+    while isinstance(outer, LeaseSlot) and outer.ended:  # else each request of a connection would keep the one before
+        outer = outer.outer
+    return LeaseSlot(outer)
 
 
 class running:  # noqa: N801 - a function in its use, and a class for what contextlib's generators cost

@@ -24,7 +24,7 @@ from celery_idempotent import (
     current_lease,
     idempotent,
 )
-from celery_idempotent.core import guard
+from celery_idempotent.core import guard, lease
 from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.events import Event, StoreFailed
 from celery_idempotent.functions import THREADS
@@ -257,20 +257,42 @@ def test_what_a_body_leaves_running_has_its_lease_no_longer_than_the_body(memory
         if order == "fails":
             raise ValueError(order)
 
-    async def main(order: str) -> tuple[Any, Any]:
+    async def main(order: str) -> tuple[Any, set[Any]]:
         with suppress(ValueError):
             await outer(order)
         first, length = seen[0], len(seen)
-        await until(lambda: len(seen) > length)
+        await until(lambda: len(seen) > length + 2 * len(tasks))  # each of them in its turn
         over.set()
         await asyncio.gather(*tasks)
-        return first, seen[length]
+        return first, set(seen[length:])
 
     inner, _ = counted(memory, body, name="inner")
     outer, _ = counted(memory, body, name="outer")
-    for order in ("alone", "fails", "outer"):
+    for order, left in (("alone", 1), ("fails", 1), ("outer", 2)):
         over, tasks, seen = asyncio.Event(), list[Any](), list[Any]()
-        assert run(main(order)) == (f"idem:outer::{order}", None)
+        assert run(main(order)) == (f"idem:outer::{order}", {None})
+        assert len(tasks) == left
+
+
+def test_what_begins_in_the_context_of_a_body_that_has_ended_keeps_nothing_of_it(memory: MemoryStore) -> None:
+    """As each request of a connection in that of the one before."""
+
+    async def body(order: str) -> None:
+        contexts.append(contextvars.copy_context())
+        slot = contexts[-1][lease._current]
+        assert isinstance(slot, lease.LeaseSlot)
+        found.append((slot.lease is not None, slot.outer))
+
+    async def main() -> None:
+        for number in range(3):
+            begin = contexts[-1].run if contexts else contextvars.copy_context().run
+            await begin(asyncio.ensure_future, charge(f"ORD-{number}"))
+
+    contexts: list[contextvars.Context] = []
+    found: list[tuple[bool, Any]] = []
+    charge, _ = counted(memory, body)
+    run(main())
+    assert found == [(True, None)] * 3
 
 
 def test_tasks_beside_one_another_have_leases_of_their_own(memory: MemoryStore) -> None:
