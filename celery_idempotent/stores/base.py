@@ -145,7 +145,7 @@ class Store(ABC):
     def scan(self, *, prefix: str = "", state: State | None = None) -> Iterator[Record]:
         """Iterate over the records whose keys begin with ``prefix``, in any order, without blocking the store.
 
-        What cannot be read is passed by, with `pass_by_unreadable`.
+        What cannot be read is passed by, with ``stores.base.pass_by_unreadable(key)``, for the commands to count.
         """
 
     def append_history(self, entries: Sequence[HistoryEntry]) -> None:  # noqa: B027 - a store need not keep them
