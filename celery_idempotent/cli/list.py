@@ -67,7 +67,7 @@ def _report(stores: Stores, used: NamedStore, wish: Filter, found: SearchResult)
         if wish.task and wish.task not in used.lease_ttls:
             hint = _meant_task(wish.task, used)
         say(f"No such record{where or f' in {used.name}'}.{hint}", err=True)
-    if found.unreadable:
-        say(f"{found.unreadable:,} cannot be read{where}; why: show {found.first_unreadable}", err=True)
+    if found.unreadable.count:
+        say(f"{found.unreadable.count:,} cannot be read{where}; why: show {found.unreadable.first}", err=True)
     if found.ageless:
         click.echo(f"{found.ageless:,} more are of an age that the store does not know{where}.", err=True)

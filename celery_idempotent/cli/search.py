@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..errors import ConfigurationError
+from ..stores.base import Unreadable
 from ..stores.records import Record, State, is_part, is_reservation
 from ..units import parse_duration
 from .common import (
@@ -244,9 +245,7 @@ class SearchResult:
     #: How many were left out because their age is not known.
     ageless: int = 0
     interrupted: bool = False
-    #: How many cannot be read, and the first of them.
-    unreadable: int = 0
-    first_unreadable: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
 
 def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> SearchResult:  # noqa: A002
@@ -260,7 +259,7 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
     found = SearchResult()
     with (
         ProgressCounter("found") if progress else nullcontext() as counter,
-        used.unreadable_reported_to() as unreadable,
+        used.unreadable_reported_to() as found.unreadable,
     ):
         try:
             for record in matches(filter, used, found):
@@ -274,7 +273,6 @@ def search(filter: Filter, used: NamedStore, *, progress: bool = True) -> Search
                 found.records[record.key] = record  # a scan of Redis may return one twice
         except KeyboardInterrupt:
             found.more = found.interrupted = True
-    found.unreadable, found.first_unreadable = unreadable.count, unreadable.first
     return found
 
 

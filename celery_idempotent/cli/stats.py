@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import StoreError
+from ..stores.base import Unreadable
 from ..stores.records import Reason, Record, State, is_part, is_reservation
 from ..units import format_size, shorten_duration
 from . import tables
@@ -55,14 +56,13 @@ def command(ctx: click.Context, /, top: int, as_json: bool) -> None:
 
     def count(used: NamedStore) -> StoreStats:
         stats = StoreStats(top)
-        with ProgressCounter("records read") as counter, used.unreadable_reported_to() as unreadable:
+        with ProgressCounter("records read") as counter, used.unreadable_reported_to() as stats.unreadable:
             try:
                 for record in used.store.scan():
                     stats.add(record)
                     counter.add(1)
             except KeyboardInterrupt:
                 stats.complete = False
-        stats.unreadable, stats.first_unreadable = unreadable.count, unreadable.first
         if stats.complete:
             with suppress(StoreError):  # a right that the rest needs not
                 stats.room = used.store.usage(stats.sample)
@@ -108,7 +108,7 @@ def summary(name: str, found: dict[str, Any], stats: StoreStats) -> dict[str, ob
         "retries": stats.retries_waiting and f"{stats.retries_waiting:,} not due yet",
         "duplicates": stats.duplicates_waiting and f"{stats.duplicates_waiting:,} waiting",
         "reservations": stats.reservations and f"{stats.reservations:,} messages of unique tasks wait",
-        "unreadable": stats.unreadable and f"{stats.unreadable:,}; why: show {stats.first_unreadable}",
+        "unreadable": stats.unreadable.count and f"{stats.unreadable.count:,}; why: show {stats.unreadable.first}",
         "crash loops": stats.crash_loops and Cell(f"{stats.crash_loops:,} refused", "bold red"),
         "payload": format_size(found["payload_bytes"]),
         "room": "; ".join(_room(what, room[what]) for what in sorted(room, key=lambda what: [*ROOM, what].index(what))),
@@ -180,9 +180,7 @@ class StoreStats:
     duplicates_waiting: int = 0
     crash_loops: int = 0
     reservations: int = 0
-    #: How many cannot be read, and the first of them.
-    unreadable: int = 0
-    first_unreadable: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
     settled_last_minute: int = 0
     oldest: Record | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -244,7 +242,7 @@ class StoreStats:
             "duplicates_waiting": self.duplicates_waiting,
             "crash_loops": self.crash_loops,
             "reservations": self.reservations,
-            "unreadable": self.unreadable,
+            "unreadable": self.unreadable.count,
             "settled_last_minute": self.settled_last_minute,
             "settled_last_hour": sum(task.settled_last_hour for task in tasks),
             "payload_bytes": sum(task.payload_bytes for task in tasks),

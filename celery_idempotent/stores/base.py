@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigurationError
@@ -32,6 +33,19 @@ def pass_by_unreadable(key: str) -> None:
     report = _report.get()
     if report is not None:
         report(key)
+
+
+@dataclass(slots=True)
+class Unreadable:
+    """The records that a scan passed by, since they are damaged or of a newer version: how many, and the first."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, key: str) -> None:
+        """Count one more."""
+        self.count += 1
+        self.first = self.first or key
 
 
 class Store(ABC):

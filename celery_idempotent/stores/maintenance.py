@@ -10,25 +10,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from ..errors import RecordUnreadable, StoreError
-from .base import Store, unreadable_reported_to
+from .base import Store, Unreadable, unreadable_reported_to
 from .history import is_operators
 from .records import HistoryEntry, Record, State
 
 #: Keys that are read ahead of what is deleted.
 DELETE_BATCH = 100
-
-
-@dataclass(slots=True)
-class Unreadable:
-    """The records that a scan passed by, since they are damaged or of a newer version: how many, and the first."""
-
-    count: int = 0
-    first: str = ""
-
-    def add(self, key: str) -> None:
-        """Count one more."""
-        self.count += 1
-        self.first = self.first or key
 
 
 @dataclass(frozen=True, slots=True)

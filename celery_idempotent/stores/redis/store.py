@@ -326,7 +326,7 @@ class RedisStore(Store):
 
 
 class PrimaryOfClient(Connections):
-    """One primary of a caller's Cluster client, which itself gathers what is asked of all of them in its own way.
+    """One primary of a caller's Cluster client: the client asks all of them, and merges their replies.
 
     Arguments:
         client: The Cluster client.
