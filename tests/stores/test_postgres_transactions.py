@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -419,6 +420,26 @@ def test_a_renewal_that_meets_a_claim_waits_for_it_and_renews(store: PostgresSto
         claiming.commit()
         assert asked.result(30) == []
     assert known(store).remaining > 40
+
+
+def test_a_lock_on_one_row_keeps_no_other_lease_from_being_renewed(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    """As of an operator who has rows open: claims wait for them, and have the turn for longer than a renewal waits."""
+    keys = ["one", "two", "three"]
+    leases = [take(store, key) for key in [*keys, "another"]]
+    age(store, "another", 50)
+    queue = store._schema.render("select {queue}").replace("c_key", "%s")
+    for key in keys:
+        business.execute(queue.encode(), (stored(key),))
+        business.execute("select 1 from idempotency where key = %s for update", (stored(key),))
+    began = monotonic()
+    assert store.renew(leases) == []
+    assert monotonic() - began < 2 * 1.5  # one lock_timeout, and not one for each row
+    assert known(store, "another").remaining > 40
+    business.rollback()
+    assert store.renew(leases) == []
+    assert all(known(store, key).remaining > 40 for key in keys)
 
 
 def test_another_database_is_an_error_and_not_a_weaker_promise(

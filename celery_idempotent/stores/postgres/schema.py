@@ -9,17 +9,17 @@ from importlib import resources
 from .connections import Address
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
-VERSION = 7
+VERSION = 8
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
 #: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
 #: tasks, answers a claim with its own alone, has awaited continuations go on, and counts no crash where a shutdown was
 #: announced; version 4 has renewals that restore no record; version 5 ends crash loops of several tasks;
 #: version 6 grants no lease over a record of an unknown state; version 7 waits for no open transaction, also where its
-#: key has no record or one that has expired.
+#: key has no record or one that has expired; version 8 lets no lock on one row keep other leases from being renewed.
 FUNCTIONS = {
     **dict.fromkeys(("home", "forget", "purge"), 1),
-    "renew": 4,
+    "renew": 8,
     **dict.fromkeys(("grant", "release", "announce"), 3),
     **dict.fromkeys(("acquire", "settle"), 7),
 }
@@ -51,6 +51,8 @@ class Schema:
             "marks": "((select count(*) from jsonb_object_keys(t.waiting)) + "
             "(select count(*) from jsonb_object_keys(t.attempts)))",
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
+            #: whether none queues, and then to be the one that does
+            "idle": f"pg_try_advisory_xact_lock(hashtextextended(c_key, {seed}))",
             # Held by a transaction that settles the key, until it ends; and whether no transaction holds it.
             "settling": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed} + 1))",
             "unsettled": f"pg_try_advisory_xact_lock_shared(hashtextextended(c_key, {seed} + 1))",

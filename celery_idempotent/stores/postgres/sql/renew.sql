@@ -1,5 +1,6 @@
 -- Extend leases, and return the positions (from 1) of those that are lost (rules.renew in Python). What an open
--- transaction settles right now counts as held, and is not waited for.
+-- transaction settles right now counts as held, and is not waited for. Neither is, but once, what claims queue for behind
+-- a transaction that locks the row and settles nothing.
 create or replace function {renew}(
   keys text[],
   owners text[],
@@ -26,6 +27,7 @@ declare
   l record;
   r {table};
   locked boolean;
+  waited boolean := false; -- in vain, for a row that another transaction keeps locked
 begin
   -- Those that are held as they should be, in one statement.
   with mine as materialized ( -- lateral, so that each is looked up: a join reads all leases of the table to find a few
@@ -64,46 +66,55 @@ begin
     order by a.key
   loop
     c_key := l.key;
-    perform {queue}; -- a claim may be about to take it over
-    select * into r from {table} t where t.key = c_key for update skip locked;
-    locked := found;
-    if not found then
-      select * into r from {table} t where t.key = c_key;
-    end if;
-    clock := {now};
-    if r.expires > clock then
-      if r.state <> 'in_progress' or r.owner <> l.owner then
-        return next l.place;
-      elsif locked then
-        update {table} t set
-          lease_end = clock + l.lease,
-          expires = clock + l.lease + l.keep
-        where t.key = c_key;
+    begin
+      if waited then
+        continue when not {idle};
+      else
+        perform {queue}; -- a claim may be about to take it over
       end if;
-    elsif not l.revive then
-      return next l.place;
-    elsif {unsettled} then -- the server lost its data, and the key was not claimed since
-      delete from {table} t where t.key = c_key;
-      insert into {table} (
-        key, state, fence, owner, task_id, holder, since, lease_end, fingerprint, expires, attempts
-      )
-      values (
-        c_key,
-        'in_progress',
-        l.fence,
-        l.owner,
-        l.task,
-        l.holder,
-        clock,
-        clock + l.lease,
-        l.print,
-        clock + l.lease + l.keep,
-        case when l.next > 0 then jsonb_build_object(l.task, l.next) else '{}' end
-      )
-      on conflict (key) do nothing;
+      select * into r from {table} t where t.key = c_key for update skip locked;
+      locked := found;
       if not found then
-        return next l.place;
+        select * into r from {table} t where t.key = c_key;
       end if;
-    end if;
+      clock := {now};
+      if r.expires > clock then
+        if r.state <> 'in_progress' or r.owner <> l.owner then
+          return next l.place;
+        elsif locked then
+          update {table} t set
+            lease_end = clock + l.lease,
+            expires = clock + l.lease + l.keep
+          where t.key = c_key;
+        end if;
+      elsif not l.revive then
+        return next l.place;
+      elsif {unsettled} then -- the server lost its data, and the key was not claimed since
+        delete from {table} t where t.key = c_key;
+        insert into {table} (
+          key, state, fence, owner, task_id, holder, since, lease_end, fingerprint, expires, attempts
+        )
+        values (
+          c_key,
+          'in_progress',
+          l.fence,
+          l.owner,
+          l.task,
+          l.holder,
+          clock,
+          clock + l.lease,
+          l.print,
+          clock + l.lease + l.keep,
+          case when l.next > 0 then jsonb_build_object(l.task, l.next) else '{}' end
+        )
+        on conflict (key) do nothing;
+        if not found then
+          return next l.place;
+        end if;
+      end if;
+    exception
+      when lock_not_available then -- it counts as held, and the renewals of the others stand
+        waited := true;
+    end;
   end loop;
 end $$;
