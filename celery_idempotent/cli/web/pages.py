@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +88,13 @@ class Site:
         self._tasks, self._access, self._command = tasks, access, command
         self._names = sorted({name for used in self._used for name in used.lease_ttls})
         self._readings = Readings()
-        self._templates = _templates(self._used, self._names, changes=access is not None)
+        #: What any template may show.
+        self._shared = {
+            "changes": access is not None,
+            "host": socket.gethostname(),
+            "stores": [each.name for each in self._used],
+            "tasks": self._names,
+        }
         #: By path and method.
         self.routes: Mapping[str, Mapping[str, Handler]] = {
             "/": {"GET": partial(self._records, in_progress=True)},
@@ -107,7 +113,7 @@ class Site:
         return self._page("message.html", refused.status, **facts)
 
     def _page(self, template: str, status: int = HTTPStatus.OK, **facts: Any) -> Response:
-        return Response(status, self._templates.get_template(template).render(facts).encode())
+        return Response(status, _templates().get_template(template).render(self._shared, **facts).encode())
 
     def _stores(self) -> PageStores:
         return PageStores(self._used, self._guesses)
@@ -299,21 +305,12 @@ def _done(key: str, word: str) -> Response:
     return redirect("/key", key=key, done=word)
 
 
-def _templates(used: Sequence[NamedStore], tasks: Sequence[str], *, changes: bool) -> Environment:
+@cache
+def _templates() -> Environment:
     here = Path(__file__).parent / "templates"
     made = Environment(loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    made.filters["clean"] = clean
-    made.filters["duration"] = format_duration
-    made.globals.update(
-        changes=changes,
-        most=MOST,
-        refresh=REFRESH,
-        soon=SOON,
-        host=socket.gethostname(),
-        stores=[each.name for each in used],
-        tasks=tasks,
-        url=_url,
-    )
+    made.filters.update(clean=clean, duration=format_duration)
+    made.globals.update(most=MOST, refresh=REFRESH, soon=SOON, url=_url)
     return made
 
 
