@@ -253,7 +253,7 @@ class Guard:
             return Ran(held.result(delivery.body(held)))
         try:
             try:
-                self.start(delivery, held)
+                self._begin(delivery, held)
                 value = delivery.body(held)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
                 return self._raised(delivery, held, error)
@@ -319,7 +319,17 @@ class Guard:
             yield pause
 
     def start(self, delivery: Delivery, held: HeldLease) -> None:
-        """Renew the lease from now on, and emit that the body begins; `finish` follows."""
+        """Renew the lease from now on, and emit that the body begins; `finish` follows.
+
+        What is raised here, as where no thread can be started, ends the run: the lease is given back.
+        """
+        try:
+            self._begin(delivery, held)
+        except BaseException as error:
+            self.finish(delivery, held, error=error)
+            raise
+
+    def _begin(self, delivery: Delivery, held: HeldLease) -> None:
         self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
         delivery.emit_start(held)
 

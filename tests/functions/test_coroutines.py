@@ -24,8 +24,9 @@ from celery_idempotent import (
     current_lease,
     idempotent,
 )
-from celery_idempotent.core import guard, lease
+from celery_idempotent.core import binding, guard, lease
 from celery_idempotent.core.binding import heartbeat
+from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.events import Event, StoreFailed
 from celery_idempotent.functions import THREADS
 from celery_idempotent.stores import State, Store
@@ -416,6 +417,30 @@ def test_a_lease_that_is_granted_to_who_was_cancelled_is_given_back(
     run(main())
     assert told_in_pairs(heard)
     assert heartbeat.holdings() == []
+
+
+def test_a_thread_that_cannot_be_started_gives_the_lease_back(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if "heartbeat" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def main() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", limited)
+            patched.setattr(binding, "heartbeat", Heartbeat())
+            charge, runs = counted(memory)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await charge("ORD-1")
+            assert binding.heartbeat.holdings() == runs == []
+        assert known(memory, KEY).state is State.RELEASED
+        assert await charge("ORD-1") == 1
+
+    run(main())
 
 
 def test_a_claim_that_fails_after_its_caller_was_cancelled_leaves_nothing_behind(
