@@ -149,20 +149,7 @@ class Codec:
         """
         raw = bytes(payload)
         try:
-            if not raw.startswith(b"!"):
-                return Payload(Kind.VALUE, self._unpack(raw))
-            if raw.startswith(_UNAVAILABLE):
-                return Payload(Kind.UNAVAILABLE, reason=raw[len(_UNAVAILABLE) :].decode())
-            if raw.startswith(_IGNORED):
-                return Payload(Kind.IGNORED, reason=raw[len(_IGNORED) :].decode("utf-8", "surrogatepass"))
-            if raw.startswith(_REPLACED):
-                nesting, _, reference = raw[len(_REPLACED) :].decode("utf-8", "surrogatepass").partition(":")
-                return Payload(Kind.IGNORED, int(nesting), reference)
-            if raw.startswith(_EXCEPTION):
-                return Payload(Kind.EXCEPTION, checked(self._unpack(raw[len(_EXCEPTION) :])))
-            if raw.startswith(_REFERENCE):
-                return self._follow(raw[len(_REFERENCE) :].decode(), age)
-            raise ValueError("its kind is not known")
+            read: Payload = _twice(self._read, raw, age)
         except serialization.not_accepted as exc:
             return Payload(Kind.UNAVAILABLE, reason=str(exc))
         except StoreError:
@@ -172,6 +159,23 @@ class Codec:
                 f"Expected a payload of this version, got {raw.partition(b':')[0][:40]!r}: ({shown(exc)}). "
                 "Upgrade this worker if others run a newer version, install the serializer, or forget the key"
             ) from exc
+        return read
+
+    def _read(self, raw: bytes, age: float) -> Payload:
+        if not raw.startswith(b"!"):
+            return Payload(Kind.VALUE, self._unpack(raw))
+        if raw.startswith(_UNAVAILABLE):
+            return Payload(Kind.UNAVAILABLE, reason=raw[len(_UNAVAILABLE) :].decode())
+        if raw.startswith(_IGNORED):
+            return Payload(Kind.IGNORED, reason=raw[len(_IGNORED) :].decode("utf-8", "surrogatepass"))
+        if raw.startswith(_REPLACED):
+            nesting, _, reference = raw[len(_REPLACED) :].decode("utf-8", "surrogatepass").partition(":")
+            return Payload(Kind.IGNORED, int(nesting), reference)
+        if raw.startswith(_EXCEPTION):
+            return Payload(Kind.EXCEPTION, checked(self._unpack(raw[len(_EXCEPTION) :])))
+        if raw.startswith(_REFERENCE):
+            return self._follow(raw[len(_REFERENCE) :].decode(), age)
+        raise ValueError("its kind is not known")
 
     def rebuild_exception(self, payload: Payload, allowed: tuple[type[BaseException], ...]) -> BaseException:
         """Make the exception that a payload describes, of the class among ``allowed`` that has its module and name.
@@ -250,7 +254,7 @@ def _twice(call: Callable[..., Any], *args: object) -> Any:
     """Call, and once more if that failed: a soft time limit ends it wherever it is, and comes once."""
     try:
         return call(*args)
-    except (OSError, NotStored):  # which no signal raises, and a place that is down would keep us waiting twice
+    except (OSError, NotStored, StoreError):  # no signal's; and a place that is down would keep us waiting twice
         raise
     except Exception:  # noqa: BLE001 - what the value itself is at fault for is raised again
         return call(*args)

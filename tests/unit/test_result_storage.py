@@ -137,6 +137,26 @@ def test_a_soft_time_limit_while_a_result_is_written_costs_no_result(shelf: Shel
         serialization.unregister("interrupted")
 
 
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_soft_time_limit_while_a_result_is_read_is_no_damage_of_it(shelf: Shelf, size: int) -> None:
+    interruptions: list[Exception] = []
+
+    def loads(text: str) -> object:
+        if interruptions:
+            raise interruptions.pop()
+        return json.loads(text)
+
+    serialization.register("interrupted", json.dumps, loads, "application/x-interrupted", "utf-8")
+    try:
+        codec = Codec(serializer="interrupted", compress_above=1000, result_max_bytes=10, storage=shelf)
+        payload = codec.encode_value("x" * size, origin=ORIGIN)
+        interruptions.append(SoftTimeLimitExceeded())
+        assert codec.decode(payload).data == "x" * size
+        assert not interruptions
+    finally:
+        serialization.unregister("interrupted")
+
+
 def test_what_is_not_read_back_is_not_kept_elsewhere_either(shelf: Shelf) -> None:
     value = {"__type__": "nobody knows", "__value__": 1}
     assert b"cannot be serialized as json" in codec(storage=shelf).encode_value(value, origin=ORIGIN)
