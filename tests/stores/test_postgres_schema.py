@@ -306,9 +306,9 @@ def test_a_scan_for_a_state_that_is_rare_asks_for_a_page_at_a_time(
     asked: list[Any] = []
     ask = store._connections.run
 
-    def counted(statement: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def counted(statement: str, args: Sequence[Any] = (), **options: bool) -> list[tuple[Any, ...]]:
         asked.append(statement)
-        return ask(statement, args)
+        return ask(statement, args, **options)
 
     monkeypatch.setattr(store._connections, "run", counted)
     assert list(store.scan(state=State.FAILED)) == []

@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import Lease, Reason, Refusal, Release, State, Verdict
-from celery_idempotent.stores.postgres import PostgresStore
+from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State, Verdict
+from celery_idempotent.stores.postgres import PostgresStore, connections
 from celery_idempotent.stores.postgres.records import stored
 from tests.support.postgres import PostgresServer
 from tests.support.stores.benches import DONE, KEY, age, claim, known, take
@@ -440,6 +440,32 @@ def test_a_lock_on_one_row_keeps_no_other_lease_from_being_renewed(
     business.rollback()
     assert store.renew(leases) == []
     assert all(known(store, key).remaining > 40 for key in keys)
+
+
+@pytest.mark.parametrize("table", ["table", "history"])
+def test_while_a_table_is_locked_no_session_waits_longer_than_its_caller(
+    store: PostgresStore, database: str, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """As by VACUUM FULL: each try would leave a session behind, until the server has no room for others."""
+    monkeypatch.setattr(connections, "LOCK_TIMEOUT", connections.LOCK_TIMEOUT.replace("1500ms", "100ms"))
+    lease = take(store)
+    calls: dict[str, list[Callable[[], object]]] = {
+        "table": [lambda: store.get(KEY), lambda: store.mark_shutdown(lease), lambda: list(store.scan()), store.usage],
+        "history": [
+            lambda: store.append_history([HistoryEntry(KEY, "{}", 0, 60)]),
+            lambda: store.history(KEY),
+            lambda: store.delete(KEY),
+        ],
+    }
+    with psycopg.connect(database) as locking:
+        locking.execute(store._schema.render(f"lock table {{{table}}}").encode())
+        for call in (*calls[table], store.purge):
+            with pytest.raises(StoreUnreachable, match="LockNotAvailable"):
+                call()
+        waiting = "select pid from pg_locks where not granted and database = %s::oid"
+        (home,) = locking.execute("select oid from pg_database where datname = current_database()").fetchone() or ()
+        assert locking.execute(waiting, (home,)).fetchall() == []
+    assert store.renew([lease]) == []
 
 
 def test_another_database_is_an_error_and_not_a_weaker_promise(

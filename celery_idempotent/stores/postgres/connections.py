@@ -30,6 +30,8 @@ from ..pool import Pool
 #: Seconds a statement may take, and a connection attempt (libpq knows no less than 2). A lease call must answer or fail
 #: long before a lease ends.
 TIMEOUT = 2.0
+#: What a statement begins with that is no function; these have the same limit, which is shorter than `TIMEOUT`.
+LOCK_TIMEOUT = "set local lock_timeout = '1500ms'"
 #: How often a statement is sent that a server gives up for the sake of another.
 ATTEMPTS = 5
 #: What a parent opened, in its children: kept, because a connection that is collected may end its parent's session.
@@ -140,7 +142,9 @@ class Connections:
         self._pool: Pool[Slot] = Pool(Slot, self._place.connections, unanswered=LOST)
         self._pid = os.getpid()
 
-    def run(self, statement: str, args: Sequence[Any] = (), *, urgent: bool = False) -> list[tuple[Any, ...]]:
+    def run(
+        self, statement: str, args: Sequence[Any] = (), *, urgent: bool = False, bounded: bool = False
+    ) -> list[tuple[Any, ...]]:
         """Return the rows that a statement answers; raise what psycopg raises.
 
         Every verb may be called again: a pooled connection that the server has closed meanwhile, or that leads to a
@@ -151,13 +155,15 @@ class Connections:
             statement: What to run.
             args: Its parameters.
             urgent: Come before the calls that wait for a connection (default: after them).
+            bounded: Have the server give up a lock before the client does (default: the statement is a function that
+                does so by itself). Else each try leaves a session behind, which waits for the lock on and on.
         """
         attempt = 0
         while True:
             slot, pool = self._take(urgent=urgent)
             pooled = slot.connection is not None and slot.generation == self._generation
             try:
-                rows = self._on(slot, statement, args)
+                rows = self._on(slot, statement, args, bounded=bounded)
             except BaseException as error:
                 repeatable = isinstance(error, REPEATABLE)
                 lost = not slot.is_clean and isinstance(error, LOST) and not isinstance(error, FINAL)
@@ -179,7 +185,7 @@ class Connections:
                 self._give_back(slot, pool)
                 return rows
 
-    def _on(self, slot: Slot, statement: str, args: Sequence[Any]) -> list[tuple[Any, ...]]:
+    def _on(self, slot: Slot, statement: str, args: Sequence[Any], *, bounded: bool) -> list[tuple[Any, ...]]:
         if slot.generation != self._generation:  # opened before `close`
             slot.close()
         if slot.connection is None:
@@ -187,13 +193,17 @@ class Connections:
             slot.connection = self.connect()
         connection = slot.connection
         with connection.cursor() as cursor:
-            if not self._strict:
+            if not (self._strict or bounded):
                 return cursor.execute(statement, args, prepare=False).fetchall()
-            # In one message and thus one round trip. In a stricter transaction a function does not see what those
-            # before it in the queue have committed.
+            # In one message, and thus in one transaction and one round trip.
+            before, after = [LOCK_TIMEOUT] if bounded else [], []
+            if self._strict:
+                # In a stricter transaction a function does not see what those before it in the queue have committed.
+                before, after = ["begin isolation level read committed", *before], ["commit"]
             text = psycopg.ClientCursor(connection).mogrify(statement, args)
-            cursor.execute(f"begin isolation level read committed; {text}; commit".encode())
-            cursor.nextset()
+            cursor.execute("; ".join([*before, text, *after]).encode())
+            for _ in before:
+                cursor.nextset()
             return cursor.fetchall()
 
     def connect(self, seconds: float = TIMEOUT) -> TimedConnection:
@@ -283,8 +293,8 @@ def translate_error(error: psycopg.Error, shown: str) -> StoreError:
         return refused
     if isinstance(error, errors.LockNotAvailable):
         return StoreUnreachable(
-            f"A record of the idempotency store {shown} is held by an open transaction ({what}). "
-            "Is there one that settles a task and is not committed?"
+            f"A record of the idempotency store {shown}, or its table, is held by an open transaction ({what}). "
+            "Is there one that settles a task and is not committed, or a VACUUM FULL or an ALTER TABLE?"
         )
     return StoreUnreachable(
         f"The idempotency store {shown} cannot serve ({what}). Check that it runs and may be written."

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -84,7 +85,7 @@ class PostgresStore(Store):
         self._place = place
         self._connections = Connections(place)
         self._schema = schema = Schema(place)
-        self._histories = Histories(schema, self._run)
+        self._histories = Histories(schema, partial(self._run, bounded=True))
         self._home = ""  # learned when first needed: see home.sql
         record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
         render = schema.render
@@ -172,13 +173,13 @@ class PostgresStore(Store):
         return self._unless_busy(self._release, release_args(lease, release)) != "lost"
 
     def mark_shutdown(self, lease: Lease) -> bool:
-        return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner)))
+        return bool(self._run(self._mark_shutdown, (stored(lease.key), lease.owner), bounded=True))
 
     def mark_dispatched(self, key: str, task_id: str) -> bool:
         return bool(self._scalar("select {announce}(%s, %s)", stored(key), task_id))
 
     def get(self, key: str) -> Record | None:
-        rows = self._run(self._get, (stored(key),))
+        rows = self._run(self._get, (stored(key),), bounded=True)
         return record_of(rows[0][1:], rows[0][0]) if rows else None
 
     def delete(self, key: str) -> bool:
@@ -199,7 +200,7 @@ class PostgresStore(Store):
         # Others are not sought by the server: where they are few among millions, its statement would run out of time.
         if state is State.IN_PROGRESS:  # in the text, for the sake of the partial index
             query = f"{query} and state = '{state.value}'"
-        while rows := self._run(f"{query} order by key limit {READ}", (last, *bounds)):
+        while rows := self._run(f"{query} order by key limit {READ}", (last, *bounds), bounded=True):
             for now, *row in rows:
                 if row[COLUMNS.index("expires")] > now and state in (None, row[1]):
                     try:
@@ -214,7 +215,7 @@ class PostgresStore(Store):
         purged = 0
         while limit is None or purged < limit:
             most = PURGED if limit is None else min(PURGED, limit - purged)
-            gone = self._scalar("select {purge}(%s)", most)
+            gone = self._scalar("select {purge}(%s)", most, bounded=True)
             purged += gone
             if gone < most:
                 break
@@ -251,10 +252,11 @@ class PostgresStore(Store):
                 raise translate_error(error, self._place.shown) from error
 
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
-        return {"table_bytes": self._scalar("select pg_total_relation_size(%s)::bigint", self._schema.names["table"])}
+        query, table = "select pg_total_relation_size(%s)::bigint", self._schema.names["table"]
+        return {"table_bytes": self._scalar(query, table, bounded=True)}
 
     def ping(self) -> None:
-        if self._scalar("select pg_is_in_recovery() from {meta}"):
+        if self._scalar("select pg_is_in_recovery() from {meta}", bounded=True):
             self._connections.close()  # new ones may lead to another server
             raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
 
@@ -287,8 +289,8 @@ class PostgresStore(Store):
                 return answer
             time.sleep(LOOK_EVERY)
 
-    def _scalar(self, query: str, *args: Any) -> Any:
-        return self._run(self._schema.render(query), args)[0][0]
+    def _scalar(self, query: str, *args: Any, **options: Any) -> Any:
+        return self._run(self._schema.render(query), args, **options)[0][0]
 
     def _run(self, statement: str, args: Sequence[Any], **options: Any) -> list[tuple[Any, ...]]:
         try:
