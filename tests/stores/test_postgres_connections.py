@@ -430,6 +430,25 @@ def test_a_deadlock_or_serialization_failure_that_does_not_end_is_an_error(store
     store.ping()
 
 
+def test_where_all_tables_are_published_the_schema_is_made_and_upgraded(
+    own_postgres: Callable[..., PostgresServer], opens: Opens
+) -> None:
+    """As for logical replication: what has no primary key cannot be updated then."""
+    url = own_postgres(wal_level="logical").url()
+    older, newer = opens(f"{url}?table=older"), opens(f"{url}?table=newer")
+    older.apply_schema()
+    run(older, "update {meta} set version = 1 returning 1")
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            older._schema.render("alter table {meta} drop constraint if exists older_meta_pkey").encode()
+        )
+        connection.execute("create publication everything for all tables")
+    for store in (older, newer):
+        store.apply_schema()
+        assert store.pending_schema() == ""
+        take(store)
+
+
 def test_a_standby_is_unreachable(own_postgres: Callable[..., PostgresServer], opens: Opens) -> None:
     server = own_postgres()
     store = opens(with_schema(server.url()))

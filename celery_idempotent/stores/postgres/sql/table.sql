@@ -35,5 +35,20 @@ end $$;
 do $$ begin
   execute 'create sequence if not exists {fences} start with ' || {now};
 end $$;
-create table if not exists {meta} (version integer not null, store_id uuid not null default gen_random_uuid());
+create table if not exists {meta} (version integer not null, store_id uuid primary key default gen_random_uuid());
+-- A table whose changes are published, as for logical replication, can be updated only if its rows can be identified.
+do $$ begin
+  if exists (
+    select
+    from pg_publication_tables p
+    where format('"%s"."%s"', p.schemaname, p.tablename) = '{meta}'
+  ) and not exists (
+    select
+    from pg_index i
+    where i.indrelid = '{meta}'::regclass::oid
+      and i.indisprimary
+  ) then
+    alter table {meta} add primary key (store_id);
+  end if;
+end $$;
 insert into {meta} (version) select 0 where not exists (select from {meta});
