@@ -126,10 +126,21 @@ class PostgresStore(Store):
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
+        locked: list[str] = []
         for start in range(0, len(leases), RENEWED):
             batch = leases[start : start + RENEWED]
-            places = sorted(place for (place,) in self._run(self._renew, lease_args(batch), urgent=True))
-            lost += [batch[place - 1] for place in places]
+            rows = self._run(self._renew, lease_args(batch), urgent=True)
+            for place in sorted((place for (place,) in rows), key=abs):
+                if place > 0:
+                    lost.append(batch[place - 1])
+                else:
+                    locked.append(batch[-place - 1].key)
+        if locked:  # the others are extended, and those that are lost will be so at the next try
+            raise StoreUnreachable(
+                f"Another transaction has locked {len(locked)} of the {len(leases)} records that were to be renewed in "
+                f"the idempotency store {self._place.shown}, as {locked[0]!r}: commit it, or end its session. It may "
+                "have been opened by hand, or its commit may wait for a standby."
+            )
         return lost
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:

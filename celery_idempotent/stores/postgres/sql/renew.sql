@@ -1,6 +1,5 @@
--- Extend leases, and return the positions (from 1) of those that are lost (rules.renew in Python). What an open
--- transaction settles right now counts as held, and is not waited for. Neither is, but once, what claims queue for behind
--- a transaction that locks the row and settles nothing.
+-- Extend leases, and return the positions (from 1) of those that are lost (rules.renew in Python); negative are those
+-- that were not extended, for another transaction has locked the row. What one settles right now counts as held.
 create or replace function {renew}(
   keys text[],
   owners text[],
@@ -67,9 +66,10 @@ begin
   loop
     c_key := l.key;
     begin
-      if waited then
-        continue when not {idle};
-      else
+      if waited and not {idle} then
+        return next -l.place;
+        continue;
+      elsif not waited then
         perform {queue}; -- a claim may be about to take it over
       end if;
       select * into r from {table} t where t.key = c_key for update skip locked;
@@ -86,6 +86,8 @@ begin
             lease_end = clock + l.lease,
             expires = clock + l.lease + l.keep
           where t.key = c_key;
+        elsif {unsettled} then
+          return next -l.place;
         end if;
       elsif not l.revive then
         return next l.place;
@@ -113,7 +115,8 @@ begin
         end if;
       end if;
     exception
-      when lock_not_available then -- it counts as held, and the renewals of the others stand
+      when lock_not_available then -- the renewals of the others stand
+        return next -l.place;
         waited := true;
     end;
   end loop;
