@@ -10,7 +10,10 @@ from celery_idempotent.stores import State
 from tests.rq.conftest import StartRq
 from tests.support.rq import shop
 from tests.support.rq.desk import Desk
+from tests.support.rq.workers import KilledAsItIsScheduled
 from tests.support.waiting import wait_until
+
+CHARGE = "idem:tests.support.rq.shop.charge::ORD-1"
 
 # -- a horse is killed -------------------------------------------------------------------------------------------------
 
@@ -85,6 +88,20 @@ def test_an_orphan_keeps_its_lease_and_the_retry_is_put_off_where_a_scheduler_ru
     after.open()
     assert desk.wait_for(job, "finished").return_value() == "ORD-1 charged 1"
     assert desk.effects("ORD-1") == 1
+
+
+def test_a_job_whose_worker_and_horse_are_killed_as_they_put_it_off_is_not_lost(desk: Desk, start_rq: StartRq) -> None:
+    release = desk.hold(CHARGE)
+    job_class = f"{KilledAsItIsScheduled.__module__}.{KilledAsItIsScheduled.__qualname__}"
+    with desk.scheduler() as scheduler:
+        node = start_rq(options=("--job-class", job_class))
+        job = desk.queue.enqueue(shop.charge, "ORD-1", retry=Retry(max=1))
+        wait_until(lambda: not node.running or desk.scheduled(job), 30, "the job to be put off")
+        desk.clean_up()
+        release()
+        desk.bring_back(scheduler)
+    start_rq()
+    assert desk.wait_for(job, "finished", 20).return_value() == "ORD-1 charged 1"
 
 
 def test_after_worker_and_horse_were_killed_the_retry_waits_for_the_lease_and_runs(

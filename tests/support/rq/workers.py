@@ -7,6 +7,8 @@ import signal
 import time
 from typing import Any
 
+from rq.job import Job, JobStatus
+
 from celery_idempotent.rq import IdempotentSpawnWorker, IdempotentWorker
 
 #: Seconds that a killed horse takes to be gone: longer than the interval at which its worker looks at it.
@@ -43,3 +45,13 @@ class StoppedAsItAsks(IdempotentWorker):
         pool.disconnect(inuse_connections=False)
         pool.reset()
         return super().dequeue_job_and_maintain_ttl(*args)
+
+
+class KilledAsItIsScheduled(Job):
+    """A job whose horse and worker are killed once it is written that it is scheduled, if that is written by itself."""
+
+    def set_status(self, status: JobStatus, pipeline: Any = None) -> None:
+        super().set_status(status, pipeline=pipeline)
+        if pipeline is None and status is JobStatus.SCHEDULED:
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
