@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -159,6 +160,23 @@ def test_stores_on_connections_of_the_past_are_not_kept(desk: Desk) -> None:
     before = stores()
     assert [charge("ORD-1") for _ in range(5)] == ["ORD-1 charged 1"] * 5
     assert stores() <= before + 1
+
+
+def test_records_are_where_connections_of_the_user_s_own_kind_find_the_queue(desk: Desk) -> None:
+    class Tunnel(redis.Connection):
+        def __init__(self, *, entrance: int, **options: Any) -> None:
+            super().__init__(**{**options, "port": entrance})
+
+    where = urlsplit(desk.url)
+    assert where.port is not None
+    pool = redis.ConnectionPool(
+        connection_class=Tunnel, host=where.hostname, port=1, entrance=where.port, db=int(where.path[1:])
+    )
+    with redis.Redis(connection_pool=pool) as client:
+        queue = Queue(is_async=False, connection=client)
+        assert queue.enqueue(shop.charge, "ORD-1").return_value() == "ORD-1 charged 1"
+    assert desk.settled()
+    pool.disconnect()
 
 
 # -- kinds of functions ------------------------------------------------------------------------------------------------

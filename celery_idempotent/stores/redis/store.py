@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -623,7 +624,7 @@ def _like(client: redis.Redis, **options: Any) -> redis.Redis:
     """
     pool: Any = client.connection_pool
     own = {name: value for name, value in pool.connection_kwargs.items() if name in _IDENTITY or name[:4] == "ssl_"}
-    params = {**merged(own), **options, "connection_class": pool.connection_class}
+    params = {**merged(own), **_beside_redis_pys(pool), **options, "connection_class": pool.connection_class}
     if isinstance(pool, SentinelConnectionPool):
         make: Any = SentinelConnectionPool
         manager = copy.copy(pool.sentinel_manager)
@@ -633,6 +634,18 @@ def _like(client: redis.Redis, **options: Any) -> redis.Redis:
     if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
         params.pop("socket_connect_timeout", None)
     return made_for_a_store(redis.Redis(connection_pool=redis.ConnectionPool(**params)))
+
+
+def _beside_redis_pys(pool: Any) -> dict[str, Any]:
+    """Return the arguments that only the connections of a caller's own kind take: they may name the server."""
+    kind = pool.connection_class
+    if kind.__module__.startswith("redis."):
+        return {}
+    theirs = {"connection_pool"}  # that of sentinels, which each of their pools adds
+    for base in kind.__mro__:
+        if base.__module__.startswith("redis.") and "__init__" in vars(base):
+            theirs.update(inspect.signature(base.__init__).parameters)
+    return {name: value for name, value in pool.connection_kwargs.items() if name not in theirs}
 
 
 def store_like(client: redis.Redis) -> Store:
