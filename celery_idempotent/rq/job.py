@@ -6,7 +6,7 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -47,16 +47,21 @@ def job_running(function: Callable[..., Any]) -> Job | None:
 
 
 def _runs(job: Job, function: Callable[..., Any]) -> bool:
+    if any(found is function for found in functions_of(job)):
+        return True
+    return job.instance is None and job.func_name == f"{function.__module__}.{function.__qualname__}"
+
+
+def functions_of(job: Job) -> Iterator[Any]:
+    """Yield the function that a job names, and what it wraps, from the outermost on."""
     # Other decorators may lie around this one, and a method is found bound to what it is a method of.
     found: Any = job.instance if isinstance(job.instance, partial) else job.func
     while found is not None:
         while isinstance(found, partial):  # perhaps of a method
             found = found.func
         found = getattr(found, "__func__", found)
-        if found is function:
-            return True
+        yield found
         found = getattr(found, "__wrapped__", None)
-    return job.instance is None and job.func_name == f"{function.__module__}.{function.__qualname__}"
 
 
 def occurrence(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from redis import Redis
 from rq import Queue, Retry
 from rq.job import Job
 from rq.registry import StartedJobRegistry
+from rq.serializers import JSONSerializer
 from rq.worker import SimpleWorker
 
 from celery_idempotent.cli import cli
@@ -87,6 +89,16 @@ def test_jobs_that_are_retried_by_workers_with_a_scheduler_are_well(
     queue: Queue, found: Callable[[], dict[str, str]]
 ) -> None:
     queue.enqueue(charge, "ORD-1", retry=Retry(max=3))
+    served(queue)
+    assert found() == {}
+
+
+def test_jobs_that_are_partials_or_written_as_json_are_found_guarded(
+    queue: Queue, found: Callable[[], dict[str, str]]
+) -> None:
+    written = Queue(connection=queue.connection, serializer=JSONSerializer)
+    for each, function in ((queue, functools.partial(charge)), (written, charge)):
+        each.enqueue(function, "ORD-1", retry=Retry(max=3))
     served(queue)
     assert found() == {}
 

@@ -10,8 +10,10 @@ from itertools import islice
 from typing import Any
 
 from rq import Queue
+from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegistry, StartedJobRegistry
+from rq.serializers import JSONSerializer
 from rq.utils import current_timestamp
 from rq.worker import Worker
 
@@ -20,7 +22,7 @@ from ...core.policy import Policy
 from ...errors import ConfigurationError, IdempotencyError
 from ...functions import opened
 from ...rq.decorator import JobBinding
-from ...rq.job import is_scheduled
+from ...rq.job import functions_of, is_scheduled
 from ...stores.memory import MemoryStore
 from .findings import LONG, SHORT, Checks, Findings, Section, error, failed, info, listed, ok, run_checks, warning
 
@@ -94,16 +96,23 @@ class RqSite:
 
 def _read(job: Job) -> QueuedJob:
     try:
-        name, function = job.func_name or "", job.func
+        name, functions = _name_of(job), list(functions_of(job))
     except (Exception, SystemExit):  # noqa: BLE001 - whatever the import of a user's module raises, or its serializer
         return QueuedJob(str(getattr(job, "description", "")).partition("(")[0], None, importable=False, job=job)
-    while function is not None:
-        function = getattr(function, "__func__", function)
+    for function in functions:
         binding = getattr(function, BINDING, None)
         if isinstance(binding, JobBinding):
-            return QueuedJob(name, binding.policy, importable=True, job=job)
-        function = getattr(function, "__wrapped__", None)
+            return QueuedJob(binding.name if name == "__call__" else name, binding.policy, importable=True, job=job)
     return QueuedJob(name, None, importable=True, job=job)
+
+
+def _name_of(job: Job) -> str:
+    """Return the name of a job's function; its queue may have either of RQ's serializers."""
+    try:
+        return job.func_name or ""
+    except DeserializationError:
+        job.serializer = JSONSerializer
+        return job.func_name or ""
 
 
 def _names(found: list[QueuedJob]) -> str:
