@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rq import Callback, Queue, Retry
+from rq.cron import CronJob
 from rq.job import Dependency
 from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 
@@ -298,3 +302,27 @@ def test_what_two_cron_schedulers_enqueue_twice_runs_once_with_a_key_that_names_
     desk.burst()
     assert {desk.again(job).return_value() for job in jobs} == {"today charged 1"}
     assert desk.effects("today") == 1
+
+
+@pytest.mark.skipif(not hasattr(CronJob, "get_next_enqueue_time"), reason="this RQ tells no time in advance")
+@pytest.mark.parametrize(
+    ("zone", "before"),
+    [("Europe/London", "2026-03-27"), ("Europe/Berlin", "2026-10-23"), ("America/New_York", "2026-03-06")],
+)
+def test_the_key_of_the_guide_s_nightly_job_is_another_one_each_night(
+    zone: str, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [form] = re.findall(r"created_at:(.*?)}", (ROOT / "docs" / "guides" / "rq.md").read_text())
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        for hour in range(24):
+            job, keys = CronJob("default", func=shop.charge, cron=f"0 {hour} * * *"), []
+            job.latest_enqueue_time = datetime.fromisoformat(before).replace(tzinfo=timezone.utc)
+            for _ in range(4):
+                job.latest_enqueue_time = job.get_next_enqueue_time()
+                keys.append(f"{job.latest_enqueue_time:{form}}")
+            assert len({*keys}) == 4, (hour, keys)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
