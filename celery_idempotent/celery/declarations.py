@@ -93,16 +93,16 @@ def check_declaration(task: Any) -> None:
     check_inner_guard(task, binding)
     check_retries(task, policy)
     check_body(task, getattr(cls.__call__, "__wrapped__", None))
-    if not cls.acks_late and not policy.allow_early_ack:
+    if not task.acks_late and not policy.allow_early_ack:  # which Celery reads from the instance
         raise ConfigurationError(
-            f"Expected {cls.name} to be acknowledged late, got acks_late=False: a message that is acked before it runs "
-            "is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
+            f"Expected {task.name} to be acknowledged late, got acks_late=False: a message that is acked before it "
+            "runs is lost with its worker, and nothing would run again. Leave acks_late out, or accept that with "
             'idempotency={"allow_early_ack": True}.'
         )
-    if cls.Request != REQUEST and REQUEST not in _names_of_bases(symbol_by_name(cls.Request)):
+    if task.Request != REQUEST and REQUEST not in _names_of_bases(symbol_by_name(task.Request)):
         raise ConfigurationError(
-            f"Expected the Request of {cls.name} to derive from celery_idempotent.celery.IdempotentRequest, "
-            f"got {cls.Request!r}: without it a lost child's lease is not released."
+            f"Expected the Request of {task.name} to derive from celery_idempotent.celery.IdempotentRequest, "
+            f"got {task.Request!r}: without it a lost child's lease is not released."
         )
 
 

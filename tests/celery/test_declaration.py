@@ -33,6 +33,7 @@ from celery_idempotent import (
     idempotent,
 )
 from celery_idempotent.celery import IdempotentRequest
+from celery_idempotent.celery.declarations import check_declarations
 from celery_idempotent.core.lease import HeldLease, running
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import Claim, Lease, new_owner
@@ -75,6 +76,31 @@ def declare(app: Celery, fun: Callable[..., Any] | None = None, **options: Any) 
 def test_a_wrong_declaration_is_refused_with_what_to_do(app: Celery, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare(app, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"), [("acks_late", False, "allow_early_ack"), ("Request", Request, "IdempotentRequest")]
+)
+def test_what_an_instance_sets_for_itself_is_refused_as_in_its_class(
+    app: Celery, name: str, value: object, message: str
+) -> None:
+    class Charge(IdempotentTask):
+        name = "charge"
+
+        def __init__(self) -> None:
+            setattr(self, name, value)
+
+        def run(self, order_id: str) -> None:
+            raise AssertionError
+
+    with pytest.raises(ConfigurationError, match=message):
+        app.register_task(Charge())
+
+
+def test_early_acks_of_a_task_that_is_declared_are_refused_when_a_worker_starts(app: Celery) -> None:
+    declare(app).acks_late = False
+    with pytest.raises(ConfigurationError, match="allow_early_ack"):
+        check_declarations(app)
 
 
 @pytest.mark.parametrize(
