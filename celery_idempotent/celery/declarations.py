@@ -175,10 +175,13 @@ def _kind_of(body: Any) -> str | None:
 def check_batches(task: Any) -> None:
     """Refuse a task of celery-batches, which calls its body once for many messages, and outside of the guard.
 
+    Many projects have a copy of it, or of ``celery.contrib.batches``, as which Celery had it before its release 4.
+
     Raises:
         ConfigurationError: it is one.
     """
-    if any(base.__module__.partition(".")[0] == "celery_batches" for base in type(task).__mro__):
+    copied = not isinstance(task.Strategy, str) and hasattr(task, "flush_every") and hasattr(task, "flush_interval")
+    if copied or any(base.__module__.partition(".")[0] == "celery_batches" for base in type(task).__mro__):
         raise ConfigurationError(
             f"Expected {task.name} to be called once for each message, got a class of celery-batches, which calls the "
             "body once for many. Guard the function that the body calls for each item with @idempotent."

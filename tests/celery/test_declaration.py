@@ -239,8 +239,18 @@ def test_celerys_results_and_lists_are_no_work_to_be_done(app: Celery) -> None:
     assert [task.apply((number,)).state for number in range(4)] == ["SUCCESS"] * 4
 
 
-def test_a_class_whose_body_answers_many_messages_at_once_is_refused(app: Celery) -> None:
-    batches = type("Batches", (Task,), {"__module__": "celery_batches"})
+@pytest.mark.parametrize(
+    ("module", "members"),
+    [
+        ("celery_batches", {}),
+        ("shop.batches", {"flush_every": 10, "flush_interval": 30, "Strategy": lambda self, task, app, consumer: None}),
+    ],
+    ids=["package", "copy"],
+)
+def test_a_class_whose_body_answers_many_messages_at_once_is_refused(
+    app: Celery, module: str, members: dict[str, Any]
+) -> None:
+    batches = type("Batches", (Task,), {"__module__": module, **members})
     both = type("Both", (batches, IdempotentTask), {"abstract": True, "__module__": __name__})
     with pytest.raises(ConfigurationError, match=r"a class of celery-batches, .* for each item"):
         declare(app, base=both, idempotency={"key": "order_id"})
