@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from . import canvas, monitoring, unique
 from . import message as messages
 from . import pool as shared
 from .app import TaskBinding, is_done_since, is_guarded
-from .delivery import Expired, Replaced
+from .delivery import Expired, Replaced, put_back
 from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 
 #: Longest time in seconds that the worker's main process waits for a store.
@@ -45,6 +46,11 @@ class IdempotentRequest(Request):
     _goes_on = False
     #: whether its token of the task's rate limit was given back
     _token_back = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "on_success" in vars(cls):  # as in what Celery makes of this class for each task
+            setattr(cls, "on_success", _seeing_exits(cls.on_success))  # noqa: B010 - mypy knows no other way
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -277,6 +283,27 @@ def request_class(wanted: Any) -> type:
 
 def _acks_on_timeout(task: Any) -> bool:
     return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))  # one option before Celery 5.7
+
+
+def _seeing_exits(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an ``on_success`` that puts a message back whose hook, or whose signal's receiver, has left with an exit.
+
+    Pools without children report that as a success without a value, on which Celery's own fails: the message would be
+    neither acked nor put back, and nothing would restore what this worker seems to hold.
+    """
+
+    @functools.wraps(inner)
+    def on_success(self: IdempotentRequest, answer: Any, **options: Any) -> Any:
+        error = answer.exception if isinstance(answer, ExceptionInfo) else None
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        meant = self._already_cancelled or self._already_revoked
+        if error is None or type(error.__context__) is not SystemExit or meant:
+            return inner(self, answer, **options)
+        put_back("a hook or a receiver left")  # it comes straight back, and may leave again
+        return self.on_failure(answer)
+
+    return on_success
 
 
 def _lost(error: BaseException) -> ExceptionInfo:

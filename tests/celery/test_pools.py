@@ -300,6 +300,16 @@ def test_a_body_that_exits_is_run_again(
 
 
 @pytest.mark.parametrize("pool", POOLS)
+def test_a_task_whose_hook_exits_is_tried_again(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
+) -> None:
+    start(pool)
+    assert app.module.charge_checked.delay("ORD-1").get(timeout=20) == "charged ORD-1"
+    assert (journal.count("checked"), journal.count("charged")) == (2, 1)
+    wait_until(lambda: not messages(app.conf.broker_url), message="the message to be acked")
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit(
     app: Celery, start: Callable[..., WorkerNode], store: RedisStore, journal: Journal, pool: str
 ) -> None:

@@ -56,6 +56,26 @@ def seldom(order_id: str) -> str:
     return f"charged {order_id}"
 
 
+class Checked(IdempotentTask):
+    """Has a hook that exits the first time."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        """Exit, unless it has before."""
+        journal = Journal.from_env()
+        journal.write("checked", args[0])
+        if journal.count("checked", args[0]) == 1:
+            raise SystemExit(3)
+
+
+@app.task(base=Checked, idempotency={"key": "order_id"})
+def charge_checked(order_id: str) -> str:
+    """Runs once its hook lets it."""
+    Journal.from_env().write("charged", order_id)
+    return f"charged {order_id}"
+
+
 _barriers: dict[int, threading.Barrier] = {}
 
 
