@@ -113,7 +113,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "messages are acked before they run": [
             ("celery/task.py", "    acks_late = True", "    acks_late = False"),
-            ("celery/declarations.py", "if not cls.acks_late and not policy.allow_early_ack:", "if False:"),
+            ("celery/declarations.py", "if not task.acks_late and not policy.allow_early_ack:", "if False:"),
         ],
         "a settle is tried once": [
             (
