@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.support import processes
+from tests.support.celery.measuring import unmeasured
 from tests.support.servers import ServerMissing
 
 __all__ = ["DynamoServer", "credentials"]
@@ -56,7 +57,7 @@ class DynamoServer:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
             raise ServerMissing("no DynamoDB endpoint was found. Install one: `pip install 'moto[server]>=5' boto3`")
         command = [sys.executable, "-m", "tests.support.dynamodb"]
-        self._process = processes.spawn(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = processes.spawn(command, env=unmeasured(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         said = self._process.stdout.readline()
         if not said:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from tests.support import processes
-from tests.support.celery.measuring import measured
+from tests.support.celery.measuring import measured, unmeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -135,8 +135,7 @@ class Preloaded:
 
     def _start(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_PROCESS")}
-        env |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        env = {**unmeasured(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno()), *self.modules]
         if measured():
             command.append("coverage")

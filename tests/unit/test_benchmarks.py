@@ -1,4 +1,7 @@
-"""Every part of the benchmarks measures something sane on a real server; how fast it is, no test says."""
+"""Every part of the benchmarks measures something sane on a real server; how fast it is, no test says.
+
+Those that start many processes run in `tox -e soak`: what they would catch harms who measures, and no user.
+"""
 
 from __future__ import annotations
 
@@ -118,6 +121,7 @@ def test_a_filled_store_holds_what_it_was_filled_with(kind: str) -> None:
         store.close()
 
 
+@pytest.mark.soak
 def test_a_worker_is_looked_at_while_it_refreshes_what_it_holds(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +132,7 @@ def test_a_worker_is_looked_at_while_it_refreshes_what_it_holds(
     assert 0 < stall.value < 3500
 
 
+@pytest.mark.soak
 def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> None:
     with places() as urls:
         figures = by_name(table.measure(urls, blocks=1, calls=2))
@@ -185,6 +190,7 @@ def test_a_worker_drains_what_was_published(server: RedisServer, subject: Subjec
     assert states == {b"completed": 3 * 10, b"in_progress": 10}
 
 
+@pytest.mark.soak
 @pytest.mark.worker
 def test_all_duplicates_get_the_result_of_one_run(server: RedisServer, subject: Subject) -> None:
     runs, equal, per_waiter = duplicates.measure(server, messages=5)
@@ -192,12 +198,14 @@ def test_all_duplicates_get_the_result_of_one_run(server: RedisServer, subject: 
     assert per_waiter.value >= 1
 
 
+@pytest.mark.soak
 def test_requests_are_timed_with_the_middleware_and_without(server: RedisServer, subject: Subject) -> None:
     figures = by_name(http.measure(server, "gunicorn", blocks=2, calls=2, at_once=10))
     assert len(figures) == 10
     assert all(value > 0 for name, value in figures.items() if "added" not in name and " - plain" not in name)
 
 
+@pytest.mark.soak
 def test_of_clients_at_once_one_runs_and_with_get_then_set_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_rivals, "PROCESSES", 2)
     library, by_hand = http_rivals.HERE[0], http_rivals.HERE[-1]
@@ -241,6 +249,7 @@ def test_a_sample_knows_its_median_and_its_slow_end() -> None:
     assert (sample.median, sample.medians, sample.p99) == (2.0, [1.5, 3.0], 2.0)
 
 
+@pytest.mark.soak
 def test_processes_that_share_a_store_count_what_each_of_them_ran(server: RedisServer) -> None:
     with server.client() as client:
         for processes in (1, 2):

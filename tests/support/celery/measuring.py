@@ -26,6 +26,11 @@ def measured() -> bool:
     return "COVERAGE_PROCESS_CONFIG" in os.environ or "COVERAGE_PROCESS_START" in os.environ
 
 
+def unmeasured() -> dict[str, str]:
+    """Return the environment for a child that runs nothing of the library, and would be slow if it were measured."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS")}
+
+
 def answer_saves() -> None:
     """Save on request, in a worker and in what it forks. Does nothing where no coverage is measured."""
     if FOLDER in os.environ:
