@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, ClassVar
@@ -137,10 +137,11 @@ class HttpBinding(Binding):
         """
         if value is UNGUARDED or self.options.scope is None:
             return value
-        for part in value if isinstance(value, (tuple, list)) else (value,):
+        for part in _parts(value):
             if part is True:
                 raise _unfit_scope("True", "it would be the same for all callers")
-            if part is None or part is False or part == "" or not getattr(part, "is_authenticated", True):
+            empty = not part if isinstance(part, bytes) else part is None or part is False or part == ""
+            if empty or not getattr(part, "is_authenticated", True):
                 raise problems.unknown_caller()
         return value
 
@@ -173,6 +174,15 @@ class HttpBinding(Binding):
         options = self.options
         digest = fingerprint(request, body, options.fingerprint, options.fingerprint_headers)
         return HttpDelivery(self, key, name, digest)
+
+
+def _parts(account: Any) -> Iterator[Any]:
+    """Yield what an account is made of, however deep within others; the whole where it is one."""
+    if not isinstance(account, (tuple, list, Mapping)):
+        yield account
+        return
+    for part in account.values() if isinstance(account, Mapping) else account:
+        yield from _parts(part)
 
 
 def _unfit_scope(found: str, why: object) -> ConfigurationError:

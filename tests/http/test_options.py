@@ -195,7 +195,13 @@ class Anonymous:
     is_authenticated = False
 
 
-@pytest.mark.parametrize("account", [None, "", False, Anonymous(), ("shop", None), ["", "anna"], ("shop", Anonymous())])
+WITHIN = [("shop", b""), {"shop": 1, "user": None}, ("shop", ("anna", "")), {"shop": 1, "user": Anonymous()}]
+
+
+@pytest.mark.parametrize(
+    "account",
+    [None, "", b"", False, Anonymous(), ("shop", None), ["", "anna"], ("shop", Anonymous()), *WITHIN],
+)
 def test_without_an_account_a_request_is_refused(ask: Ask, account: object) -> None:
     [reply] = ask(Shop(), [{}], scope=lambda request: account)
     assert reply.status == 401
