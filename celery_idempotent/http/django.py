@@ -28,7 +28,7 @@ from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, cookies_of, poll_at
-from .wsgi import request_of
+from .wsgi import request_of, whole
 
 __all__ = ["IdempotencyMiddleware", "accepted"]
 
@@ -105,6 +105,8 @@ class IdempotencyMiddleware:
         from django.http import UnreadablePostError
 
         if not self.binding.reads_body:
+            if found.length and not hasattr(request, "scope"):  # of ASGI, whose bodies are whole
+                self._watch(request, found.length)
             return b""
         most = self.options.request_max_bytes
         try:
@@ -119,6 +121,13 @@ class IdempotencyMiddleware:
         if len(body) < (found.length or 0):
             raise problems.cut_off()
         return body
+
+    def _watch(self, request: Any, length: int) -> None:
+        """Refuse a body that its client has cut off, where that is read by now; else have its view's reading fail."""
+        if not getattr(request, "_read_started", True):
+            request._stream = whole(request._stream, length)
+        elif hasattr(request, "_body") and len(request._body) < length:
+            raise problems.cut_off()
 
     # -- sync ----------------------------------------------------------------------------------------------------------
 

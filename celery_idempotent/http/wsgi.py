@@ -99,6 +99,8 @@ class IdempotencyMiddleware:
         if self.binding.reads_body:
             body = self._read(environ, request)
             environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
+        elif request.length:
+            environ["wsgi.input"] = whole(environ["wsgi.input"], request.length)
         if account is INSIDE:
             environ[ENTRY] = pending = Pending(self.binding, request, key, body, environ.get(ENTRY))
             return pending
@@ -378,6 +380,38 @@ class _Passed:
         if self._open:
             with suppress(RuntimeError):  # the interpreter ends
                 _thread.start_new_thread(self.close, ())
+
+
+def whole(stream: Any, length: int) -> io.BufferedReader:
+    """Return a body that its application reads, and that raises `ConnectionResetError` where its client cuts it off.
+
+    Of some servers such a body ends as a whole one does. What is made of a part would be replayed to whom sends it all.
+
+    Arguments:
+        stream: The body, as its server or framework gives it.
+        length: The bytes that were announced.
+    """
+    return io.BufferedReader(_Whole(stream, length))
+
+
+class _Whole(io.RawIOBase):
+    def __init__(self, stream: Any, length: int) -> None:
+        self._stream, self._length, self._left = stream, length, length
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        most = min(len(buffer), self._left)
+        part = self._stream.read(most) if most else b""
+        if most and not part:
+            raise ConnectionResetError(
+                f"Expected {self._length} bytes of body, as announced, got {self._length - self._left}: the client has "
+                "gone. It may send the request again."
+            )
+        buffer[: len(part)] = part
+        self._left -= len(part)
+        return len(part)
 
 
 def _send(response: Response, start_response: StartResponse) -> list[bytes]:

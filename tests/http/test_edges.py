@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -369,6 +370,7 @@ def test_django_is_told_which_setting_is_missing() -> None:
 
 def test_django_on_its_own_limits_and_without_a_store() -> None:
     code = """
+from io import BytesIO
 from django.conf import settings
 settings.configure(ALLOWED_HOSTS=["*"], DATA_UPLOAD_MAX_MEMORY_SIZE=10)
 import django
@@ -416,9 +418,50 @@ assert later(False).status_code == 201
 request = RequestFactory().post("/", b"short", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="cut")
 request._stream = Cut()
 assert IdempotencyMiddleware(lambda request: None)(request).status_code == 400
+
+def upload(sent, early=False):
+    settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "fingerprint": "headers"}
+    request = RequestFactory().post("/", b"whole", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="upload")
+    request._stream = BytesIO(sent)
+    if early:  # by a middleware that comes before
+        request.body
+    def take(request):
+        try:
+            return HttpResponse(request.body, status=201)
+        except UnreadablePostError:
+            return HttpResponse(status=500)
+    return IdempotencyMiddleware(take)(request)
+
+assert upload(b"who").status_code == 500
+assert upload(b"who", early=True).status_code == 400
+assert upload(b"whole").content == upload(b"whole", early=True).content == b"whole"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_body_that_its_client_cuts_off_is_none_also_where_the_application_reads_it() -> None:
+    """Of gunicorn such a body ends as a whole one does."""
+    taken: list[bytes] = []
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(min(size or 0, 3))
+
+    def take(environ: Any, start_response: Any) -> list[bytes]:
+        stream = environ["wsgi.input"]
+        taken.append(stream.readline() + stream.read(1) + stream.read() + stream.read())
+        start_response("201 Created", [])
+        return [taken[-1]]
+
+    app = wsgi.IdempotencyMiddleware(take, store=MemoryStore(), scope=None, fingerprint="headers")
+    whole = b"line\nand more"
+    for sent in (b"", b"li", b"line\n", b"line\nand"):
+        with pytest.raises(ConnectionResetError, match=f"Expected 13 bytes of body, as announced, got {len(sent)}"):
+            request_wsgi(app, body=whole, **{"wsgi.input": Slow(sent)})
+    for _ in range(2):
+        assert request_wsgi(app, body=whole, **{"wsgi.input": Slow(whole + b"another request")}).body == whole
+    assert taken == [whole]
 
 
 # -- many --------------------------------------------------------------------------------------------------------------

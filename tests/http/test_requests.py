@@ -131,6 +131,24 @@ def test_an_upload_of_50_mb_is_taken_where_bodies_are_not_compared(
     assert web.count(key, "lease") == 1
 
 
+@pytest.mark.parametrize("kind", ["starlette", "flask"])
+def test_an_upload_that_is_cut_off_is_taken_when_it_comes_whole(serve: Callable[[str], WebServer], kind: str) -> None:
+    web, key, content = serve(kind), fresh(), b"x" * 90_000
+    headers = [("X-Api-Key", "anna"), ("Idempotency-Key", key)]
+    with web.connect() as connection:
+        connection.send(request_bytes("POST", f"/uploads/a?tag={key}", headers, content)[:-40_000], b"", pause=0.5)
+    replies = []
+
+    def is_known() -> bool:
+        replies.append(web.call(key, content, path="/uploads/a", tag=key))
+        return replies[-1].kind != "in-progress"
+
+    wait_until(is_known)
+    assert replies[-1].summary == "201"
+    assert content in replies[-1].body
+    assert web.count(key) == 1
+
+
 @pytest.mark.parametrize("kind", ["starlette", "fastapi"])
 def test_an_upload_of_50_mb_is_refused_before_its_client_sends_it(serve: Callable[[str], WebServer], kind: str) -> None:
     """uvicorn sends 100 Continue once the body is read; gunicorn before it calls any application."""
