@@ -105,9 +105,8 @@ class GuardInTest(Guard):
         override.remember(delivery)
         return super().acquire(delivery)
 
-    def start(self, delivery: Delivery, held: HeldLease) -> None:
-        """Begin the run, unless the worker is to die first."""
-        super().start(delivery, held)
+    def _begin(self, delivery: Delivery, held: HeldLease) -> None:
+        super()._begin(delivery, held)
         self._pass("before_effect", delivery, held)
 
     def _returned(self, delivery: Delivery, held: HeldLease, value: object) -> Decision:
