@@ -444,6 +444,8 @@ def _text(when: Any) -> str | None:
 ANSWER_TIMEOUT = 30.0
 #: Where Celery's native delayed delivery hands messages out, under routing keys that begin with 28 bits of delay.
 DELAYED = "celery_delayed_delivery"
+#: What such a message has for its exchange: that, or a level of the delay, as where that is of even seconds.
+DELAYING = re.compile(r"^(?P<prefix>.+_)?celery_delayed_(?:delivery|[0-9]+)$")
 #: Between the queues of a worker that has several of one fanout exchange, where it is not known which one it was.
 SEVERAL = ","
 DELAY_BITS = re.compile(r"^(?:[01]\.){28}")
@@ -472,9 +474,12 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, 
         return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": [found[0].exchange]}
     if not exchange or not key or not delays_natively(app):
         return {}
+    if delaying := DELAYING.match(exchange):
+        exchange = f"{delaying['prefix'] or ''}{DELAYED}"  # a level hands out no key without its bits
     key = DELAY_BITS.sub("", key)
     kinds = {queue.exchange.name: queue.exchange.type for queue in app.amqp.queues.values()}
-    kinds[DELAYED] = "topic"
+    if delaying:
+        kinds[exchange] = "topic"
     # What is not a topic exchange cannot be reached by way of the delaying ones; a worker holds such a message instead.
     kind = "topic" if kinds.get(exchange) == "topic" else "direct"
     queue = make.Queue(key, make.Exchange(exchange, type=kind), routing_key=key)
@@ -494,7 +499,7 @@ def came_from(app: Any, delivery_info: Mapping[str, Any] | None, name: str) -> b
 
 def _leads(by: Any, pattern: str, exchange: str, key: str) -> bool:
     """Return whether a queue that is bound to an exchange by a pattern gets what comes by an exchange and a key."""
-    if not (exchange == by.name or (exchange.endswith(DELAYED) and by.type != "fanout")):
+    if not (exchange == by.name or (DELAYING.match(exchange) and by.type != "fanout")):
         return False
     if by.type == "topic":
         from kombu.transport.virtual.exchange import TopicExchange
