@@ -574,11 +574,12 @@ def publisher(app: Any) -> Iterator[dict[str, Any]]:
 
 def _channel(connection: Any) -> Any:
     """Return a new channel: in one that confirms, answers that are not awaited pile up."""
+    # Its property `connection` is None where the last publish was refused: the pool has closed it, and lends it again.
     try:
-        with _within(connection.connection):
+        with _within(connection.connect()):
             return connection.channel()
     except connection.connection_errors:  # it was lost while it was idle
-        with _within(connection.connection):
+        with _within(connection.connect()):
             return connection.channel()
 
 

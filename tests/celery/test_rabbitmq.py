@@ -16,6 +16,7 @@ from celery import Celery, chain
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from celery_idempotent.celery.message import publisher
 from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.conftest import missing
@@ -296,6 +297,24 @@ def test_nothing_is_skipped_for_a_message_that_the_broker_has_not_confirmed(app:
         with pytest.raises(ChannelError, match="NO_ROUTE"):
             index.apply_async((9,), **{**there, "routing_key": "nowhere"})
     assert index.delay(9).id == index.delay(9).id
+
+
+@on(CLASSIC)
+def test_a_publish_that_the_broker_refused_is_in_the_way_of_no_later_one(app: Celery, vhost: Vhost) -> None:
+    """The pool closes the connection by which a publish failed, and lends it again."""
+    queue = app.amqp.queues[vhost.name("orders")]
+    with app.connection_for_write() as connection:
+        queue.bind(connection.default_channel).declare()
+
+    def publish(key: str) -> None:
+        with publisher(app) as certain:
+            app.send_task("any", exchange=queue.exchange.name, routing_key=key, **certain)
+
+    for _ in range(2):
+        with pytest.raises(ChannelError, match="NO_ROUTE"):
+            publish("nowhere")
+    publish(queue.routing_key)
+    assert vhost.left("orders") == {"orders": 1}
 
 
 @on(NATIVE)
