@@ -167,6 +167,7 @@ class MessageHeaders:
         reservation: The token of the reservation that the message holds while it waits, or None.
         content_type, compression: How the message was encoded, so that a copy can be encoded alike.
         limit: The hard time limit that the worker's main process applies, 0 for none; None where there is no worker.
+        exchange_type: Of the exchange it came by, as the worker's main process knows it; empty where it does not.
     """
 
     owner: str
@@ -188,6 +189,7 @@ class MessageHeaders:
     content_type: str | None = None
     compression: str | None = None
     limit: float | None = None
+    exchange_type: str = ""
 
     @classmethod
     def take(cls, request: Any) -> MessageHeaders:
@@ -207,6 +209,7 @@ class MessageHeaders:
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
             limit=delivery.get("limit"),
+            exchange_type=delivery.get("exchange_type") or "",
         )
         message = own[META_HEADER]
         if message and isinstance(message, dict):  # a message of a producer alone has none
@@ -417,7 +420,7 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
     for name in ("redelivered", "is_eager"):  # parts of how it came, not of where it goes
         options.pop(name, None)
     app = task._get_app()
-    options.update(destination(app, request.delivery_info))
+    options.update(destination(app, request.delivery_info, identity.exchange_type))
     with publisher(app) as certain:
         options.update(certain)
         app.send_task(
@@ -460,20 +463,32 @@ def delays_natively(app: Any) -> bool:
     return bool(detect_quorum_queues(app, app.connection_for_write().transport.driver_type)[0])
 
 
-def destination(app: Any, delivery_info: Mapping[str, Any] | None) -> dict[str, Any]:
+def destination(app: Any, delivery_info: Mapping[str, Any] | None, exchange_type: str = "") -> dict[str, Any]:
     """Return the options that send a message back to where it came from, beside its exchange and routing key.
 
-    With its native delayed delivery, Celery delays it on its way to the default queue without them. What came by a
-    fanout exchange, as of a broadcast queue, would be lost on Redis.
+    With its native delayed delivery, Celery delays it on its way to the default queue without them. kombu's transports
+    for Redis and the like take an exchange that this process has not declared for a direct one, and silently drop what
+    no queue is bound for by that very key.
+
+    Arguments:
+        app: The Celery app.
+        delivery_info: How the message came.
+        exchange_type: Of its exchange, which this process may not know: ``add_consumer`` is of the main process alone.
     """
     exchange, key = ((delivery_info or {}).get(name) for name in ("exchange", "routing_key"))
     make: Any = entity  # whose constructors have no types
-    if found := _fanout(app.amqp.queues, exchange):
-        # Declared again, or kombu's transports for Redis and the like take it for an exchange of one queue.
+    from kombu.transport.virtual import Transport as VirtualTransport
+
+    fanout = _fanout(app.amqp.queues, exchange)
+    declared: list[Any] = [fanout[0].exchange] if fanout else []
+    if exchange and not fanout and isinstance(app.connection_for_write().transport, VirtualTransport):
+        unknown = [make.Exchange(exchange, type=exchange_type)] if exchange_type else []
+        declared = queues_of(app.amqp.queues, exchange) or unknown
+    if fanout or (exchange and exchange_type == "fanout"):
         queue = make.Queue(exchange, make.Exchange(exchange, type="direct"), routing_key=key)
-        return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": [found[0].exchange]}
+        return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": declared}
     if not exchange or not key or not delays_natively(app):
-        return {}
+        return {"declare": declared} if declared else {}
     if delaying := DELAYING.match(exchange):
         exchange = f"{delaying['prefix'] or ''}{DELAYED}"  # a level hands out no key without its bits
     key = DELAY_BITS.sub("", key)
@@ -522,11 +537,27 @@ def place_of(app: Any, delivery_info: Mapping[str, Any] | None, hostname: str) -
     return SEVERAL.join(sorted(queue.name for queue in found))
 
 
-def _fanout(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
-    """Return the queues that get all that is published to an exchange."""
+def type_of(app: Any, exchange: str | None) -> str:
+    """Return of which type an exchange is; "" for one that this process does not know."""
+    known = (by for queue in queues_of(app.amqp.queues, exchange) for by in _exchanges(queue))
+    return next((str(by.type) for by in known if by.name == exchange), "")
+
+
+def queues_of(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
+    """Return the queues that are bound to an exchange, as far as this process knows them."""
     if not exchange:
         return []
-    of_it = [queue for queue in queues.values() if queue.exchange is not None and queue.exchange.name == exchange]
+    return [queue for queue in queues.values() if any(by.name == exchange for by in _exchanges(queue))]
+
+
+def _exchanges(queue: Any) -> list[Any]:
+    every = (queue.exchange, *(bound.exchange for bound in queue.bindings))
+    return [exchange for exchange in every if exchange is not None]
+
+
+def _fanout(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
+    """Return the queues that get all that is published to an exchange."""
+    of_it = [queue for queue in queues_of(queues, exchange) if queue.exchange and queue.exchange.name == exchange]
     return [queue for queue in of_it if queue.exchange.type == "fanout"]
 
 

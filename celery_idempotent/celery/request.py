@@ -65,6 +65,7 @@ class IdempotentRequest(Request):
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
             "limit": self._hard_limit() or 0,
+            "exchange_type": messages.type_of(self._app, (self._delivery_info or {}).get("exchange")),
         }
         canvas.count_parts_once(self.task.backend)  # before Celery returns a part from this process
         place = messages.place_of(self._app, self._delivery_info, self._hostname)

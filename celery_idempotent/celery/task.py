@@ -390,7 +390,7 @@ class IdempotentTask(BaseTask):
         state = DeliveryState.of(request)
         signature = super().signature_from_request(request, *args, **options)
         if not options.keys() & {"queue", "exchange", "routing_key"} and not signature.options.get("queue"):
-            signature.set(**message.destination(self.app, request.delivery_info))
+            signature.set(**message.destination(self.app, request.delivery_info, state.identity.exchange_type))
         # A run ends with the retry that it publishes, which may overtake it; another message of its own making may not.
         is_retry = options.get("retries") == (request.retries or 0) + 1
         own = {"from": state.identity.owner if is_retry else None}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Exchange, Queue
 
 from tests.celery.test_rabbitmq import server, vhost
 from tests.support.celery.fixtures import StartWorker
@@ -86,3 +87,21 @@ def test_a_worker_defers_and_retries_its_own_delivery_and_no_other_workers(
     # The other worker has answered the duplicate, and nothing that was worker1's.
     assert nodes[1].logs().count("Replayed") == 1
     assert "Deferred" not in nodes[1].logs()
+
+
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_copies_and_retries_go_back_by_an_exchange_that_was_added_to_a_running_worker(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
+) -> None:
+    """Its children do not know it, and kombu drops what no queue of a direct exchange is bound for."""
+    node = start_worker(BROADCAST, queues=["everybody"], concurrency=2)
+    app.control.add_consumer("added", exchange="more", exchange_type="topic", routing_key="prices.#", reply=True)
+    options = {"queue": Queue("added", Exchange("more", type="topic"), "prices.#"), "routing_key": "prices.new"}
+    gate = gates.close("worker1 prices")
+    results = [app.module.refresh.apply_async(("prices", "worker1"), **options)]
+    gate.reached()
+    results.append(app.module.refresh.apply_async(("prices", "worker1"), **options))
+    node.wait_for_log("copy=2")
+    gate.open()
+    assert [result.get(timeout=30) for result in results] == ["worker1"] * 2
+    assert [entry.fields["retries"] for entry in journal.entries("started")] == [0, 1]

@@ -66,7 +66,7 @@ def test_what_came_by_a_fanout_exchange_goes_back_by_it_and_declares_it_as_what_
     ("app", "came_by"),
     [
         (app_with("classic"), ("mails", "mails.de")),
-        (app_with("quorum", "memory://"), ("mails", "mails.de")),
+        (app_with("quorum", "memory://"), ("unknown", "mails.de")),
         (app_with("quorum"), ("", "mails")),
         (app_with("quorum"), (None, None)),
     ],
@@ -75,6 +75,23 @@ def test_what_came_by_a_fanout_exchange_goes_back_by_it_and_declares_it_as_what_
 def test_elsewhere_celery_is_right(app: Celery, came_by: tuple[str, str]) -> None:
     exchange, key = came_by
     assert destination(app, {"exchange": exchange, "routing_key": key}) == {}
+
+
+@pytest.mark.parametrize(
+    ("came_by", "kind", "declared"),
+    [
+        ("mails", "", ["mails"]),
+        ("plain", "", ["plain"]),
+        ("added", "topic", ["added"]),
+        ("added", "fanout", ["added"]),
+        ("added", "", None),
+    ],
+)
+def test_kombus_own_transports_are_told_of_the_exchange(came_by: str, kind: str, declared: list[str] | None) -> None:
+    """Else they take it for a direct one, and drop what is bound by a pattern."""
+    found = destination(app_with("classic", "redis://"), {"exchange": came_by, "routing_key": "mails.de"}, kind)
+    assert (declared is None) == (found == {})
+    assert [entity.name for entity in found.get("declare", [])] == (declared or [])
 
 
 def test_other_brokers_are_not_asked_to_confirm() -> None:
