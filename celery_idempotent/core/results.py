@@ -99,10 +99,15 @@ class Codec:
             return _UNAVAILABLE + b"store_result is off"
         if value is None and self._nothing:
             return self._nothing
-        try:
-            head, body, fits = _twice(self._written, value, bool(self._storage and origin))
-        except Exception as exc:  # noqa: BLE001 - whatever the serializer raises, the operation is done
-            return _unavailable(f"the result cannot be serialized as {self._serializer}: {shown(exc)}")
+        why = ""
+        for _ in range(2):  # what rings here once, as a time limit may anywhere, is no fault of the value
+            try:
+                head, body, fits = self._written(value, bool(self._storage and origin))
+                break
+            except Exception as exc:  # noqa: BLE001 - whatever the serializer raises, the operation is done
+                why = shown(exc)
+        else:
+            return _unavailable(f"the result cannot be serialized as {self._serializer}: {why}")
         return head + body if fits else self._elsewhere(head + body, len(body), origin)
 
     def encode_ignored(self, reference: str = "", nesting: int | None = None) -> bytes:

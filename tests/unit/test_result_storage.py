@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -135,6 +138,32 @@ def test_a_soft_time_limit_while_a_result_is_written_costs_no_result(shelf: Shel
         assert not interruptions
     finally:
         serialization.unregister("interrupted")
+
+
+@pytest.mark.unmeasured
+def test_a_soft_time_limit_between_two_steps_of_writing_a_result_costs_no_result() -> None:
+    """Whatever rings outside of what it tries twice is raised, and the guard has the result written again."""
+    writer, payloads, left = codec(), set[bytes](), 0
+
+    def ring(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code is not Codec.encode_value.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        left -= event == "opcode"
+        if left == 0 and event == "opcode":
+            raise SoftTimeLimitExceeded
+        return ring
+
+    before = sys.gettrace()
+    for step in range(1, 200):
+        left = step
+        sys.settrace(ring)
+        with suppress(SoftTimeLimitExceeded):
+            payloads.add(writer.encode_value("x"))
+        sys.settrace(before)
+    assert left > 0
+    assert payloads == {b'json:"x"'}
 
 
 @pytest.mark.parametrize("size", [3, 20])
