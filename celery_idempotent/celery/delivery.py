@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeL
 from kombu.exceptions import OperationalError as BrokerError
 
 from .. import events
-from ..core.backoff import Backoff
+from ..core.backoff import Backoff, retry_if_interrupted
 from ..core.binding import check_returned
 from ..core.guard import Busy, Decision, Delivery, Dropped, Ending, Ignored, Ran, Replayed
 from ..core.history import DeliveryEvents
@@ -103,7 +103,7 @@ class CeleryDelivery(Delivery):
             if not self.state.begun:
                 pool.answer_unrun(self.state.identity.owner)
             if reservation is not None:
-                self._leave(reservation, ended)
+                retry_if_interrupted(partial(self._leave, reservation, ended))
             # The request has its state, that has the lease, and that this delivery: nothing may wait for the collector.
             self.state.give_up = None
             del self.request, self.args, self.kwargs, self.run

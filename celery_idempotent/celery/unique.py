@@ -683,11 +683,16 @@ class Reservation:
         self.forget()
         if self.over:
             return
+        for last in (False, True):
+            try:
+                reservations.release(self.store, self.token, reason)
+                break
+            except Exception as error:  # noqa: BLE001 - a time limit that rings here comes once; else it ends by itself
+                if last or isinstance(error, StoreError):
+                    hold = self.token.hold
+                    logger.warning("The reservation %s ends by itself, in %g s: %s", self.token.slot, hold, error)
+                    break
         self.over = True
-        try:
-            reservations.release(self.store, self.token, reason)
-        except Exception as error:  # noqa: BLE001 - it ends by itself
-            logger.warning("The reservation %s ends by itself, in %g s: %s", self.token.slot, self.token.hold, error)
 
 
 #: Stores in which this process has looked for the reservation of a message.

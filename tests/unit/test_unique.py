@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_idempotent.celery import unique
 from celery_idempotent.core import keys, reservations
@@ -21,7 +22,7 @@ from celery_idempotent.core.reservations import Token
 from celery_idempotent.errors import ConfigurationError, MissingKey
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.memory import MemoryStore
-from celery_idempotent.stores.records import Reason, is_reservation
+from celery_idempotent.stores.records import Reason, State, is_reservation
 from tests.support.unit.scripted import ScriptedStore
 
 
@@ -72,6 +73,21 @@ def test_a_slot_that_a_late_claim_took_for_a_message_that_has_begun_is_not_kept_
     record = store.get(token.slot)
     assert record is not None
     assert not reservations.is_confirmed(record)
+
+
+def test_a_time_limit_that_rings_while_a_reservation_is_given_back_leaves_it_with_nobody() -> None:
+    store, token = ScriptedStore(), Token("idem:~unique:shop.index::~7", "me", until="done")
+    lease = store.inner.acquire(token.claim(70.0))
+    assert isinstance(lease, Lease)
+
+    def ring() -> None:
+        raise SoftTimeLimitExceeded
+
+    store.before("release", ring)
+    unique.Reservation(replace(token, fence=lease.fence), store).end()
+    record = store.inner.get(token.slot)
+    assert record is not None
+    assert record.state is State.RELEASED
 
 
 def test_a_message_that_cannot_be_published_as_its_process_ends_is_logged_and_not_tried_again(
