@@ -10,7 +10,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from celery.exceptions import Terminated, WorkerLostError
+from celery.exceptions import Ignore, Retry, Terminated, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from celery.worker.request import Request
@@ -148,11 +148,12 @@ class IdempotentRequest(Request):
             self._within_limit(lambda: self._release(self._reason_of_loss(error)))
             if own_exit and not (self._already_cancelled or self._already_revoked):
                 exc_info = _lost(error)  # Celery before 5.7 acks it, and cannot store it
-                lost = True
-        answer = super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
-        if lost and not self._goes_on:  # the child could not give it back
-            self._end_reservation(Reason.DONE)
-        return answer
+        try:
+            return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        finally:
+            # Perhaps the child could not give it back: it was lost, or Celery failed before the task was called.
+            if self.acknowledged and not self._goes_on and not isinstance(error, (Ignore, Retry)):
+                self._end_reservation(Reason.DONE)
 
     def reject(self, requeue: bool = False) -> None:
         """Do as Celery does, and take note of a message that comes back."""

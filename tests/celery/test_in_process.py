@@ -40,6 +40,7 @@ from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired
 from celery_idempotent.core.guard import Busy
+from celery_idempotent.core.reservations import Token
 from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import attempt_number, new_owner
@@ -496,6 +497,36 @@ def received(app: Celery) -> Callable[[Any], request.IdempotentRequest]:
         return request.IdempotentRequest(message, app=app, task=task)
 
     return received
+
+
+def test_a_message_that_fails_before_its_task_is_called_gives_its_reservation_back(
+    app: Celery,
+    store: FailingStore,
+    received: Callable[[Any], request.IdempotentRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the result backend is away, in which Celery notes first that the task starts; the message is acked."""
+    task, token = declare(app, returning, track_started=True, unique="order_id"), Token("idem:~unique:index::~A", "me")
+    lease = store.acquire(token.claim(70.0))
+    assert isinstance(lease, Lease)
+    headers = {copies.META_HEADER: {copies.RESERVATION: replace(token, fence=lease.fence).header()}}
+    app.send_task(task.name, ("A",), headers=headers)
+    message = received(task)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no result backend")
+
+    monkeypatch.setattr(task.backend, "store_result", refuse)
+    with pytest.warns(RuntimeWarning, match="no result backend"):
+        error, *_ = trace_task(task, message.id, message.args, message.kwargs, message._request_dict, app=app)
+    message.on_success((1, error, 0.0))
+    assert message.acknowledged
+
+    def is_free() -> bool:
+        record = store.get(token.slot)
+        return record is not None and record.state is State.RELEASED
+
+    wait_until(is_free, 5)
 
 
 @pytest.fixture
