@@ -41,6 +41,7 @@ from ..stores.records import Lease, Reason, Record, State, new_owner
 from . import monitoring
 from .app import is_backend, is_shared, store_of
 from .message import (
+    ANSWER_TIMEOUT,
     DELAY_BITS,
     META_HEADER,
     RESERVATION,
@@ -525,7 +526,7 @@ def _send_confirmed(
     task: Any, token: Token, ids: Mapping[str, Any], options: dict[str, Any], send: Send, *, sure: bool
 ) -> Any:
     app, store = task._get_app(), task._binding.guard.store
-    with _confirming(app, ids.get("producer")) as (sending, certain):
+    with _confirming(app, ids.get("producer"), options.get("timeout")) as (sending, certain):
         result = send(**{**ids, **options, **sending})
     if sure and certain:
         wait = _seconds_until(options, app)
@@ -833,10 +834,11 @@ _confirming_pools: WeakKeyDictionary[Any, tuple[int, Any]] = WeakKeyDictionary()
 
 
 @contextmanager
-def _confirming(app: Any, producer: Any) -> Iterator[tuple[dict[str, Any], bool]]:
+def _confirming(app: Any, producer: Any, timeout: float | None = None) -> Iterator[tuple[dict[str, Any], bool]]:
     """Yield the options to publish with, and whether that returns with the broker's word.
 
-    RabbitMQ confirms, and drops, what no queue is bound for, unless that is mandatory.
+    RabbitMQ confirms, and drops, what no queue is bound for, unless that is mandatory. While it is short of memory or
+    disk it confirms nothing: no try waits for longer than ``timeout`` (default: as long as for a copy).
     """
     if _transport(app).driver_name != "py-amqp":
         yield {"producer": producer}, True
@@ -859,7 +861,7 @@ def _confirming(app: Any, producer: Any) -> Iterator[tuple[dict[str, Any], bool]
         _confirming_pools[app] = (os.getpid(), pool)
     with pool.acquire(block=True) as confirming:
         try:
-            yield {"producer": confirming, "mandatory": True}, True
+            yield {"producer": confirming, "mandatory": True, "timeout": timeout or ANSWER_TIMEOUT}, True
         except BaseException:
             confirming.connection.collect()  # what comes later would be taken for the answer to something else
             raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
 from decimal import Decimal
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from celery import Celery, chain
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from celery_idempotent.celery import unique
 from celery_idempotent.celery.message import publisher
 from celery_idempotent.stores import Record, State
 from celery_idempotent.stores.redis import RedisStore
@@ -315,6 +317,28 @@ def test_a_publish_that_the_broker_refused_is_in_the_way_of_no_later_one(app: Ce
             publish("nowhere")
     publish(queue.routing_key)
     assert vhost.left("orders") == {"orders": 1}
+
+
+@on(CLASSIC)
+def test_a_call_does_not_wait_for_ever_for_a_broker_that_is_short_of_memory(
+    app: Celery, own_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unique, "ANSWER_TIMEOUT", 1.0)
+    index = app.module.index
+    index.delay(7)
+    own_server.ctl("set_vm_memory_high_watermark", "0.00001")
+    try:
+        wait_until(lambda: own_server.evaluate("rabbit_alarm:get_alarms()") != "[]", 10)
+        began = monotonic()
+        with pytest.raises(OperationalError, match="timed out"):
+            index.apply_async((8,), retry=False)
+        with pytest.raises(OperationalError, match="timed out"):
+            index.apply_async((9,), retry=False, timeout=0.5)
+        assert monotonic() < began + 10
+    finally:
+        own_server.ctl("set_vm_memory_high_watermark", "absolute", "1GB")
+    wait_until(lambda: own_server.evaluate("rabbit_alarm:get_alarms()") == "[]", 10)
+    assert index.apply_async((10,)).id == index.delay(10).id
 
 
 @on(NATIVE)
