@@ -595,6 +595,7 @@ class Reservation:
         if self.token.until == "done":
             with suppress(StoreError):
                 self._check_place()
+                self._begin_period()
             ttl = self.token.hold + UNCONFIRMED
             held = HeldLease(self.store, Lease(self.token.claim(ttl), self.token.fence), monotonic() - ttl)
             self._held = heartbeat.watch(held)
@@ -627,10 +628,13 @@ class Reservation:
 
     def _started(self) -> None:
         self._check_place()
-        if self.token.throttle:
-            reservations.throttle(self.store, self.token, current_holder(), runs=True)
+        self._begin_period()
         reservations.release(self.store, self.token, Reason.STARTED)
         self.over = True
+
+    def _begin_period(self) -> None:
+        if self.token.throttle:
+            reservations.throttle(self.store, self.token, current_holder(), runs=True)
 
     def begin_later(self, publish_again: Callable[[Token | None], object]) -> None:
         """Give it back as soon as the store answers, then publish once more: calls may have been skipped meanwhile.

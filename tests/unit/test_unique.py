@@ -75,6 +75,15 @@ def test_a_slot_that_a_late_claim_took_for_a_message_that_has_begun_is_not_kept_
     assert not reservations.is_confirmed(record)
 
 
+@pytest.mark.parametrize("until", ["start", "done"])
+def test_a_run_at_the_end_of_a_period_begins_another(until: str) -> None:
+    store, token = MemoryStore(), Token("idem:~unique:shop.index::~7", "me", until=until, throttle=60.0)
+    reservation = unique.Reservation(token, store)
+    reservation.begin("wait", 0.0, lambda: False)
+    assert reservations.throttle(store, replace(token, owner="later"), "") > 50
+    reservation.end()
+
+
 def test_a_time_limit_that_rings_while_a_reservation_is_given_back_leaves_it_with_nobody() -> None:
     store, token = ScriptedStore(), Token("idem:~unique:shop.index::~7", "me", until="done")
     lease = store.inner.acquire(token.claim(70.0))
