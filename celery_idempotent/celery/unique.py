@@ -363,7 +363,7 @@ class _Call:
     def _ended(self, store: Store, met: WaitingMessage) -> str:
         """Return what the result backend knows of a message that has begun, or ended."""
         backend = self.task.backend
-        if not is_shared(backend) or self._is_ignored():
+        if not is_shared(backend):  # also where results are ignored: it may have that the message was revoked
             return ""
         look = partial(backend.get_task_meta, met.task_id, cache=False)
         # Outside tasks a Redis that hangs holds up a call of plain Celery too, which subscribes to the result there.

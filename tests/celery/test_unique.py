@@ -220,13 +220,14 @@ def test_a_message_that_expires_sooner_does_not_do(app: Celery, heard: list[Even
     assert names(heard) == ["expires sooner", "PublishSkipped"]
 
 
-def test_what_the_result_backend_has_as_ended_does_not_do(app: Celery, heard: list[Event]) -> None:
-    """Revoked by id, unknown to its worker, or released in a store that forgot it."""
+@pytest.mark.parametrize("ignored", [False, True])
+def test_what_the_result_backend_has_as_ended_does_not_do(app: Celery, heard: list[Event], ignored: bool) -> None:
+    """Revoked by id, also if results are ignored; unknown to its worker, or released in a store that forgot it."""
     index = app.module.index
-    first = index.delay(7)
+    first = index.apply_async((7,), ignore_result=ignored)
     for state, expected in (("STARTED", True), ("SUCCESS", True), ("REVOKED", True), ("RETRY", False)):
         app.backend.store_result(first.id, None, state)
-        again = index.delay(7)
+        again = index.apply_async((7,), ignore_result=ignored)
         assert (again.id != first.id) == expected, state
         first = again
     assert names(heard) == ["STARTED", "SUCCESS", "REVOKED", "PublishSkipped"]
@@ -264,7 +265,7 @@ def test_a_soft_time_limit_that_rings_while_the_result_backend_is_asked_ends_the
 def test_a_message_that_is_revoked_while_it_waits_stands_for_none(
     app: Celery, start_worker: StartWorker, gates: Gates
 ) -> None:
-    """No result is stored, so that only the worker can free what the message holds."""
+    """The result backend has nothing of it, so that only the worker can free what the message holds."""
     gate = gates["in 9"].close()
     start_worker(UNIQUE, concurrency=1)
     app.module.other.delay(9)
@@ -272,6 +273,7 @@ def test_a_message_that_is_revoked_while_it_waits_stands_for_none(
     index = app.module.index
     first = index.apply_async((7,), ignore_result=True)
     app.control.revoke(first.id, reply=True)
+    app.backend.forget(first.id)
     gate.open()
     wait_until(lambda: index.apply_async((7,), countdown=600, ignore_result=True).id != first.id)
 
