@@ -46,6 +46,8 @@ class IdempotentRequest(Request):
     _goes_on = False
     #: whether its token of the task's rate limit was given back
     _token_back = False
+    #: the delivery of its task id that this worker had before, which it hides from Celery's remote control
+    _hides: Any = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -57,6 +59,10 @@ class IdempotentRequest(Request):
         # Overwritten whatever the message holds: an owner is the proof of one delivery and of no other.
         self._owner = new_owner()
         self._received = time()
+        known = worker_state.requests.get(self.id)
+        if known is not None:
+            hidden = getattr(known, "_hides", None)
+            self._hides = hidden if hidden in worker_state.reserved_requests else known
         key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
             self._request_dict.setdefault(KEY_HEADER, key)
@@ -75,6 +81,8 @@ class IdempotentRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """Do as Celery does for an operator who revokes what runs: that is no crash of the task."""
         self._announce(Reason.REVOKED)
+        if self._hides in worker_state.active_requests:  # Celery found this one, and that one runs
+            self._hides.terminate(pool, signal)
         return super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, **options: Any) -> Any:
@@ -112,6 +120,8 @@ class IdempotentRequest(Request):
     def acknowledge(self) -> None:
         """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
         self._give_token_back()
+        if self._hides is not None:
+            self._show_hidden()
         if not self._cut_off:
             super().acknowledge()
 
@@ -157,8 +167,15 @@ class IdempotentRequest(Request):
 
     def reject(self, requeue: bool = False) -> None:
         """Do as Celery does, and take note of a message that comes back."""
+        if self._hides is not None:
+            self._show_hidden()
         self._goes_on = self._goes_on or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
+
+    def _show_hidden(self) -> None:
+        """Have remote control find the delivery again that has the same task id and goes on."""
+        if self._hides in worker_state.reserved_requests:
+            worker_state.requests.setdefault(self.id, self._hides)
 
     def _retry_worker_lost(self, *args: Any) -> bool:
         """Do as Celery (>= 5.7) does, and take note of a retry that it publishes."""
