@@ -215,8 +215,8 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (REQUEST, "self._within_limit(lambda: self._release(self._reason_of_loss(error)))", "pass"),
             (
                 REQUEST,
-                "        if lost and not self._goes_on:  # the",
-                "        self._release(self._reason_of_loss(error))\n        if lost and not self._goes_on:  # the",
+                "            # Perhaps the child could not",
+                "            self._release(self._reason_of_loss(error))\n            # Perhaps the child could not",
             ),
         ],
         "a copy waits as long as its number says": [
