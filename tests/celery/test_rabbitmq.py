@@ -375,7 +375,7 @@ def test_a_message_whose_copy_the_broker_refuses_is_not_acked(
 ) -> None:
     """A publish that asks for no confirmation never hears of it, and the operation would be lost."""
     gate = gates.close("before ORD-1")
-    node = start()
+    node = start(env={"LEASE_TTL": "15"})  # no copy waits longer than that: one comes soon after the queue is full
     first = app.module.charge.delay("ORD-1")
     gate.reached()
     second = app.module.charge.delay("ORD-1")
