@@ -325,9 +325,11 @@ class Guard:
         """
         try:
             self._begin(delivery, held)
-        except BaseException as error:
-            self.finish(delivery, held, error=error)
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised again
+            try:
+                self.finish(delivery, held, error=error)
+            finally:
+                raise error
 
     def _begin(self, delivery: Delivery, held: HeldLease) -> None:
         self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
