@@ -148,16 +148,20 @@ def test_what_is_revoked_while_it_runs_frees_the_key_and_is_no_crash(
     aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
 
 
-def test_what_is_revoked_while_it_runs_is_found_also_after_copies_of_its_message(
-    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_what_is_revoked_while_it_runs_is_found_also_beside_and_after_copies_of_its_message(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, concurrency: int
 ) -> None:
     """Celery knows one delivery of each task id, the last that came, and none once that has ended."""
     gate = gates.close("before ORD-1")
-    node = start_worker(PARTING, concurrency=2, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
+    node = start_worker(PARTING, concurrency=concurrency, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
     result = stamped(parting, "ORD-1")
     gate.reached()
     parting.module.part.apply_async(("ORD-1",), task_id=result.id)
-    node.wait_for_log("copy=2")
+    if concurrency == 1:  # the second one waits for the child
+        wait_until(lambda: node.logs().count(f"[{result.id}] received") == 2, message="the worker to hold both")
+    else:
+        node.wait_for_log("copy=2")
     revoke(parting, result, "id", terminate=True)
     aftermath.expect(result, "REVOKED", State.RELEASED, "revoked", effects=0)
     gate.open()
