@@ -422,8 +422,9 @@ def test_a_renewal_that_meets_a_claim_waits_for_it_and_renews(store: PostgresSto
     assert known(store).remaining > 40
 
 
+@pytest.mark.parametrize("claimed", [True, False])
 def test_a_lock_on_one_row_keeps_no_other_lease_from_being_renewed(
-    store: PostgresStore, business: psycopg.Connection[Any]
+    store: PostgresStore, business: psycopg.Connection[Any], claimed: bool
 ) -> None:
     """As of an operator who has rows open: claims wait for them, and have the turn for longer than a renewal waits."""
     keys = ["one", "two", "three"]
@@ -431,7 +432,8 @@ def test_a_lock_on_one_row_keeps_no_other_lease_from_being_renewed(
     age(store, "another", 50)
     queue = store._schema.render("select {queue}").replace("c_key", "%s")
     for key in keys:
-        business.execute(queue.encode(), (stored(key),))
+        if claimed:
+            business.execute(queue.encode(), (stored(key),))
         business.execute("select 1 from idempotency where key = %s for update", (stored(key),))
     began = monotonic()
     with pytest.raises(StoreUnreachable, match=r"has locked 3 of the 4 records .* as 'one'"):
