@@ -205,8 +205,16 @@ def test_slots_that_no_node_serves_are_unreachable(
         take(store, key)
     with pytest.raises(StoreUnreachable, match=f"no node of the cluster serves slot {slot}"):
         take(store, key)
-    assert take(store, other).fence > 0
+    lease = take(store, other)
     assert store.shard(key) == ""
+    second.says("PEXPIRE", other, 1_000_000)
+    with pytest.raises(StoreUnreachable, match=f"no node of the cluster serves slot {slot}"):
+        store.renew([Lease(claim(key), 1), lease])
+    assert second.says("PTTL", other) > 1_000_000, "a lease on another node runs out for it"
+
+    second.says("CLUSTER", "ADDSLOTS", slot)
+    assert take(store, key).fence > 0, "the slot is served again, and the store knows the old table"
+    assert store.shard(key) == "{}:{}".format(*second.address)
 
 
 class TestLostReplies:

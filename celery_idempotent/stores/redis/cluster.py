@@ -19,7 +19,7 @@ from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedErro
 from ...errors import StoreError
 from .. import hide_password
 from ..records import Lease, Record
-from .connections import OPTION, REFUSALS, Addresses, Connections
+from .connections import OPTION, REFUSALS, Addresses, Connections, translate_error
 from .records import renewal_args
 from .store import BATCH, RedisStore, Replicas, together
 
@@ -75,8 +75,8 @@ class ClusterStore(RedisStore):
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
-        failure: StoreError | None = None
-        for node, there in self._by_node(leases):
+        by_node, failure = self._by_node(leases)
+        for node, there in by_node:
             for start in range(0, len(there), BATCH):
                 try:
                     lost += self._renew_at(node, there[start : start + BATCH])
@@ -89,14 +89,18 @@ class ClusterStore(RedisStore):
     def peek(self, key: str) -> Record | None:
         return self.get(key)
 
-    def _by_node(self, leases: Sequence[Lease]) -> Iterable[tuple[ClusterNode, list[Lease]]]:
+    def _by_node(self, leases: Sequence[Lease]) -> tuple[list[tuple[ClusterNode, list[Lease]]], StoreError | None]:
+        """Return the nodes with their leases, and the error for those whose slots no node serves, if there are any."""
         nodes: dict[Any, ClusterNode] = {}
         grouped: dict[Any, list[Lease]] = defaultdict(list)
-        for lease in leases:
-            node = self._at(self._connections.node_of, lease.key)
+        failure: StoreError | None = None
+        for lease, node in zip(leases, self._at(self._connections.nodes_of, leases), strict=True):
+            if isinstance(node, ClusterError):
+                failure = translate_error(node, ("", lease.key), self._url)
+                continue
             nodes.setdefault(node.address, node)
             grouped[node.address].append(lease)
-        return [(nodes[address], there) for address, there in grouped.items()]
+        return [(nodes[address], there) for address, there in grouped.items()], failure
 
     def _renew_at(self, node: ClusterNode, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
@@ -232,9 +236,11 @@ class ClusterRouter:
         known = dict.fromkeys(address for address in self._table() if address is not None)
         return [ClusterNode(self, address) for address in known]
 
-    def node_of(self, key: str) -> ClusterNode:
-        """Return the node that has a key."""
-        return ClusterNode(self, self._owner(slot_of(("", key))))
+    def nodes_of(self, leases: Sequence[Lease]) -> list[ClusterNode | ClusterError]:
+        """Return for each lease the node that has its key, or the error where none has."""
+        table = self._table()
+        slots = [slot_of(("", lease.key)) for lease in leases]
+        return [self._unserved(slot) if (at := table[slot]) is None else ClusterNode(self, at) for slot in slots]
 
     def known(self, key: str) -> str:
         """Return the name of the node that has a key, by the last known table of slots; "" before the first."""
@@ -257,8 +263,12 @@ class ClusterRouter:
     def _owner(self, slot: int) -> Address:
         address = self._table()[slot]
         if address is None:
-            raise ClusterError(f"no node of the cluster serves slot {slot}: is it being repaired?")
+            raise self._unserved(slot)
         return address
+
+    def _unserved(self, slot: int) -> ClusterError:
+        self._slots = []  # the next call looks again: by then it may be served
+        return ClusterError(f"no node of the cluster serves slot {slot}: is it being repaired?")
 
     def _table(self) -> list[Address | None]:
         """Return the primary of each slot; query the cluster if that is not known or in doubt."""
