@@ -125,6 +125,18 @@ def test_a_disk_that_takes_nothing_is_an_error(server: RedisServer) -> None:
     assert found["persistence-failing"].severity is Severity.ERROR
 
 
+def test_a_disk_that_takes_nothing_is_said_by_a_server_that_refuses_everything_for_it(server: RedisServer) -> None:
+    assert server._directory is not None
+    shutil.rmtree(server._directory.name)
+    says(server, "CONFIG", "SET", "save", "3600 1")
+    says(server, "BGSAVE")
+    with server.client() as client:
+        wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 20, "the snapshot to fail")
+    found = found_of(server.url())
+    assert found["persistence-failing"].severity is Severity.ERROR
+    assert "MISCONF" in found["store-unreachable"].found
+
+
 #: What a store waits for a server that a busy machine holds up, as one whose replica writes what it has just received.
 LONG = "socket_timeout=30"
 

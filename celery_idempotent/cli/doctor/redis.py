@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ...errors import IdempotencyError, StoreError
+from ...errors import IdempotencyError, StoreError, StoreUnreachable
 from ...stores.redis.store import RedisStore
 from .any_store import claims_refused, compared, slow_store
 from .findings import (
@@ -281,7 +281,11 @@ def findings(target: Target, on_servers: list[Check], on_store: list[Check]) -> 
     store = target.store
     assert isinstance(store, RedisStore)
     try:
-        store.ping()
+        try:
+            store.ping()
+        except StoreUnreachable as refusal:  # as on a full disk, where Redis refuses a PING too: the checks say why
+            if not isinstance(refusal.__cause__, ResponseError):
+                raise
         servers = servers_of(store)
     except IdempotencyError as failure:
         yield failed(failure)
