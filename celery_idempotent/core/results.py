@@ -19,6 +19,7 @@ and nothing is imported by a name found in the store.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from ..errors import ConfigurationError, PreviouslyFailed, RecordUnreadable, Sto
 from ..units import masked
 from . import compression as compressions
 from .serialization import serialization
+
+logger = logging.getLogger("celery_idempotent")
 
 _UNAVAILABLE = b"!unavailable:"
 _REFERENCE = b"!reference:"
@@ -209,7 +212,9 @@ class Codec:
         except NotStored as exc:
             return _unavailable(f"{why}{', and ' * bool(str(exc))}{exc}")
         except Exception as exc:  # noqa: BLE001 - a storage may raise anything, the operation is done
-            return _unavailable(f"{why}, and it could not be kept elsewhere: {masked(shown(exc))}")
+            why = f"{why}, and it could not be kept elsewhere: {masked(shown(exc))}"
+            logger.error("The result of %s is not kept: %s", origin.key, why)
+            return _unavailable(why)
 
     def _follow(self, reference: str, age: float) -> Payload:
         if self._storage is None:

@@ -109,10 +109,15 @@ def test_a_result_of_no_run_is_kept_nowhere_else(shelf: Shelf) -> None:
         ),
     ],
 )
-def test_what_a_storage_does_not_take_settles_all_the_same(shelf: Shelf, error: Exception, said: str) -> None:
+def test_what_a_storage_does_not_take_settles_all_the_same(
+    shelf: Shelf, error: Exception, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     shelf.error = error
     payload = codec(storage=shelf).encode_value("x" * 9, origin=ORIGIN)
-    assert payload.decode() == f"!unavailable:the result has 11 bytes, result_max_bytes is 10{said}"
+    why = f"the result has 11 bytes, result_max_bytes is 10{said}"
+    assert payload.decode() == f"!unavailable:{why}"
+    logged = [message.encode("utf-8", "backslashreplace").decode() for message in caplog.messages]
+    assert logged == [f"The result of {ORIGIN.key} is not kept: {why}"] * (not isinstance(error, NotStored))
 
 
 @pytest.mark.parametrize("place", ["serializer", "storage"])
