@@ -55,8 +55,9 @@ class Store(ABC):
 
     1. If several callers acquire a key at the same time, one of them gets the lease.
     2. The store refuses every write of a holder whose lease was taken over, settled, or deleted and acquired again. It
-       accepts the write if the record is missing and the key was not acquired since: an operation must not run again
-       because a server lost its data. (A renewal that is not to revive a record is refused.)
+       accepts the write if the record is missing and the key was not acquired since, or if it is older than the lease
+       and its own lease is over: an operation must not run again because a server lost its data. (A renewal that is
+       not to revive a record is refused.)
     3. acquire, renew, settle and release are idempotent for the same owner, so that a caller may repeat a request
        whose reply was lost.
     4. The fences of a key only rise, also after the record was deleted. A store documents where it is weaker.

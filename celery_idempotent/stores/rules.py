@@ -191,11 +191,21 @@ def forgotten(lease: Lease) -> Row:
     return row
 
 
+def outdated(row: Row, lease: Lease, now: int) -> bool:
+    """Return whether a row is from before the lease was granted, and its own lease is over.
+
+    A server that was restarted from a snapshot, and a replica that was promoted, know the key and not its last lease.
+    """
+    free = row.state is State.RELEASED or (row.state is State.IN_PROGRESS and row.lease_end <= now)
+    return free and row.fence < lease.fence
+
+
 def renew(row: Row | None, lease: Lease, now: int) -> Row | None:
     """Return the row with the lease extended, or None if the lease is lost."""
-    if row is None and not lease.claim.revive:
-        return None
-    row = row or forgotten(lease)
+    if row is None or outdated(row, lease, now):
+        if not lease.claim.revive:
+            return None
+        row = forgotten(lease)
     if row.state is not State.IN_PROGRESS or row.owner != lease.owner:
         return None
     _extend(row, lease.claim, now)
@@ -206,7 +216,8 @@ def renew(row: Row | None, lease: Lease, now: int) -> Row | None:
 
 def settle(row: Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int) -> Row | None:
     """Return the settled row, or None if the lease is lost."""
-    row = row or forgotten(lease)
+    if row is None or outdated(row, lease, now):
+        row = forgotten(lease)
     if row.state is outcome.state and row.fence == lease.fence:
         return row
     if row.state is not State.IN_PROGRESS or row.owner != lease.owner:

@@ -9,7 +9,7 @@ import pytest
 from ..errors import ConfigurationError, LeaseLost
 from ..stores.base import Store
 from ..stores.records import Lease, Outcome, Reason, Record, Release, State, Verdict
-from ._facts import BROKEN, DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, free, known, retry, take, verdict
+from ._facts import BROKEN, DONE, KEEP, KEY, LEASE, OUTCOMES, RESULT, Ages, claim, free, known, retry, take, verdict
 
 
 class HoldingFacts(Ages):
@@ -162,6 +162,54 @@ class HoldingFacts(Ages):
         assert verdict(store, task_id="b") == outcome.state.value
         self.age(store, KEY, RESULT + 1)
         assert store.get(KEY) is None
+
+    def lost_alone(self, store: Store, reason: Reason | None) -> Lease:
+        """Return a lease that the store has granted and lost, while it has the record from before."""
+        before = take(store)
+        if reason is None:
+            self.age(store, KEY, LEASE + 1)
+        elif reason is Reason.RETRY:
+            retry(store, before)
+        else:
+            free(store, before, reason)
+        return Lease(claim(retries=1, fingerprint="f", holder="host:1"), before.fence + 1)
+
+    @pytest.mark.parametrize("reason", [Reason.RETRY, Reason.FAILED, None])
+    def test_a_lease_that_the_store_lost_alone_is_restored_when_it_is_renewed(
+        self, store: Store, reason: Reason | None
+    ) -> None:
+        """As after a restart from a snapshot, or when a replica is promoted."""
+        lease = self.lost_alone(store, reason)
+        assert store.renew([lease]) == []
+        record = known(store)
+        assert (record.state, record.owner, record.fence) == (State.IN_PROGRESS, lease.owner, lease.fence)
+        assert (record.holder, record.fingerprint, record.crashes, record.reason) == ("host:1", "f", 0, "")
+        assert verdict(store, task_id="b", fingerprint="f") is Verdict.CONFLICT
+        store.settle(lease, DONE, ttl=RESULT)
+
+    @pytest.mark.parametrize("reason", [Reason.RETRY, Reason.FAILED, None])
+    def test_an_outcome_whose_lease_the_store_lost_alone_is_settled_all_the_same(
+        self, store: Store, reason: Reason | None
+    ) -> None:
+        lease = self.lost_alone(store, reason)
+        store.settle(lease, DONE, ttl=RESULT)
+        record = known(store)
+        assert (record.state, record.payload, record.fence) == (DONE.state, DONE.payload, lease.fence)
+        assert verdict(store, task_id="b", fingerprint="f") is Verdict.COMPLETED
+
+    def test_a_lease_that_the_store_lost_alone_takes_the_key_from_no_holder(self, store: Store) -> None:
+        holder = take(store)
+        lost = Lease(claim(task_id="b"), holder.fence + 1)
+        assert store.renew([lost]) == [lost]
+        with pytest.raises(LeaseLost):
+            store.settle(lost, DONE, ttl=RESULT)
+        assert store.renew([holder]) == []
+
+    def test_a_lease_that_the_store_lost_alone_and_is_not_to_revive_is_lost(self, store: Store) -> None:
+        free(store, before := take(store), Reason.FAILED)
+        lost = Lease(claim(revive=False), before.fence + 1)
+        assert store.renew([lost]) == [lost]
+        assert known(store).state is State.RELEASED
 
     def test_a_lease_whose_record_the_store_lost_is_free_when_it_is_released(self, store: Store) -> None:
         lease = take(store)

@@ -105,7 +105,7 @@ def test_tables_of_an_older_version_are_upgraded(postgres_project: Project) -> N
     store = f"{postgres_project.settings[STORE]}&table=older"
     migrate_again(postgres_project, **{STORE: store})
     postgres_project.run(execute, "update older_meta set version = 3")
-    postgres_project.run(execute, "drop function older_renew_8")
+    postgres_project.run(execute, "drop function older_renew_9")
     migrate_again(postgres_project, **{STORE: store})
     assert postgres_project.run(execute, "select version from older_meta") == POSTGRES_VERSION
     assert postgres_project.run(pending, **{STORE: store}) == ""

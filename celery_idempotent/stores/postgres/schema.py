@@ -9,19 +9,20 @@ from importlib import resources
 from .connections import Address
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
-VERSION = 8
+VERSION = 9
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
 #: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
 #: tasks, answers a claim with its own alone, has awaited continuations go on, and counts no crash where a shutdown was
 #: announced; version 4 has renewals that restore no record; version 5 ends crash loops of several tasks;
 #: version 6 grants no lease over a record of an unknown state; version 7 waits for no open transaction, also where its
-#: key has no record or one that has expired; version 8 lets no lock on one row keep other leases from being renewed.
+#: key has no record or one that has expired; version 8 lets no lock on one row keep other leases from being renewed;
+#: version 9 restores leases that the server has lost also where it has an older record.
 FUNCTIONS = {
     **dict.fromkeys(("home", "forget", "purge"), 1),
-    "renew": 8,
     **dict.fromkeys(("grant", "release", "announce"), 3),
-    **dict.fromkeys(("acquire", "settle"), 7),
+    "acquire": 7,
+    **dict.fromkeys(("renew", "settle"), 9),
 }
 #: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"

@@ -26,6 +26,7 @@ declare
   l record;
   r {table};
   locked boolean;
+  outdated boolean; -- whether the row is from before the lease, and its own lease is over (rules.outdated)
   waited boolean := false; -- in vain, for a row that another transaction keeps locked
 begin
   -- Those that are held as they should be, in one statement.
@@ -78,7 +79,12 @@ begin
         select * into r from {table} t where t.key = c_key;
       end if;
       clock := {now};
-      if r.expires > clock then
+      outdated := l.revive
+        and r.fence < l.fence
+        and (r.state = 'released' or (r.state = 'in_progress' and r.lease_end <= clock));
+      if outdated and not locked then
+        return next -l.place;
+      elsif r.expires > clock and not outdated then
         if r.state <> 'in_progress' or r.owner <> l.owner then
           return next l.place;
         elsif locked then

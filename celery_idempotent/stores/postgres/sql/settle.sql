@@ -24,6 +24,7 @@ as $$
 declare
   r {table};
   clock bigint;
+  outdated boolean; -- whether the row is from before the lease, and its own lease is over (rules.outdated)
 begin
   if c_home is null then
     perform {queue};
@@ -56,7 +57,10 @@ begin
     end if;
   end if;
   clock := {now};
-  if r.expires > clock then
+  outdated := c_home is null
+    and r.fence < c_fence
+    and (r.state = 'released' or (r.state = 'in_progress' and r.lease_end <= clock));
+  if r.expires > clock and not outdated then
     if r.state = c_state and r.fence = c_fence then -- the first reply was lost
       answer := 'settled';
       return;
@@ -85,7 +89,7 @@ begin
   end if;
 
   -- The server lost its data, and the key was not claimed since.
-  delete from {table} t where t.key = c_key and t.expires <= clock;
+  delete from {table} t where t.key = c_key and (outdated or t.expires <= clock);
   insert into {table} (key, state, fence, task_id, fingerprint, payload, ended, expires)
   values (c_key, c_state, c_fence, c_task, c_print, c_payload, clock, clock + c_ttl)
   on conflict (key) do nothing;
