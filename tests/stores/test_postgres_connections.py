@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
-from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, open_store
+from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, Verdict, open_store
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.postgres.connections import _INHERITED
 from tests.support.postgres import PostgresServer
@@ -390,6 +390,25 @@ def test_the_rights_that_the_documentation_names_suffice(own: PostgresServer, op
     assert known(owner, "within").state is State.COMPLETED
     with pytest.raises(StoreRefused):
         opens(f"{own.url(user='worker')}?schema=idem&table=more").apply_schema()
+
+
+def test_a_record_that_a_policy_lets_us_read_and_not_change_is_refused(own: PostgresServer, opens: Opens) -> None:
+    with_schema(own.url())
+    with psycopg.connect(own.url(), autocommit=True) as connection:
+        connection.execute(
+            "create role tenant login; grant select, insert, update, delete on idempotency to tenant;"
+            "grant usage on idempotency_fences to tenant; alter table idempotency enable row level security;"
+            "create policy reads on idempotency for select using (true);"
+            "create policy adds on idempotency for insert with check (true)"
+        )
+        store = opens(own.url(user="tenant"))
+        take(store)
+        with pytest.raises(StoreRefused, match="a row-level security policy hides it"):
+            store.acquire(claim())
+        connection.execute("create policy changes on idempotency for update using (true)")
+    answer = store.acquire(claim())
+    assert isinstance(answer, Refusal)
+    assert answer.verdict is Verdict.CONFLICT
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])

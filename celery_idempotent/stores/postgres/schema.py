@@ -17,12 +17,12 @@ FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upk
 #: announced; version 4 has renewals that restore no record; version 5 ends crash loops of several tasks;
 #: version 6 grants no lease over a record of an unknown state; version 7 waits for no open transaction, also where its
 #: key has no record or one that has expired; version 8 lets no lock on one row keep other leases from being renewed;
-#: version 9 restores leases that the server has lost also where it has an older record.
+#: version 9 restores leases that the server has lost also where it has an older record, and refuses a claim where a
+#: policy hides the record.
 FUNCTIONS = {
     **dict.fromkeys(("home", "forget", "purge"), 1),
     **dict.fromkeys(("grant", "release", "announce"), 3),
-    "acquire": 7,
-    **dict.fromkeys(("renew", "settle"), 9),
+    **dict.fromkeys(("acquire", "renew", "settle"), 9),
 }
 #: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"

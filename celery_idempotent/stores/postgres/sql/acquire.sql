@@ -39,7 +39,7 @@ declare
   old bigint;
   lapsed boolean;
   crashed boolean;
-begin loop
+begin for tries in 1..1000 loop
   if queued then
     select * into r from {table} t where t.key = c_key for update skip locked;
   end if;
@@ -177,4 +177,7 @@ begin loop
     verdict := 'lease';
     return;
   end if; -- else a holder has restored its record meanwhile
-end loop; end $$;
+end loop;
+raise insufficient_privilege using
+  message = format('the record of %s is there, and cannot be locked: a row-level security policy hides it', c_key);
+end $$;
