@@ -411,6 +411,29 @@ def test_a_record_that_a_policy_lets_us_read_and_not_change_is_refused(own: Post
     assert answer.verdict is Verdict.CONFLICT
 
 
+def test_a_standby_that_is_away_costs_no_more_sessions_than_a_process_may_have(
+    own_postgres: Callable[..., PostgresServer], opens: Opens
+) -> None:
+    """A session that waits for it does not notice that its client has gone: each try would leave another one."""
+    server = own_postgres()
+    store = opens(with_schema(f"{server.url()}?connections=2"))
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute("alter system set synchronous_standby_names = 'away'")
+        connection.execute("select pg_reload_conf()")
+        wait_until(
+            lambda: connection.execute("show synchronous_standby_names").fetchone() == ("away",), 20, "the setting"
+        )
+        for number in range(5):
+            with pytest.raises(StoreUnreachable, match="no answer" if number < 2 else "wait for a standby"):
+                store.acquire(claim(f"key-{number}"))
+        waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+        assert connection.execute(waiting).fetchone() == (2,)
+        connection.execute("alter system reset synchronous_standby_names")
+        connection.execute("select pg_reload_conf()")
+        wait_until(lambda: connection.execute(waiting).fetchone() == (0,), 20, "the commits to end")
+    assert take(store, "key-9").fence > 0
+
+
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_server_whose_transactions_are_stricter_by_default_serves_a_crowd(
     own_postgres: Callable[..., PostgresServer], opens: Opens, level: str

@@ -34,6 +34,8 @@ TIMEOUT = 2.0
 LOCK_TIMEOUT = "set local lock_timeout = '1500ms'"
 #: How often a statement is sent that a server gives up for the sake of another.
 ATTEMPTS = 5
+#: Which of the sessions that we have left wait for a standby to have their commit.
+WAITING = "select pid from pg_stat_activity where pid = any(%s) and usename = current_user and wait_event = 'SyncRep'"
 #: What a parent opened, in its children: kept, because a connection that is collected may end its parent's session.
 _INHERITED: list[Any] = []
 
@@ -140,6 +142,8 @@ class Connections:
 
     def _reset(self) -> None:
         self._pool: Pool[Slot] = Pool(Slot, self._place.connections, unanswered=LOST)
+        #: the server's processes that did not answer in time: they may wait for a standby, and do not end before
+        self._left: list[int] = []
         self._pid = os.getpid()
 
     def run(
@@ -165,6 +169,8 @@ class Connections:
             try:
                 rows = self._on(slot, statement, args, bounded=bounded)
             except BaseException as error:
+                if isinstance(error, NoAnswer) and not slot.is_clean and slot.connection is not None:
+                    self._left.append(slot.connection.pgconn.backend_pid)
                 repeatable = isinstance(error, REPEATABLE)
                 lost = not slot.is_clean and isinstance(error, LOST) and not isinstance(error, FINAL)
                 read_only = isinstance(error, READ_ONLY)
@@ -193,6 +199,10 @@ class Connections:
             slot.connection = self.connect()
         connection = slot.connection
         with connection.cursor() as cursor:
+            if len(self._left) >= self._place.connections:
+                self._left = [pid for (pid,) in cursor.execute(WAITING, (self._left,), prepare=False).fetchall()]
+                if len(self._left) >= self._place.connections:  # another try would leave another one behind
+                    raise NoAnswer(f"{len(self._left)} commits of this process wait for a standby of the server")
             if not (self._strict or bounded):
                 return cursor.execute(statement, args, prepare=False).fetchall()
             # In one message, and thus in one transaction and one round trip.
