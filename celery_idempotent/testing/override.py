@@ -6,10 +6,13 @@ not for each thread: a worker that a test starts in a thread of its own uses it 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from ..core import binding as bindings
@@ -30,6 +33,9 @@ else:
     _TestCase = object
 
 S = TypeVar("S", bound=Store)
+T = TypeVar("T")
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 logger = logging.getLogger("celery_idempotent.testing")
 
@@ -235,16 +241,78 @@ class _Override:
 override = _Override()
 
 
+class Block(Generic[T]):
+    """A block of a test: a context manager, and a decorator, also of coroutine functions.
+
+    Arguments:
+        make: Makes the context manager, once for each block and for each call of what is decorated.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[T]]) -> None:
+        self._make, self._entered = make, list[AbstractContextManager[T]]()
+
+    def __enter__(self) -> T:
+        block = self._make()
+        value = block.__enter__()
+        self._entered.append(block)
+        return value
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        """Return the function with its calls in blocks of their own.
+
+        Raises:
+            ConfigurationError: it is a class or yields, so that its work is done after its call has returned.
+        """
+        if isinstance(function, type):
+            raise ConfigurationError(
+                f"Expected a function to decorate, got the class {function.__qualname__}: decorate its methods, or put "
+                "IdempotencyTestMixin before its unittest.TestCase."
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"Expected a function that returns, and {function.__qualname__} yields, which it does after the block: "
+                "write a with statement around its yield."
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                with self._make():
+                    return await function(*args, **kwargs)
+
+            return cast(F, run_async)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._make():
+                return function(*args, **kwargs)
+
+        return cast(F, run)
+
+
+def _block(make: Callable[P, Iterator[T]]) -> Callable[P, Block[T]]:
+    @functools.wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Block[T]:
+        return Block(functools.partial(contextmanager(make), *args, **kwargs))
+
+    return made
+
+
 @overload
-def override_store() -> AbstractContextManager[MemoryStore]: ...
+def override_store() -> Block[MemoryStore]: ...
 @overload
-def override_store(store: S) -> AbstractContextManager[S]: ...
-@contextmanager
+def override_store(store: S) -> Block[S]: ...
+@_block
 def override_store(store: Any = None) -> Iterator[Any]:
     """Have every task, function, job and application of this process use one store, whatever is configured.
 
-    Works as a decorator too. Of several, the innermost is in force. Other processes, such as workers that a test starts
-    by a command, do not see it.
+    Works as a decorator too, also of coroutine functions. Of several, the innermost is in force. Other processes, such
+    as workers that a test starts by a command, do not see it.
 
     Arguments:
         store: The store (default: an empty one in memory, which also takes ``settle(using=...)``).
@@ -272,11 +340,12 @@ def override_store(store: Any = None) -> Iterator[Any]:
             heartbeat.end(used)  # else a thread would be left of every test, for seconds
 
 
-@contextmanager
+@_block
 def inactive() -> Iterator[None]:
     """Have every task, function, job and application of this process run unguarded, each time that it is called.
 
-    Works as a decorator too. Keys are made as ever, and ``self.lease`` is there, with fence 0.
+    Works as a decorator too, also of coroutine functions. Keys are made as ever, and ``self.lease`` is there, with
+    fence 0.
     """
     with override_store(NoStore(noted=False)):
         yield

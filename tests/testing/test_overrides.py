@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from celery_idempotent.http import wsgi
 from celery_idempotent.stores import State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import IdempotencyTestMixin, inactive, is_active, override_store, set_active
+from celery_idempotent.testing.override import Block
 from tests.support.waiting import wait_until
 
 
@@ -158,6 +159,44 @@ def heard() -> Any:
     add_hook(events.append)
     yield events
     remove_hook(events.append)
+
+
+@pytest.mark.parametrize("block", [override_store, inactive])
+def test_a_coroutine_function_may_be_decorated_and_runs_within_the_block(block: Callable[[], Block[Any]]) -> None:
+    ran: list[str] = []
+
+    @idempotent(store="redis://127.0.0.1:1/0", key="order_id")
+    async def book(order_id: str) -> str:
+        ran.append(order_id)
+        return order_id
+
+    class BookTests(unittest.IsolatedAsyncioTestCase):
+        @block()
+        async def test_a(self) -> None:
+            assert await book("A") == await book("A") == "A"
+
+    for _ in range(2):
+        result = unittest.TestResult()
+        unittest.defaultTestLoader.loadTestsFromTestCase(BookTests).run(result)
+        assert result.wasSuccessful()
+    assert len(ran) == (2 if block is override_store else 4)
+
+
+def test_what_does_its_work_after_its_call_is_not_decorated() -> None:
+    class Tests(unittest.TestCase):
+        pass
+
+    def rows() -> Iterator[None]:
+        yield
+
+    async def rows_async() -> AsyncIterator[None]:
+        yield
+
+    for function in (rows, rows_async):
+        with pytest.raises(ConfigurationError, match="a with statement around its yield"):
+            override_store()(function)
+    with pytest.raises(ConfigurationError, match="IdempotencyTestMixin before its"):
+        inactive()(Tests)
 
 
 def test_what_is_switched_off_for_good_is_logged_and_each_run_is_an_event(
