@@ -171,6 +171,10 @@ class Delivery(ABC):
         """Return what the body is to settle itself; raise ConfigurationError for what no caller could get."""
         return result
 
+    def agrees(self, record: Record) -> bool:
+        """Return whether its fingerprint may differ from the record's, which it has in its claim from now on."""
+        return False
+
     def min_wait(self) -> float:
         """Return the seconds to wait for a holder whatever the policy; called once it meets one."""
         return 0.0
@@ -393,9 +397,11 @@ class Guard:
     # -- steps of acquire ----------------------------------------------------------------------------------------------
 
     def _request(self, delivery: Delivery) -> Lease | Refusal:
-        claim = delivery.claim
         try:
-            return self.breaker.call(self.store, self.store.acquire, claim)
+            found = self.breaker.call(self.store, self.store.acquire, delivery.claim)
+            if isinstance(found, Refusal) and found.verdict is Verdict.KEY_REUSED and delivery.agrees(found.record):
+                found = self.breaker.call(self.store, self.store.acquire, delivery.claim)
+            return found
         except StoreError:
             raise
         except BaseException as error:  # interrupted: the store may have granted a lease that would never be released

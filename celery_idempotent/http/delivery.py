@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, ClassVar
 
@@ -18,11 +18,11 @@ from ..errors import ConfigurationError, IdempotencyError, LeaseLost, MissingKey
 from ..events import Event, logger
 from ..functions import opened, run_guarded
 from ..stores.base import Store
-from ..stores.records import Reason, Release, new_owner
+from ..stores.records import Reason, Record, Release, new_owner
 from . import problems
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
-from .request import Request, fingerprint, read_key
+from .request import Request, fingerprints, read_key
 from .response import Recorder, Response, as_response, is_remembered, unfit_response
 
 
@@ -172,8 +172,8 @@ class HttpBinding(Binding):
         except MissingKey as error:
             raise _unfit_scope(type(account).__name__, error) from error
         options = self.options
-        digest = fingerprint(request, body, options.fingerprint, options.fingerprint_headers)
-        return HttpDelivery(self, key, name, digest)
+        digests = fingerprints(request, body, options.fingerprint, options.fingerprint_headers)
+        return HttpDelivery(self, key, name, *digests)
 
 
 def _parts(account: Any) -> Iterator[Any]:
@@ -203,15 +203,17 @@ class HttpDelivery(Delivery):
         key: As the client gave it.
         name: The key in the store.
         digest: Its fingerprint.
+        other: The same with or without the last slash of its path.
     """
 
     alone = True
     #: as in `Pending`
     is_begun = True
 
-    def __init__(self, binding: HttpBinding, key: str, name: str, digest: str) -> None:
+    def __init__(self, binding: HttpBinding, key: str, name: str, digest: str, other: str) -> None:
         super().__init__()
         self.binding, self.key, self.patience = binding, key, binding.policy.wait_timeout
+        self._other = other
         owner = new_owner()
         claim = binding.claim(name, owner, task_id=owner, fingerprint=digest)
         self.identify(binding.events_of(claim, owner))
@@ -230,6 +232,13 @@ class HttpDelivery(Delivery):
         if held is None or not held.open:
             return False
         return (held.key, held.lease.claim.fingerprint) == (claim.key, claim.fingerprint)
+
+    def agrees(self, record: Record) -> bool:
+        """Return whether it is the request of this record, which a redirection had sent to the other path."""
+        if record.fingerprint != self._other:
+            return False
+        self.claim = replace(self.claim, fingerprint=self._other)
+        return True
 
     def _note(self, task: str, task_id: str) -> None:
         """Note in the history of the request that it has published a task."""

@@ -85,8 +85,10 @@ def read_key(header: str, values: list[bytes]) -> str | None:
 Comparison = str | Callable[[Any, bytes], object]
 
 
-def fingerprint(request: Request, body: bytes, compare: Comparison, names: Iterable[str]) -> str:
-    """Return the digest of what requests with the same key must share.
+def fingerprints(request: Request, body: bytes, compare: Comparison, names: Iterable[str]) -> tuple[str, str]:
+    """Return the digest of what requests with the same key must share, and that with or without the path's last slash.
+
+    Frameworks redirect from one of these paths to the other, and a client that follows sends its request to both.
 
     Arguments:
         request: The request.
@@ -99,7 +101,7 @@ def fingerprint(request: Request, body: bytes, compare: Comparison, names: Itera
         ConfigurationError: the callable returned what cannot be compared.
     """
     kind, boundary = _content_type(request.value("content-type"))
-    parts = [request.method.encode(), request.path, request.query, kind.encode("latin-1")]
+    parts = [request.query, kind.encode("latin-1")]
     parts += [f"{name.lower()}:{request.value(name)}".encode("latin-1") for name in names]
     if callable(compare):
         parts.append(_form_of(compare(request.native, body)))
@@ -107,6 +109,12 @@ def fingerprint(request: Request, body: bytes, compare: Comparison, names: Itera
         parts.append(request.value("content-length").encode("latin-1"))
     else:
         parts += _content(request, body, boundary, by_value=compare == "json")
+    path, method = request.path, request.method.encode()
+    other = path[:-1] if path.endswith(b"/") else path + b"/"
+    return _digest(method, path, *parts), _digest(method, other, *parts)
+
+
+def _digest(*parts: bytes) -> str:
     digest = sha256()
     for part in parts:
         digest.update(b"%d:" % len(part) + part)

@@ -274,6 +274,19 @@ def test_a_redirection_that_repeats_the_request_is_not_remembered(ask: Ask, stat
     assert shop.runs == runs
 
 
+def test_who_was_redirected_to_the_last_slash_may_begin_anew(ask: Ask) -> None:
+    """Its answer was lost on the way, and it sends all it sent before, the redirected request first."""
+    store, early = MemoryStore(), list[Response]()
+    bare, slashed, other = ({"PATH_INFO": path, "path": path} for path in ("/orders", "/orders/", "/orders/1"))
+    shop = Shop(work=lambda: early.extend(ask(Shop(), [bare], store=store)))
+    ask(Shop(307), [bare], store=store)
+    ask(shop, [slashed], store=store)
+    anew = ask(Shop(), [bare, {**bare, "body": b"another"}, other], store=store)
+    assert [(reply.status, reply.body) for reply in anew[:1]] == [(201, b"run 1")]
+    assert [reply.status for reply in early + anew] == [409, 201, 422, 422]
+    assert shop.runs == 1
+
+
 def test_paths_may_be_chosen(ask: Ask) -> None:
     for options, runs in [
         ({"paths": ["/orders"]}, 1),

@@ -11,13 +11,13 @@ from starlette.responses import Response as StarletteResponse
 
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable
 from celery_idempotent.http import Response
-from celery_idempotent.http.request import Request, fingerprint
+from celery_idempotent.http.request import Request, fingerprints
 from celery_idempotent.http.response import Recorder, as_response
 
 
 def digest(body: bytes, compare: Any = "json", **headers: str) -> str:
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return fingerprint(Request("POST", b"/", b"", pairs, None), body, compare, ())
+    return fingerprints(Request("POST", b"/", b"", pairs, None), body, compare, ())[0]
 
 
 @pytest.mark.parametrize(
