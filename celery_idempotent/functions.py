@@ -371,7 +371,7 @@ class FunctionBinding(Binding):
     ) -> None:
         given = name is not None
         if name is None:
-            name = f"{function.__module__}.{function.__qualname__}"
+            name = f"{keys.module_of(function)}.{function.__qualname__}"
         texts: dict[str, object] = {"name": name, "namespace": namespace}
         for option, text in texts.items():
             if not (isinstance(text, str) and text):

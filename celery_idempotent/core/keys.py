@@ -685,5 +685,14 @@ def _escape(text: str) -> str:
     return quote(text, safe=_SAFE, errors="surrogatepass").replace("~", "%7E")  # quote never escapes a tilde
 
 
+def module_of(thing: object) -> str:
+    """Return the name of a thing's module; that of a script is one in all its processes.
+
+    Those that multiprocessing has started otherwise than by a fork call it ``__mp_main__``.
+    """
+    module = getattr(thing, "__module__", None) or "?"
+    return "__main__" if module == "__mp_main__" else str(module)
+
+
 def _name(thing: object) -> str:
-    return f"{getattr(thing, '__module__', '?')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+    return f"{module_of(thing)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"

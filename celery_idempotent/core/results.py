@@ -30,6 +30,7 @@ from urllib.parse import quote, unquote
 from ..errors import ConfigurationError, PreviouslyFailed, RecordUnreadable, StoreError
 from ..units import masked
 from . import compression as compressions
+from . import keys
 from .serialization import serialization
 
 logger = logging.getLogger("celery_idempotent")
@@ -352,7 +353,7 @@ def _text(exc: BaseException) -> str:
 
 
 def _type_name(cls: type[BaseException]) -> str:
-    return f"{cls.__module__}:{cls.__qualname__}"[:_LONGEST_TYPE]
+    return f"{keys.module_of(cls)}:{cls.__qualname__}"[:_LONGEST_TYPE]
 
 
 class NotStored(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -34,6 +36,7 @@ from celery_idempotent.errors import LeaseLost
 from celery_idempotent.events import Event
 from celery_idempotent.stores import State, Store
 from celery_idempotent.stores.memory import MemoryStore
+from tests.support.docs.pages import ROOT
 from tests.support.functions.calls import PROMPTLY, Held, counted, names, told_in_pairs
 from tests.support.servers import RedisServer
 from tests.support.stores.benches import age, known, take
@@ -604,3 +607,48 @@ def test_two_threads_have_two_leases(memory: MemoryStore) -> None:
     charge, _ = counted(memory, body)
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(charge, ["1", "2"])) == ["idem:shop.charge::1", "idem:shop.charge::2"]
+
+
+SCRIPT = """
+import dataclasses
+import multiprocessing
+import sys
+
+from celery_idempotent import idempotent
+
+class Refused(Exception):
+    pass
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    number: str
+
+@idempotent(store=sys.argv[1], key=lambda order: order.number, remember_failures=[Refused])
+def charge(order):
+    print("charged", order.number, flush=True)
+    if order.number == "ORD-2":
+        raise Refused(order.number)
+
+def try_to_charge(number):
+    try:
+        charge(Order(number))
+    except Refused:
+        print("refused", number, flush=True)
+
+if __name__ == "__main__":
+    for number in ("ORD-1", "ORD-2"):
+        process = multiprocessing.get_context("spawn").Process(target=try_to_charge, args=(number,))
+        process.start()
+        process.join()
+        try_to_charge(number)
+"""
+
+
+def test_a_script_and_the_processes_that_it_spawns_are_one(redis_url: str, tmp_path: Path) -> None:
+    """Python calls the script's module by another name there."""
+    script = tmp_path / "shop.py"
+    script.write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), redis_url]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout.splitlines() == ["charged ORD-1", "charged ORD-2", "refused ORD-2", "refused ORD-2"]
