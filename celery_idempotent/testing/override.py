@@ -384,6 +384,17 @@ class IdempotencyTestMixin(_TestCase):
     #: the store of the class, and within a test its copy
     idempotency_store: MemoryStore
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class of whose bases ``unittest.TestCase`` comes first, which calls no other's methods."""
+        super().__init_subclass__(**options)
+        for base in cls.__mro__[: cls.__mro__.index(IdempotencyTestMixin)]:
+            if (base.__module__, base.__qualname__) == ("unittest.case", "TestCase"):
+                raise ConfigurationError(
+                    f"Expected IdempotencyTestMixin before unittest.TestCase among the bases of {cls.__qualname__}, "
+                    "got it behind, where nothing calls it: write class "
+                    f"{cls.__name__}(IdempotencyTestMixin, TestCase)."
+                )
+
     @classmethod
     def setUpClass(cls) -> None:
         """Have the class use a store of its own."""

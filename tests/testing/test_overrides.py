@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import types
 import unittest
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -283,6 +284,17 @@ class Shop(IdempotencyTestMixin, unittest.TestCase):
         count = len(self.charges)
         self.book("class")
         assert len(self.charges) == count + 1
+
+
+@pytest.mark.parametrize("case", [unittest.TestCase, unittest.IsolatedAsyncioTestCase])
+def test_a_class_to_which_the_mixin_would_do_nothing_is_refused(case: type[Any]) -> None:
+    class Shared(case):
+        pass
+
+    for first in (case, Shared):
+        with pytest.raises(ConfigurationError, match=r"write class Behind\(IdempotencyTestMixin, TestCase\)"):
+            types.new_class("Behind", (first, IdempotencyTestMixin))
+    types.new_class("Before", (IdempotencyTestMixin, Shared))
 
 
 def test_each_test_of_a_class_begins_with_what_was_remembered_for_the_class() -> None:
