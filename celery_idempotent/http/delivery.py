@@ -203,17 +203,17 @@ class HttpDelivery(Delivery):
         key: As the client gave it.
         name: The key in the store.
         digest: Its fingerprint.
-        other: The same with or without the last slash of its path.
+        twin: Makes the one with or without the last slash of its path.
     """
 
     alone = True
     #: as in `Pending`
     is_begun = True
 
-    def __init__(self, binding: HttpBinding, key: str, name: str, digest: str, other: str) -> None:
+    def __init__(self, binding: HttpBinding, key: str, name: str, digest: str, twin: Callable[[], str]) -> None:
         super().__init__()
         self.binding, self.key, self.patience = binding, key, binding.policy.wait_timeout
-        self._other = other
+        self._twin = twin
         owner = new_owner()
         claim = binding.claim(name, owner, task_id=owner, fingerprint=digest)
         self.identify(binding.events_of(claim, owner))
@@ -235,9 +235,10 @@ class HttpDelivery(Delivery):
 
     def agrees(self, record: Record) -> bool:
         """Return whether it is the request of this record, which a redirection had sent to the other path."""
-        if record.fingerprint != self._other:
+        twin = self._twin()
+        if record.fingerprint != twin:
             return False
-        self.claim = replace(self.claim, fingerprint=self._other)
+        self.claim = replace(self.claim, fingerprint=twin)
         return True
 
     def _note(self, task: str, task_id: str) -> None:

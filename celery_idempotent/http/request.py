@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 
@@ -85,10 +86,13 @@ def read_key(header: str, values: list[bytes]) -> str | None:
 Comparison = str | Callable[[Any, bytes], object]
 
 
-def fingerprints(request: Request, body: bytes, compare: Comparison, names: Iterable[str]) -> tuple[str, str]:
-    """Return the digest of what requests with the same key must share, and that with or without the path's last slash.
+def fingerprints(
+    request: Request, body: bytes, compare: Comparison, names: Iterable[str]
+) -> tuple[str, Callable[[], str]]:
+    """Return the digest of what requests with the same key must share, and a function that returns its twin.
 
-    Frameworks redirect from one of these paths to the other, and a client that follows sends its request to both.
+    The twin is of the path with or without a last slash: frameworks redirect from one to the other, and a client that
+    follows sends its request to both.
 
     Arguments:
         request: The request.
@@ -111,7 +115,7 @@ def fingerprints(request: Request, body: bytes, compare: Comparison, names: Iter
         parts += _content(request, body, boundary, by_value=compare == "json")
     path, method = request.path, request.method.encode()
     other = path[:-1] if path.endswith(b"/") else path + b"/"
-    return _digest(method, path, *parts), _digest(method, other, *parts)
+    return _digest(method, path, *parts), partial(_digest, method, other, *parts)
 
 
 def _digest(*parts: bytes) -> str:
