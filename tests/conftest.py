@@ -21,6 +21,7 @@ from celery_idempotent.core.history import history
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.support import preloaded, processes
+from tests.support.celery.measuring import MEASURED_PROCESSES, children
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
 from tests.support.servers import Databases, ExternalRedis, Pools, RedisServer, ServerMissing, open_client, start_redis
@@ -102,8 +103,11 @@ UNMEASURED = (
     "celery/test_zombies.py",
     "django_app/test_worker.py",
     "docs/test_command_lines.py",
+    "docs/test_django_page.py",
+    "docs/test_endings_table.py",
     "docs/test_examples.py",
     "docs/test_http_contract.py",
+    "docs/test_pages.py",
     "docs/test_rq_example.py",
     "docs/test_runbook.py",
     "docs/test_shop_api.py",
@@ -118,12 +122,24 @@ UNMEASURED = (
     "faults/test_unique_changes.py",
     "flower",
     "gauntlet",
+    "http/test_inside.py",
+    "http/test_propagation.py",
+    "model/test_real.py",
     "rq/test_deaths.py",
     "rq/test_run_events.py",
     "rq/test_twice.py",
+    "rq/test_unchanged.py",
     "simulation",
+    "stores/test_cached_faults.py",
     "stores/test_crowds.py",
+    "stores/test_dynamodb_transact.py",
+    "stores/test_pgbouncer.py",
+    "stores/test_postgres_within.py",
     "stores/test_races.py",
+    "stores/test_redis_acl.py",
+    "stores/test_redis_tls.py",
+    "stores/test_valkey.py",
+    "test_architecture.py",
     "testing/test_frozen_time.py",
     "unit/test_benchmarks.py",
     "unit/test_keys_properties.py",
@@ -237,6 +253,15 @@ def place_of(path: Path) -> Path:
 @cache
 def is_in(path: Path, parts: tuple[str, ...]) -> bool:
     return any(path.is_relative_to(part) for part in parts)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Measure the coverage of the processes that a test starts, if it is one of `MEASURED_PROCESSES`."""
+    name = item.nodeid.partition("::")[2]
+    measured = MEASURED_PROCESSES.get(place_of(item.path).as_posix(), ())
+    with children(are_measured=name.startswith(measured)):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

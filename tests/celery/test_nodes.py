@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support import preloaded, processes
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
+from tests.support.celery.measuring import MEASURED_PROCESSES, children, measured
 from tests.support.celery.nodes import ROOT, WorkerNode
 from tests.support.waiting import WaitTimeout, wait_until
 
@@ -251,3 +253,20 @@ def test_a_process_that_is_forked_and_killed_is_seen_to_be_so(tmp_path: Path) ->
     assert process.poll() is None
     assert processes.end(process) == -signal.SIGKILL
     assert not processes.members(process.pid)
+
+
+def test_the_tests_whose_processes_are_measured_are_there() -> None:
+    """Else a test that was given another name would cover less, and nobody would know why."""
+    for file, names in MEASURED_PROCESSES.items():
+        text = (ROOT / "tests" / file).read_text()
+        for name in names:
+            assert re.search(rf"\b(def|class) {re.escape(name.partition('[')[0])}", text), f"{file} has no {name}"
+
+
+def test_processes_are_measured_where_they_are_to_be_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "some")
+    with children(are_measured=True):
+        assert measured()
+    with children(are_measured=False):
+        assert not measured()
+    assert os.environ["COVERAGE_PROCESS_CONFIG"] == "some"

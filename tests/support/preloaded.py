@@ -137,7 +137,7 @@ class Preloaded:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {**unmeasured(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "tests.support.preloaded", str(theirs.fileno()), *self.modules]
-        if measured():
+        if "coverage" in sys.modules:
             command.append("coverage")
         self._process = processes.spawn(command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
