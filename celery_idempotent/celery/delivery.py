@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,6 +38,8 @@ PATIENCE = 0.8
 #: Seconds to pause (less up to half, at random), first and at most, before a message goes back to its queue: it comes
 #: straight back, and must not spin.
 REQUEUE_PAUSE = (2.0, 30.0)
+#: Exit codes of a pool's child that is ended by a signal, as billiard has them.
+SIGNALLED = {number - 256 for number in signal.Signals}
 #: Most seconds between two looks at a message that can neither run nor be published again.
 SLOT_PAUSE = 5.0
 #: Seconds that a duplicate waits for what is to go on with its operation without a look whether that has failed. Most
@@ -267,6 +270,8 @@ class CeleryDelivery(Delivery):
         if (reason := pool.exit_reason(self.state.identity.owner)) is not None:
             return reason
         if pool.is_stopping() or self.request.is_eager:
+            return Reason.SHUTDOWN
+        if isinstance(error, SystemExit) and error.code in SIGNALLED and pool.stops_soon():
             return Reason.SHUTDOWN
         # Celery takes an exit for the loss of a child and puts the message back: that must not go on for ever.
         return Reason.CRASHED if isinstance(error, (SystemExit, KeyboardInterrupt)) else Reason.FAILED

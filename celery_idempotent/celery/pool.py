@@ -22,6 +22,7 @@ from billiard.process import current_process
 from celery import signals
 
 from .. import events
+from ..core.backoff import Backoff
 from ..core.lease import HeldLease
 from ..events import KINDS, Event
 from ..stores.records import Reason
@@ -304,6 +305,8 @@ def counts() -> dict[str, int]:
 
 # -- the stop flag -----------------------------------------------------------------------------------------------------
 
+#: Most seconds that the main process may take to announce a shutdown; the first and longest pause between two looks.
+STOP_LAG, STOP_LOOKS = 1.0, (0.02, 0.1)
 #: Set once a worker has stopped that this process outlives.
 _stopped: threading.Event | None = None
 
@@ -311,6 +314,17 @@ _stopped: threading.Event | None = None
 def is_stopping() -> bool:
     """Return, in the worker's main process and in its children, whether the worker is about to stop."""
     return _memory is not None and _memory[_STOPPING] == 1 and not (_stopped is not None and _stopped.is_set())
+
+
+def stops_soon() -> bool:
+    """Return whether the worker is about to stop, where a signal may have come to this child before the main process.
+
+    As systemd and process managers send it, to both. It is waited for a second at most.
+    """
+    looks = Backoff(STOP_LOOKS, STOP_LAG, is_stopping)
+    while _memory is not None and looks.wait():
+        pass
+    return is_stopping()
 
 
 def announce_stop(**_: Any) -> None:

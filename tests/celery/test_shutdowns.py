@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -99,6 +100,39 @@ def test_a_cold_shutdown_gives_the_task_back_and_is_no_crash(
     gate.open()
     start_worker(PARTING, concurrency=1, env={"MAX_CRASHES": "1"})
     aftermath.expect(result, "SUCCESS", State.COMPLETED)
+
+
+@pytest.mark.parametrize("lag", [0, 0.3])
+def test_a_shutdown_by_a_signal_that_comes_to_the_children_too_is_no_crash(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, lag: float
+) -> None:
+    """As of a process manager: it ends the body at once, perhaps before the main process knows of a shutdown."""
+    gate = gates.close("before ORD-1")
+    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
+    result = parting.module.part.delay("ORD-1")
+    gate.reached()
+    [child] = node.children()
+    os.kill(child, signal.SIGTERM)
+    sleep(lag)
+    tell(node, signal.SIGTERM)
+    wait_until_ended(node)
+    aftermath.expect(result, "PENDING", State.RELEASED, "shutdown", messages=1, effects=0)
+    gate.open()
+    start_worker(PARTING, concurrency=1, env={"MAX_CRASHES": "1"})
+    aftermath.expect(result, "SUCCESS", State.COMPLETED)
+
+
+def test_a_signal_to_a_child_alone_is_a_crash(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    """As where something on the machine frees memory."""
+    gate = gates.close("before ORD-1")
+    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
+    result = parting.module.part.delay("ORD-1")
+    gate.reached()
+    [child] = node.children()
+    os.kill(child, signal.SIGTERM)
+    aftermath.expect(result, "FAILURE", State.RELEASED, "crash_loop", crashes=1, effects=0)
 
 
 @pytest.mark.ending("worker killed")
