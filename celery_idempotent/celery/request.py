@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic, sleep, time
 from typing import Any
+from weakref import ref
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery.exceptions import Ignore, Retry, Terminated, WorkerLostError
@@ -46,8 +47,9 @@ class IdempotentRequest(Request):
     _goes_on = False
     #: whether its token of the task's rate limit was given back
     _token_back = False
-    #: the delivery of its task id that this worker had before, which it hides from Celery's remote control
-    _hides: Any = None
+    #: the delivery of its task id that this worker had before, which it hides from Celery's remote control; weak, or
+    #: each copy of a message would keep all that came before it
+    _hidden: ref[Any] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -62,7 +64,7 @@ class IdempotentRequest(Request):
         known = worker_state.requests.get(self.id)
         if known is not None:
             hidden = getattr(known, "_hides", None)
-            self._hides = hidden if hidden in worker_state.reserved_requests else known
+            self._hidden = ref(hidden if hidden in worker_state.reserved_requests else known)
         key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
             self._request_dict.setdefault(KEY_HEADER, key)
@@ -77,6 +79,10 @@ class IdempotentRequest(Request):
         place = messages.place_of(self._app, self._delivery_info, self._hostname)
         if place:
             self._request_dict[DELIVERY_ENTRY]["place"] = place
+
+    @property
+    def _hides(self) -> Any:
+        return None if self._hidden is None else self._hidden()
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """Do as Celery does for an operator who revokes what runs: that is no crash of the task."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
+from celery.worker import state as worker_state
 
+from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.stores import State
 from tests.support.celery.aftermath import PARTING, Aftermath
 from tests.support.celery.apps import messages
@@ -179,6 +182,18 @@ def revoke(app: Celery, result: AsyncResult, how: str, **options: Any) -> Any:
     if how == "id":
         return app.control.revoke(result.id, **options)
     return app.control.revoke_by_stamped_headers({"tenant": ["blue"]}, **options)
+
+
+def test_a_copy_of_a_message_keeps_none_of_those_before_it(request_of: Callable[..., IdempotentRequest]) -> None:
+    """Each comes while the one before it is still answered: a day of waiting must not fill the worker's memory."""
+    copies: list[IdempotentRequest] = []
+    for _ in range(4):
+        copies.append(request_of())
+        for over in copies[:-1]:
+            worker_state.task_ready(over)
+        worker_state.task_reserved(copies[-1])
+    worker_state.task_ready(copies[-1])
+    assert not [copy for copy in gc.get_referents(copies[-1], vars(copies[-1])) if isinstance(copy, IdempotentRequest)]
 
 
 @pytest.mark.ending("expires before it starts")
