@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -388,6 +388,23 @@ def test_a_release_waits_a_moment_for_the_rollback_of_a_holder_that_just_died(
         business.rollback()
         assert asked.result(30)
     assert wait_until(lambda: known(store).state is State.RELEASED, message="the lease to be released")
+
+
+def test_who_writes_over_an_older_record_waits_for_what_its_holder_is_about_to_commit(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    """As where a promoted standby does not know of a take-over, and both runs go on."""
+    holder = take(store)
+    age(store, KEY, 61)
+    store.settle_within(holder, DONE, ttl=TTL, using=business)
+    later = Lease(claim(), holder.fence + 1)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(store.settle, later, replace(DONE, payload=b"json:43"), ttl=TTL)
+        assert wait([asked], 0.3).not_done
+        business.commit()
+        with pytest.raises(LeaseLost):
+            asked.result(30)
+    assert (known(store).fence, known(store).payload) == (holder.fence, DONE.payload)
 
 
 def test_a_holder_that_was_taken_over_does_not_wait_for_the_transaction_of_the_next(

@@ -24,6 +24,7 @@ as $$
 declare
   r {table};
   clock bigint;
+  locked boolean;
   outdated boolean; -- whether the row is from before the lease, and its own lease is over (rules.outdated)
 begin
   if c_home is null then
@@ -47,7 +48,8 @@ begin
       and (t.owner = c_owner or t.expires <= {now})
     for update;
   end if;
-  if not found then
+  locked := found;
+  if not locked then
     select * into r from {table} t where t.key = c_key;
     if c_home is null
       and (r.state = 'in_progress' and r.owner = c_owner or coalesce(r.expires <= {now}, true) and not {unsettled})
@@ -60,6 +62,10 @@ begin
   outdated := c_home is null
     and r.fence < c_fence
     and (r.state = 'released' or (r.state = 'in_progress' and r.lease_end <= clock));
+  if outdated and not locked then -- its own holder may be about to commit
+    answer := 'busy';
+    return;
+  end if;
   if r.expires > clock and not outdated then
     if r.state = c_state and r.fence = c_fence then -- the first reply was lost
       answer := 'settled';
