@@ -86,7 +86,7 @@ class TestServersThatCannotServe:
     def test_a_full_server_grants_nothing_and_lets_holders_end(self, own_redis: Start, opened: Open) -> None:
         server = own_redis(maxmemory_policy="noeviction")
         store = opened(server.url())
-        settling, releasing, renewing = (take(store, key) for key in ("s", "f", "r"))
+        settling, releasing, renewing, stopping = (take(store, key) for key in ("s", "f", "r", "h"))
         with server.client() as client:
             age(store, "r", 50)
             client.config_set("maxmemory", 1)
@@ -97,7 +97,10 @@ class TestServersThatCannotServe:
         assert known(store, "r").remaining > 55
         assert store.release(releasing, Release(Reason.RETRY, retry_in=5, next_attempt=1))
         store.settle(settling, DONE, ttl=60)
-        assert known(store, "s").payload == DONE.payload
+        assert store.mark_dispatched("s", "a")
+        assert (known(store, "s").payload, known(store, "s").dispatched) == (DONE.payload, {"a"})
+        assert store.mark_shutdown(stopping)
+        assert known(store, "h").reason == Reason.SHUTDOWN
 
     def test_a_replica_is_unreachable_for_those_who_write(self, own_redis: Start, opened: Open) -> None:
         main, replica = own_redis(repl_diskless_sync_delay=0), own_redis()

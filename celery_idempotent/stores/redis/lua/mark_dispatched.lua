@@ -17,6 +17,8 @@ end
 -- So many fields has a record whose callbacks are not marked.
 local bare = 4 + (task_id and 1 or 0) + (fingerprint and 1 or 0)
 local first = redis.call('HLEN', key) == bare
+-- HDEL comes first: a full server allows HSET only to a script that has written.
+redis.call('HDEL', key, mark)
 redis.call('HSET', key, mark, 1)
 if not first then
   local place = 'announcer:' .. redis.call('HINCRBY', key, 'announced', 1) % RING

@@ -8,5 +8,7 @@ local state, last_owner = found[1], found[2]
 if state ~= 'in_progress' or last_owner ~= owner then
   return 0
 end
+-- HDEL comes first: a full server allows HSET only to a script that has written.
+redis.call('HDEL', key, 'reason')
 redis.call('HSET', key, 'reason', 'shutdown')
 return 1
