@@ -125,8 +125,9 @@ class Store(ABC):
     def release(self, lease: Lease, release: Release) -> bool:
         """Give the lease back unsettled, and return whether the owner still held it.
 
-        The store compares ``lease.key`` and ``lease.owner`` alone, so that a process that does not know the fence can
-        release the lease of a process that died.
+        The store compares ``lease.key`` and ``lease.owner`` alone, so that a process that does not know the fence, and
+        gives 0, can release the lease of a process that died. A record with a lower fence is older than the lease:
+        if its own lease is over, the key is free already, as where the record is missing.
         """
 
     def mark_shutdown(self, lease: Lease) -> bool:

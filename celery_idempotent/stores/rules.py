@@ -242,8 +242,8 @@ def mark_shutdown(row: Row | None, lease: Lease) -> bool:
 
 
 def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
-    """Free the row in place; return whether the owner still held the lease. A row that is gone is free already."""
-    if row is None:
+    """Free the row in place; return whether the owner still held the lease. A row that the store has lost is free."""
+    if row is None or outdated(row, lease, now):
         return True
     if row.owner != lease.owner or row.state not in (State.IN_PROGRESS, State.RELEASED):
         return False

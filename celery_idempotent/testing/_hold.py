@@ -197,10 +197,21 @@ class HoldingFacts(Ages):
         assert (record.state, record.payload, record.fence) == (DONE.state, DONE.payload, lease.fence)
         assert verdict(store, task_id="b", fingerprint="f") is Verdict.COMPLETED
 
+    @pytest.mark.parametrize("reason", [Reason.RETRY, Reason.FAILED, None])
+    def test_a_lease_that_the_store_lost_alone_is_free_when_it_is_released(
+        self, store: Store, reason: Reason | None
+    ) -> None:
+        lease = self.lost_alone(store, reason)
+        before = known(store)
+        assert store.release(lease, Release(Reason.FAILED))
+        assert (known(store).state, known(store).fence) == (before.state, before.fence)
+        take(store, retries=1, redelivered=True)
+
     def test_a_lease_that_the_store_lost_alone_takes_the_key_from_no_holder(self, store: Store) -> None:
         holder = take(store)
         lost = Lease(claim(task_id="b"), holder.fence + 1)
         assert store.renew([lost]) == [lost]
+        assert not store.release(lost, Release(Reason.FAILED))
         with pytest.raises(LeaseLost):
             store.settle(lost, DONE, ttl=RESULT)
         assert store.renew([holder]) == []

@@ -111,7 +111,7 @@ def outcome_args(lease: Lease, outcome: Outcome, ttl: float, home: str | None) -
 def release_args(lease: Lease, release: Release) -> tuple[Any, ...]:
     """Return a release as the arguments of release.sql."""
     wait, keep = us(release.retry_in), us(lease.claim.keep_ttl)
-    return (stored(lease.key), lease.owner, release.reason.value, wait, release.next_attempt, keep)
+    return (stored(lease.key), lease.owner, lease.fence, release.reason.value, wait, release.next_attempt, keep)
 
 
 def record_of(row: Sequence[Any], now: int) -> Record:

@@ -21,8 +21,8 @@ FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upk
 #: policy hides the record.
 FUNCTIONS = {
     **dict.fromkeys(("home", "forget", "purge"), 1),
-    **dict.fromkeys(("grant", "release", "announce"), 3),
-    **dict.fromkeys(("acquire", "renew", "settle"), 9),
+    **dict.fromkeys(("grant", "announce"), 3),
+    **dict.fromkeys(("acquire", "renew", "settle", "release"), 9),
 }
 #: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"

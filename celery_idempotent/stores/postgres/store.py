@@ -92,7 +92,7 @@ class PostgresStore(Store):
         self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
         self._renew = render(f"select {{renew}}({marks(10)})")
         self._settle = render(f"select {{settle}}({marks(9)})")
-        self._release = render(f"select {{release}}({marks(6)})")
+        self._release = render(f"select {{release}}({marks(7)})")
         # What an open transaction settles right now is not waited for.
         self._mark_shutdown = render(
             "update {table} t set reason = 'shutdown' from (select key from {table} where key = %s and owner = %s "

@@ -204,6 +204,7 @@ class RedisStore(Store):
             ms(release.retry_in),
             padded(release.next_attempt),
             ms(lease.claim.keep_ttl),
+            lease.fence,
         )
         return bool(self._call("release", (lease.key,), args))
 

@@ -2,6 +2,7 @@
 create or replace function {release}(
   c_key text,
   c_owner text,
+  c_fence bigint, -- 0 where it is not known
   c_reason text,
   c_wait bigint, -- until the retry is due
   c_next bigint, -- the attempt that it is
@@ -21,7 +22,7 @@ begin
   select * into r from {table} t where t.key = c_key for update skip locked;
   if not found then
     select * into r from {table} t where t.key = c_key;
-    if r.state = 'in_progress' and r.owner = c_owner then
+    if r.state = 'in_progress' and (r.owner = c_owner or r.fence < c_fence) then
       answer := 'busy';
       return;
     end if;
@@ -29,6 +30,8 @@ begin
   clock := {now};
   answer := case
     when r.key is null or r.expires <= clock then 'freed' -- a key without a record is free already
+    when r.fence < c_fence and (r.state = 'released' or (r.state = 'in_progress' and r.lease_end <= clock))
+      then 'freed' -- the server has lost the lease alone (rules.outdated)
     when r.owner <> c_owner or r.state not in ('in_progress', 'released') then 'lost'
     when r.state = 'released' then 'freed' -- the first reply was lost
   end;
