@@ -761,6 +761,8 @@ def _ignores_result(task: Any, options: Mapping[str, Any]) -> bool:
 def _note_of(app: Any, task_id: str, options: Mapping[str, Any]) -> WaitingMessage:
     """Return the note of a message that is published with these options."""
     expires = options.get("expires")
+    if expires is None:  # by which Celery has the broker drop it, too
+        expires = options.get("expiration")
     if isinstance(expires, (int, float)):
         expires = app.now() + timedelta(seconds=expires)
     return WaitingMessage(task_id, _text(_due(options, app)), _text(expires), holder=current_holder())

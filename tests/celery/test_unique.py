@@ -211,12 +211,14 @@ def test_a_message_that_is_due_later_does_not_do_and_one_that_is_due_sooner_does
     assert heard[1].waiting == late.id  # type: ignore[attr-defined]
 
 
-def test_a_message_that_expires_sooner_does_not_do(app: Celery, heard: list[Event]) -> None:
+@pytest.mark.parametrize("option", ["expires", "expiration"])
+def test_a_message_that_expires_sooner_does_not_do(app: Celery, heard: list[Event], option: str) -> None:
+    """In a worker, or in the broker alone."""
     index = app.module.index
-    brief = index.apply_async((7,), expires=60)
+    brief = index.apply_async((7,), **{option: 60})
     lasting = index.delay(7)
     assert lasting.id != brief.id
-    assert index.apply_async((7,), expires=60).id == lasting.id
+    assert index.apply_async((7,), **{option: 60}).id == lasting.id
     assert names(heard) == ["expires sooner", "PublishSkipped"]
 
 
