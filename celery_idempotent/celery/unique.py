@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
-from celery._state import get_current_worker_task
+from celery._state import _task_stack, get_current_worker_task
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.connection import ConnectionPool
@@ -190,7 +190,7 @@ class _Call:
         #: how long it waits, where that is this module's to decide
         self.countdown = wanted.debounce
         # What is this thread's own; the store is waited for in another one.
-        self.own, self.in_transaction = _own_token(), _in_transaction()
+        self.own, self.in_transaction = _own_tokens(), _in_transaction()
 
     def publish(self, send: Send) -> Any:
         """Publish the call, or return the result of the message that stands for it."""
@@ -354,7 +354,7 @@ class _Call:
             return "due later"
         if self._expires_sooner(met, own):
             return SOONER
-        if self.own == record.owner:
+        if record.owner in self.own:
             return "own message"  # which would end its own chain
         if self.in_transaction:
             return "open transaction"  # before whose commit the message may start
@@ -728,10 +728,16 @@ def _forget_own(token: Token, wait: float = 0.0) -> None:
         own.forget(wait)
 
 
-def _own_token() -> str:
-    """Return the owner of the reservation that the body holds which is running here; "" if there is none."""
-    own = getattr(_current_state(), "reservation", None)
-    return own.token.owner if own is not None and not own.over else ""
+def _own_tokens() -> set[str]:
+    """Return the owners of the reservations of the bodies that call here, one within another.
+
+    A thread that a body has started knows of none: for one, they are all that this process renews.
+    """
+    requests = [request for task in _task_stack.stack for request in task.request_stack.stack]
+    if all(request.called_directly or request.is_eager for request in requests):
+        return {holding.lease.owner for holding in heartbeat.holdings()}
+    held = [getattr(request.__dict__.get(STATE_ATTRIBUTE), "reservation", None) for request in requests]
+    return {own.token.owner for own in held if own is not None and not own.over}
 
 
 def _current_state() -> Any:

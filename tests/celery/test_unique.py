@@ -543,6 +543,15 @@ def test_a_task_that_schedules_itself_goes_on(
     journal.wait_for_count(100, "round", "a", timeout=60)
 
 
+@pytest.mark.parametrize("how", ["apply", "thread"])
+def test_a_task_that_has_itself_scheduled_by_what_it_calls_goes_on(
+    app: Celery, start_worker: StartWorker, journal: Journal, how: str
+) -> None:
+    start_worker(UNIQUE, concurrency=1)
+    app.module.chained_apart.delay("a", 5, how)
+    journal.wait_for_count(5, "round", "a")
+
+
 # -- replace, debounce, throttle ---------------------------------------------------------------------------------------
 
 

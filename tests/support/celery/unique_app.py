@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -214,6 +215,24 @@ def parent(self: Any, document: int) -> list[str]:
 def scheduling(document: int) -> str:
     """Publish what is due in an hour, and return its id."""
     return str(index.apply_async((document,), countdown=3600).id)
+
+
+@app.task(base=IdempotentTask, unique={"key": "name", "until": "done"})
+def chained_apart(name: str, rounds: int, how: str) -> None:
+    """Have the next round of itself published by a task that runs within it, or by a thread of its own."""
+    Journal.from_env().write("round", name, rounds=rounds)
+    if rounds > 1 and how == "apply":
+        next_round.apply((name, rounds - 1, how))
+    elif rounds > 1:
+        thread = threading.Thread(target=chained_apart.delay, args=(name, rounds - 1, how))
+        thread.start()
+        thread.join()
+
+
+@app.task
+def next_round(name: str, rounds: int, how: str) -> None:
+    """Publish a round of another task."""
+    chained_apart.delay(name, rounds, how)
 
 
 @app.task(base=IdempotentTask, unique="document", idempotency={"key": "document", "result_ttl": 0})
