@@ -12,6 +12,7 @@ from functools import partial
 from types import NoneType
 from typing import Any
 
+from amqp.exceptions import MessageNacked
 from celery import states
 from celery.app.task import Task
 from celery.backends.base import DisabledBackend
@@ -488,6 +489,11 @@ def is_outage(app: Any, error: Exception) -> bool:
     cause = error.__cause__ or error
     outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
     return isinstance(cause, outage) or (cause is error and isinstance(error, (BrokerError, OperationalError)))
+
+
+def is_nacked(error: Exception) -> bool:
+    """Return whether RabbitMQ has refused a message for now, as a queue that is full does."""
+    return isinstance(error.__cause__ or error, MessageNacked)
 
 
 class Expired(Ignore):

@@ -388,6 +388,31 @@ def test_a_message_whose_copy_the_broker_refuses_is_not_acked(
     assert journal.count("charged") == 1
 
 
+@on(CLASSIC)
+def test_a_message_whose_retry_the_broker_refuses_goes_back_to_its_queue(
+    app: Celery,
+    start: Callable[..., WorkerNode],
+    left: Callable[..., dict[str, int]],
+    own_server: RabbitServer,
+    vhost: Vhost,
+    journal: Journal,
+    gates: Gates,
+) -> None:
+    """Celery drops it, where the retry is confirmed at all."""
+    gate = gates.close("retry ORD-1")
+    node = start(env={"CONFIRM_PUBLISH": "1"})
+    result = app.module.flaky.delay("ORD-1", 1, 0.1)
+    gate.reached()
+    own_server.fill_up(vhost)
+    gate.open()
+    logged(node, "took no retry of this message (MessageNacked")
+    own_server.empty(vhost)
+    assert result.get(timeout=30) == "ORD-1 after 1"
+    assert left(node) == {}
+    assert [entry.fields["retries"] for entry in journal.entries("tried")][-1:] == [1]
+    assert journal.count("charged") == 1
+
+
 @on(CLASSIC, NATIVE)
 def test_after_the_kill_of_a_child_its_message_runs_once_more(
     app: Celery,

@@ -210,6 +210,10 @@ class RabbitServer:
         policy = json.dumps({"max-length": 0, "overflow": "reject-publish"})
         self.ctl("set_policy", "--vhost", vhost.url.rsplit("/", 1)[1], "--apply-to", "queues", "full", ".*", policy)
 
+    def empty(self, vhost: Vhost) -> None:
+        """Let the queues of a vhost take messages again that `fill_up` has filled."""
+        self.ctl("clear_policy", "--vhost", vhost.url.rsplit("/", 1)[1], "full")
+
     def unacked(self, vhost: Vhost) -> int:
         """Return how many messages are handed out and not acked."""
         name = vhost.url.rsplit("/", 1)[1]

@@ -33,7 +33,7 @@ def queue(name: str, **arguments: object) -> Queue:
 
 app.conf.update(
     broker_write_url=os.environ.get("BROKER_WRITE_URL", app.conf.broker_url),
-    broker_transport_options={},
+    broker_transport_options={"confirm_publish": os.environ.get("CONFIRM_PUBLISH") == "1"},
     worker_cancel_long_running_tasks_on_connection_loss=os.environ.get("CANCEL_ON_LOSS") == "1",
     broker_channel_error_retry=os.environ.get("CHANNEL_ERROR_RETRY") == "1",
     task_queues=[
@@ -84,6 +84,7 @@ def flaky(self: Any, order_id: str, failures: int, countdown: float) -> str:
     """Retries by hand until it has failed often enough."""
     Journal.from_env().write("tried", order_id, retries=self.request.retries)
     if self.request.retries < failures:
+        Gates.from_env().wait(f"retry {order_id}")
         raise self.retry(countdown=countdown)
     Journal.from_env().write("charged", order_id)
     return f"{order_id} after {self.request.retries}"
