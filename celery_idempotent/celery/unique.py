@@ -146,6 +146,8 @@ def _goes_elsewhere(app: Any, producer: Any, options: Mapping[str, Any]) -> bool
     if producer is None:
         return False
     given, own = producer.connection, app.connection_for_write()
+    if own.alt and given.alt == own.alt:  # the same URLs, of which it may have taken another one
+        return False
     return [getattr(given, name) for name in _ADDRESS] != [getattr(own, name) for name in _ADDRESS]
 
 

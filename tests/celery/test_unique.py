@@ -346,6 +346,19 @@ def test_a_call_to_another_broker_is_published_there(
         assert index.apply_async((7,), producer=own).id == first.id
 
 
+def test_a_producer_that_has_changed_to_the_apps_other_broker_is_the_apps_own(
+    client_app: Callable[..., Celery], broker_url: str
+) -> None:
+    """As that of beat, where it cannot reach the first of several sentinels."""
+    app = client_app(UNIQUE, BROKER_URL=f"redis://127.0.0.1:{free_port()}/0;{broker_url}")
+    index = app.module.index
+    with app.connection_for_write() as connection:
+        connection.ensure_connection(max_retries=3, interval_start=0)
+        with app.amqp.Producer(connection, auto_declare=False) as producer:
+            first, again = (index.apply_async((7,), producer=producer) for _ in range(2))
+    assert (again.id, messages(broker_url)) == (first.id, 1)
+
+
 def test_calls_that_are_unique_by_different_options_do_not_stand_for_each_other(app: Celery) -> None:
     index = app.module.index
     own = index.apply_async((7, 3)).id
