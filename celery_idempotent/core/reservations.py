@@ -16,10 +16,11 @@ import queue
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty
 from time import monotonic, sleep, time
 from typing import Any, NamedTuple, TypeVar
@@ -445,10 +446,21 @@ class Confirmations:
 
 
 class _Threads:
-    """Threads of this process; a forked child makes its own."""
+    """Threads of this process, which ends without them: what they wait for may never answer.
+
+    A forked child makes its own. None has a lock of Python's, as in `Confirmations`.
+    """
 
     def __init__(self) -> None:
-        self._pid, self._local = 0, threading.local()
+        self._local = threading.local()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        #: one entry for each thread that waits for a call, and for each that may yet be started
+        self._idle: deque[bool] = deque()
+        self._unstarted = deque([True] * THREADS)
 
     @property
     def inside(self) -> bool:
@@ -456,17 +468,55 @@ class _Threads:
         return hasattr(self._local, "inside")
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        if self._pid != os.getpid():
-            pool = ThreadPoolExecutor(THREADS, "celery-idempotent-publish", setattr, (self._local, "inside", True))
-            self._pool, self._pid = pool, os.getpid()
-        return self._pool.submit(call)
+        if self._pid != os.getpid() or type(self._calls) is not queue.SimpleQueue:  # gevent has replaced it since
+            self._reset()
+        future: Future[T] = Future()
+        self._calls.put(partial(_answer, future, call))
+        if not _take(self._idle) and _take(self._unstarted):
+            work = partial(self._work, self._calls, self._idle)
+            try:
+                threading.Thread(target=work, name="celery-idempotent-publish", daemon=True).start()
+            except RuntimeError:
+                self._unstarted.append(True)
+                future.cancel()
+                raise
+        return future
+
+    def _work(self, calls: queue.SimpleQueue[Callable[[], None]], idle: deque[bool]) -> None:
+        self._local.inside = True
+        while True:
+            try:
+                call = calls.get_nowait()
+            except Empty:
+                idle.append(True)
+                call = calls.get()
+            call()
+            del call  # until the next one comes
+
+
+def _take(entries: deque[bool]) -> bool:
+    try:
+        return entries.pop()
+    except IndexError:  # another thread may have taken the last one
+        return False
+
+
+def _answer(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():  # its caller waits no longer
+        return
+    try:
+        found = call()
+    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        future.set_exception(error)
+    else:
+        future.set_result(found)
 
 
 _threads = _Threads()
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what a call of a store returns, if it does so in time; the call itself goes on in its thread.
+    """Return what a call of a store returns, if it does so in time; a call that has begun goes on in its thread.
 
     A call within another one has the time of that.
 
@@ -476,7 +526,11 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     if _threads.inside:  # to wait there for one of the others may be to wait for oneself
         return call()
     try:
-        return _threads.submit(call).result(seconds)
+        future = _threads.submit(call)
+        try:
+            return future.result(seconds)
+        finally:
+            future.cancel()  # it does nothing to what has begun
     except Late:
         raise StoreUnreachable(f"The store did not answer a publisher within {seconds:g} s.") from None
     except RuntimeError as error:  # the interpreter is about to end, and starts no threads

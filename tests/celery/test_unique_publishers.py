@@ -336,6 +336,21 @@ def test_a_call_that_is_made_while_the_interpreter_ends_is_published(
     assert messages(broker_url) == 2
 
 
+def test_a_process_ends_though_the_result_backend_does_not_answer(
+    spawn: Callable[..., subprocess.Popen[bytes]], worker_env: dict[str, str], broker_url: str, tmp_path: Path
+) -> None:
+    """What asks the backend for a call waits for it no longer than the call does."""
+    worker_env["RESULT_URL"] = tmp_path.as_uri()
+    code = f"""import threading
+from {UNIQUE} import index
+index.delay(7)
+type(index.backend).get_task_meta = lambda *args, **options: threading.Event().wait()
+index.delay(7)
+"""
+    assert spawn("-c", code).wait(30) == 0
+    assert messages(broker_url) == 2
+
+
 def test_a_message_that_is_put_back_into_its_queue_keeps_what_it_reserves(
     app: Celery, broker_url: str, store_url: str
 ) -> None:
