@@ -45,7 +45,10 @@ KeySource = str | Sequence[str] | Callable[..., object] | None
 
 MAX_DEPTH, MAX_PART = 100, 128  # the depth is far below Python's own limit, which depends on version and caller
 _MARKED = {'"__type__"', '"__value__"'}
-_EMPTY = {"null", '""', "[]", "{}", "set[]", 'bytes""'}
+#: Matches the canonical form of what names nothing, and of what has nothing else in it.
+_EMPTY = re.compile(r'(?:null|nan|(?:bytes)?""|(?:set)?\[|[\],{}]|"(?:[^"\\]|\\.)*":)+').fullmatch
+#: Finds how Python writes an object whose class has no way of its own, as ``<shop.Order object at 0x7f3c>``.
+find_address = re.compile(r"<[^<>]* at (0x[0-9A-Fa-f]+)>").search
 _SAFE = "".join(set(string.punctuation) - set("%:~"))
 _NEEDS_NO_ESCAPE = re.compile(r"[!-$&-9;-}]*").fullmatch
 _NONE: Mapping[str, object] = {}
@@ -224,8 +227,8 @@ def resolve(
 
     ``source`` is the name of an argument; a sequence of names, which gives the tuple of their values; or a callable,
     which gets those of ``arguments`` that its signature names, as keywords, or all of them if it takes ``**kwargs``.
-    Raises MissingKey if an argument is missing, if the callable raises, or for None, "" and what cannot be a key; it
-    calls the source a callable of ``what``.
+    Raises MissingKey if an argument is missing, if the callable raises or returns the address of an object, or for
+    None, "" and what cannot be a key; it calls the source a callable of ``what``.
     """
     if isinstance(source, str):
         return _argument(source, arguments)
@@ -635,8 +638,22 @@ def _call(source: Callable[..., object], arguments: Mapping[str, object], what: 
     except Exception as exc:
         got = f"{type(exc).__name__}: {exc}. Fix it; it gets what it names of the arguments {sorted(arguments)}"
         raise MissingKey(f"Expected the {what} callable {_name(source)} to return a {what}, got {got}") from exc
-    _usable(key, f"what the {what} callable {_name(source)} returns")
+    returned = f"what the {what} callable {_name(source)} returns"
+    encoded = _usable(key, returned)
+    if " at 0x" in encoded and (found := find_address(encoded)) and found[1] not in _text_of(arguments):
+        raise MissingKey(
+            f"Expected {returned} to be the same in every process, got {found[0]}, the address of an object in this "
+            "one. Return its id instead, or give its class a __str__"
+        )
     return key
+
+
+def _text_of(arguments: Mapping[str, object]) -> str:
+    """Return the text in which a message has these arguments; "" where none could."""
+    try:
+        return _strict.encode(dict(arguments), 0)
+    except TypeError:
+        return ""
 
 
 @lru_cache(maxsize=1024)
@@ -655,7 +672,7 @@ def _usable(value: object, what: str) -> str:
         encoded = _strict.encode(value, 0)
     except TypeError as exc:
         raise MissingKey(f"Expected {what} to be text, a number or a sequence of them. {exc}") from exc
-    if encoded in _EMPTY:
+    if encoded == '""' or (encoded[0] != '"' and _EMPTY(encoded)):
         raise MissingKey(f"Expected {what} to name the operation, got {value!r}: pass a value that is not empty")
     return encoded
 

@@ -143,6 +143,10 @@ class HttpBinding(Binding):
             empty = not part if isinstance(part, bytes) else part is None or part is False or part == ""
             if empty or not getattr(part, "is_authenticated", True):
                 raise problems.unknown_caller()
+            # A header holds what its client wrote.
+            made = isinstance(part, str) and not isinstance(self.options.scope, str)
+            if made and (found := keys.find_address(part)):
+                raise _unfit_scope(found[0], "the address of an object is another one in each process")
         return value
 
     def check_length(self, request: Request) -> None:

@@ -230,6 +230,20 @@ def test_an_account_of_which_no_key_can_be_made_is_an_error(ask: Ask) -> None:
             ask(Shop(), [{}], scope=lambda request, account=account: account)
 
 
+@pytest.mark.parametrize("of", [str, lambda user: ("shop", repr(user))])
+def test_the_address_of_a_user_is_no_account(ask: Ask, of: Callable[[object], object]) -> None:
+    """It would be another one in each process, and for each request."""
+    with pytest.raises(ConfigurationError, match=r"got <object object at 0x\w+>: return its id \(the address"):
+        ask(Shop(), [{}], scope=lambda request: of(object()))
+
+
+def test_an_account_in_a_header_is_what_its_client_wrote(ask: Ask) -> None:
+    shop, user = Shop(), "<object object at 0x7f3c>"
+    request = {"HTTP_X_USER": user, "headers": [(b"x-user", user.encode())]}
+    ask(shop, [request, request], scope="X-User")
+    assert shop.runs == 1
+
+
 def test_a_scope_may_be_a_coroutine_in_asgi() -> None:
     async def account(scope: Any) -> str:
         await asyncio.sleep(0)

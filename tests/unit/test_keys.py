@@ -651,10 +651,30 @@ def test_a_callable_that_raises_leaves_no_key() -> None:
         resolve(lambda invoice: invoice, ARGUMENTS)
 
 
-@pytest.mark.parametrize("result", [None, "", (), [], {}, b"", set(), frozenset()])
+#: What names nothing, and what has nothing else in it.
+NOTHING = [None, "", (), [], {}, b"", set(), frozenset(), float("nan")]
+NOTHING += [(None, None), ["", (None, [b""])], {"id": None}, {None}, [{'a"b:': float("nan"), "c": {}}]]
+
+
+@pytest.mark.parametrize("result", NOTHING)
 def test_a_callable_that_returns_nothing_leaves_no_key(result: Any) -> None:
     with pytest.raises(MissingKey, match=r"Expected what the key callable .* to name the operation"):
         resolve(lambda: result, ARGUMENTS)
+
+
+@pytest.mark.parametrize("result", [str, repr, lambda order: f"order-{order}", lambda order: ("A", [str(order)])])
+@pytest.mark.parametrize("what", ["key", "scope"])
+def test_a_callable_that_returns_the_address_of_an_object_leaves_no_key(result: Any, what: str) -> None:
+    with pytest.raises(MissingKey, match=r"to be the same in every process, got <\S+ object at 0x\w+>, the address"):
+        resolve(lambda order: result(object()), ARGUMENTS, what)
+    with pytest.raises(MissingKey, match="to be the same in every process"):
+        resolve(lambda order: result(order), {"order": object()}, what)
+
+
+def test_an_address_that_the_message_has_is_the_same_in_every_process() -> None:
+    text = "no answer from <shop.Gateway object at 0x7f3c0>"
+    assert resolve(lambda report: report["text"][:100], {"report": {"text": text}}) == text
+    assert resolve("text", {"text": text}) == text
 
 
 def test_a_callable_that_returns_an_object_leaves_no_key() -> None:
@@ -724,13 +744,20 @@ def test_what_kombu_turns_into_text_is_that_text() -> None:
     assert key("\ud83d\ude00") == key("\U0001f600")
 
 
-@pytest.mark.parametrize("value", [None, "", (), [], {}, b"", set()])
+@pytest.mark.parametrize("value", NOTHING)
 def test_an_empty_key_is_missing(value: Any) -> None:
     with pytest.raises(MissingKey, match="Expected the key to name the operation, got"):
         key(value)
 
 
-@pytest.mark.parametrize("value", ["", (), [], {}, b""])
+@pytest.mark.parametrize(
+    "value", ["null", "nan", "[]", "{}", ',:"', 0, False, (None, 0), {"id": False}, {"": "a"}, ["", " "]]
+)
+def test_a_key_with_something_in_it_is_not_empty(value: Any) -> None:
+    assert key(value)
+
+
+@pytest.mark.parametrize("value", NOTHING[1:])
 def test_an_empty_scope_is_missing(value: Any) -> None:
     with pytest.raises(MissingKey, match="Expected the scope to name the operation, got"):
         compose("n", "t", key="k", scope=value)
