@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
+from operator import attrgetter, itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, get_args
 
 from ..stores import scheme_of
 from ..stores.base import Store
 from ..units import Duration, hide_password, masked, parse_duration, parse_size, unfit
 from . import compression
-from .keys import KeySource, hides_arguments
+from .keys import KeySource, hides_arguments, own_signature
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
@@ -300,6 +301,23 @@ def _required(source: Callable[..., object]) -> list[str]:
     return [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
 
 
+def _positional(source: Callable[..., object]) -> str:
+    """Return which argument of a callable can have no name, so that it is never given one; "" if there is none."""
+    if isinstance(source, (itemgetter, attrgetter, methodcaller)):  # some Pythons know no signature of them
+        return "the object"
+    try:
+        parameters = own_signature(source).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    by_name = any(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters)
+    for p in parameters:
+        if p.kind is p.POSITIONAL_ONLY and (p.default is p.empty or not by_name):
+            return p.name
+        if p.kind is p.VAR_POSITIONAL and not by_name:
+            return f"*{p.name}"
+    return ""
+
+
 def _names_of(signature: inspect.Signature, *, hidden: bool) -> list[str]:
     """Return the names under which the arguments of a task are known."""
     collected = _collected(signature, hidden=hidden)
@@ -351,6 +369,10 @@ def _check_callable(source: object, option: str, signature: inspect.Signature, t
             f"its decorator hides that, so it would be given all; write lambda {', '.join(known)}: ..., which calls it"
         )
         raise unfit(option, expected, source, hint)
+    if positional := _positional(source):
+        names = ", ".join(known) or "**arguments"
+        hint = f"it is given them by name, and nothing for {positional}; write lambda {names}: ..."
+        raise unfit(option, f"a callable that takes arguments of {task}{signature} by their names", source, hint)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     for name in [] if takes_any or hidden or hides else _required(source):
         if name not in known:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import pickle
 import re
 from collections.abc import Callable
@@ -437,6 +438,37 @@ def test_a_callable_is_refused_whose_decorator_hides_that_it_does_not_take_all(o
     Policy(**{option: of_all}).check_signature(signature, "shop.charge")
     Policy(**{option: of_one}).check_signature(inspect.signature(lambda order_id: None), "shop.charge")
     Policy(**{option: functools.lru_cache(lambda order_id: order_id)}).check_signature(signature, "shop.charge")
+
+
+def of_first(order_id: str, /, amount: int = 0) -> str:
+    return order_id
+
+
+@pytest.mark.parametrize(
+    ("source", "given"),
+    [
+        (lambda *args: str(args), "nothing for \\*args"),
+        (of_first, "nothing for order_id"),
+        (operator.itemgetter("order_id"), "nothing for the object"),
+        (operator.attrgetter("order_id"), "nothing for the object"),
+    ],
+)
+@pytest.mark.parametrize("option", ["key", "scope"])
+def test_a_callable_that_takes_arguments_by_position_is_refused(option: str, source: Any, given: str) -> None:
+    """It would be given none, and return one key for all calls, or raise at each."""
+    expected = (
+        rf"{option}: expected a callable that takes arguments of shop.charge\(.* {given}; write lambda order_id, "
+    )
+    with pytest.raises(ConfigurationError, match=expected):
+        Policy(**{option: source}).check_signature(inspect.signature(charge), "shop.charge")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [dict, lambda **given: given["order_id"], lambda order_id, *more: order_id, functools.partial(of_first, "A")],
+)
+def test_a_callable_that_may_take_arguments_by_name_is_fit(source: Any) -> None:
+    Policy(key=source).check_signature(inspect.signature(charge), "shop.charge")
 
 
 @pytest.mark.parametrize(
