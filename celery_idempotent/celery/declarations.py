@@ -406,11 +406,18 @@ def _setting_meant(app: Any, written: str) -> str | None:
     # Celery reads its own settings in capitals too, and finds others in lower case alone.
     word = name.lower()
     near = [rest for group in GROUPS if (rest := word.removeprefix(group)) in SETTINGS]
+    near = near or (["idempotency"] if _option_in(name) else [])
     near = near or difflib.get_close_matches(word, SETTINGS, n=1, cutoff=LIKE_IDEMPOTENCY)
     if not near and not name.startswith("idempot"):
         return None
     near = near or difflib.get_close_matches(word, SETTINGS, n=1)
     return f"{prefix}{near[0].upper()}" if prefix and near else near[0] if near else ""
+
+
+def _option_in(setting: str) -> str:
+    """Return the option that a setting is meant as, as ``idempotency_result_ttl``; "" if it is meant as none."""
+    option = setting.removeprefix("celery_").removeprefix("task_").removeprefix("idempotency_")
+    return option if option in OPTIONS and option != setting and "idempotency_" in setting else ""
 
 
 def _is_setting(name: str, value: object) -> bool:
@@ -429,6 +436,8 @@ def check_settings(app: Any) -> None:
     """
     for name, meant in mistaken_settings(app).items():
         hint = f"Did you mean {meant}?" if meant else "Leave it out."
+        if option := _option_in(name.lower()):
+            hint = f'Write {meant} = {{"{option}": ...}}.'
         if meant and name.isupper() and not app.namespace:
             hint += f" In Django's settings, write CELERY_{meant.upper()}, and {NAMESPACED}."
         raise ConfigurationError(

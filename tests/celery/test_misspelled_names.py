@@ -418,6 +418,13 @@ def test_a_slip_within_a_body_is_refused(app: Celery) -> None:
         ("CELERY", {"IDEMPOTENCY_STORE": "postgresql://db/x"}, {"IDEMPOTENCY_STORE": "CELERY_IDEMPOTENCY_STORE"}),
         ("CELERY", {"IDEMPOTENCY_STORE": "memory://", "CELERY_IDEMPOTENCY_STORE": "memory://"}, {}),
         ("CELERY", {"IDEMPOTENCY": {"header": "X-Idempotency"}, "IDEMPOTENCY_HTTP": {"store": "memory://"}}, {}),
+        (None, {"idempotency_result_ttl": 60}, {"idempotency_result_ttl": "idempotency"}),
+        ("CELERY", {"CELERY_IDEMPOTENCY_LEASE_TTL": 60}, {"CELERY_IDEMPOTENCY_LEASE_TTL": "CELERY_IDEMPOTENCY"}),
+        (
+            None,
+            {"task_idempotency_history": False},
+            {"task_idempotency_history": "idempotency"},
+        ),
         (None, {"DEMO": 1, "result_expires": 60, "identity_store": 1}, {}),
         *((None, {name: "x"}, {}) for name in declarations.SETTINGS),
     ],
@@ -450,6 +457,22 @@ def test_a_setting_without_its_namespace_is_refused_with_what_reads_it(
     app = Celery("settings", set_as_current=False)
     app.config_from_object(type("Settings", (), {name: {"result_ttl": "30d"}}), namespace=namespace)
     with pytest.raises(ConfigurationError, match=hint):
+        declarations.check_settings(app)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "instead"),
+    [
+        (None, "idempotency_result_ttl", 'Write idempotency = {"result_ttl": ...}.'),
+        ("CELERY", "CELERY_IDEMPOTENCY_ON_CONFLICT", 'Write CELERY_IDEMPOTENCY = {"on_conflict": ...}.'),
+    ],
+)
+def test_an_option_as_a_setting_is_refused_with_where_it_belongs(
+    namespace: str | None, name: str, instead: str
+) -> None:
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(type("Settings", (), {name: "30d"}), namespace=namespace)
+    with pytest.raises(ConfigurationError, match=re.escape(f"got {name}, which nothing reads. {instead}")):
         declarations.check_settings(app)
 
 
