@@ -388,6 +388,7 @@ class Guard:
                 delivery.emit_end(held, events.Released, reason=reason, ran=ran)
                 return False
             return _lost(delivery, held, error)
+        held.given_back = True  # a thread that the body left behind may ask
         if release.reason is Reason.DONE:
             delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
         else:

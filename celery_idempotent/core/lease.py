@@ -55,6 +55,7 @@ class HeldLease:
         "due",
         "encode",
         "fence",
+        "given_back",
         "given_up",
         "key",
         "lease",
@@ -96,6 +97,8 @@ class HeldLease:
         self.lost = False
         #: whether the body gave it up, while it goes on, to a message that carries the operation on
         self.given_up = False
+        #: whether its run has ended without a record, so that another delivery may run
+        self.given_back = False
         #: whether a run began under it, and has not ended
         self.open = False
         #: the process that holds it: a child that its body forks does not
@@ -149,9 +152,9 @@ class HeldLease:
             errors.LeaseLost: another delivery may run the operation now, or has run it.
             StoreUnreachable: the lease is in doubt, and the store does not reply.
         """
-        if not self.lost and self.fence and self.doubtful:
+        if not (self.lost or self.given_back) and self.fence and self.doubtful:
             self._look_up()
-        if self.lost:
+        if self.lost or self.given_back:
             raise self._lost()
 
     def settle(self, result: object, *, using: OpenTransaction | str | list[Any]) -> None:
@@ -208,6 +211,11 @@ class HeldLease:
             return self.lost_error(
                 f"The lease on {self.key!r} (fence {self.fence}) was given up when this run published its retry. Stop "
                 "here; the retry goes on in its place."
+            )
+        if self.given_back:
+            return self.lost_error(
+                f"The lease on {self.key!r} (fence {self.fence}) was given back when its run ended. Stop here; another "
+                "delivery may run."
             )
         return self.lost_error(
             f"The lease on {self.key!r} (fence {self.fence}) was lost: its time ran out and another delivery may "

@@ -757,6 +757,21 @@ def test_a_retry_is_released_as_the_adapter_says(bench: Bench) -> None:
     assert bench.record.remaining == 30.0
 
 
+def test_a_thread_that_a_failed_body_left_behind_is_told_to_stop(bench: Bench) -> None:
+    """Its lease is not over yet, and another delivery may run."""
+    with suppress(ValueError):
+        bench.deliver(ValueError())
+    [left_behind] = bench.runs
+    assert not left_behind.doubtful
+    assert "given back when its run ended" in str(sure(LostInTask, left_behind.check))
+    assert bench.deliver(lambda holding: holding.check()) == Ran(None)
+
+
+def test_a_thread_that_a_settled_body_left_behind_may_go_on(bench: Bench) -> None:
+    bench.deliver()
+    bench.runs[0].check()  # nothing else runs the operation
+
+
 def test_a_body_that_was_released_runs_again(bench: Bench) -> None:
     with suppress(ValueError):
         bench.deliver(ValueError())
