@@ -28,6 +28,7 @@ from ..errors import ConfigurationError, LeaseLost, StoreUnreachable
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Release, State
 from ..stores.transactions import OpenTransaction
+from .keys import find_address
 
 RENEWALS_PER_TTL = 3
 #: Part of a ttl by which trust ends before the lease does, for clocks that tick at different speeds.
@@ -248,8 +249,18 @@ class HeldLease:
 
         Returns:
             32 hexadecimal digits.
+
+        Raises:
+            ConfigurationError: the name is None, or the address of an object, which is another one on the next run.
         """
-        return _digest(f"{self.key}\n{name}")
+        given: object = name  # which need not be the text that it should be
+        text = f"{given}"
+        if given is None or find_address(text):
+            raise ConfigurationError(
+                f"derived_key: expected a name that each run of {self.key!r} gives the same call and no other, got "
+                f"{text}: write the name of what is called, or the id of what it is called for"
+            )
+        return _digest(f"{self.key}\n{text}")
 
 
 def _digest(text: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from celery_idempotent.core import heartbeat as module
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.lease import HeldLease
-from celery_idempotent.errors import LeaseLost, StoreRefused, StoreUnreachable
+from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from tests.support.unit.scripted import PROMPTLY, Clock, ScriptedStore
 
@@ -85,6 +85,15 @@ def test_a_derived_key_is_the_same_for_every_run_everywhere(store: ScriptedStore
 def test_a_derived_key_tells_names_and_operations_apart(store: ScriptedStore, clock: Clock) -> None:
     one, other = hold(store, clock, "k1"), hold(store, clock, "k2")
     assert len({one.derived_key("a"), one.derived_key("b"), other.derived_key("a"), one.derived_key("\udcff")}) == 4
+
+
+@pytest.mark.parametrize("name", [None, object(), f"charge {object()}"])
+def test_no_key_is_derived_of_what_is_no_name(store: ScriptedStore, clock: Clock, name: Any) -> None:
+    """None is that of each item without an id, and an address another one on the next run."""
+    with pytest.raises(
+        ConfigurationError, match=r"derived_key: expected a name that .*, got (None|.* at 0x\w+>): write"
+    ):
+        hold(store, clock).derived_key(name)
 
 
 def test_a_lease_is_trusted_for_nine_tenths_of_its_ttl(store: ScriptedStore, clock: Clock) -> None:
