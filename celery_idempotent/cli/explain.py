@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.reservations import WaitingMessage
+from ..core.results import why_unavailable
 from ..stores.records import Reason, Record, State, is_reservation
 from ..units import clean, format_duration
 from .common import KeyCommand, Stores, stores_of
@@ -293,5 +294,10 @@ def advice(record: Record | None) -> str:
             return "No worker is doing it. The next delivery runs."
         case State.FAILED:
             return "It is not run again: duplicates fail as it did. forget KEY lets it run."
+        case _ if why := why_unavailable(record.payload):
+            return (
+                f"It is done: duplicates do not run. Its result was not kept ({clean(why)}): those whose callers wait "
+                "for one fail with ResultUnavailable."
+            )
         case _:
             return "It is done: duplicates are answered with its result and do not run."

@@ -275,6 +275,12 @@ def _unavailable(reason: str) -> bytes:
     return _UNAVAILABLE + reason.encode("utf-8", "backslashreplace")
 
 
+def why_unavailable(payload: bytes) -> str:
+    """Return why a settled payload has no value, as its writer gave it; "" if it has one, or is of another kind."""
+    reason = payload.removeprefix(_UNAVAILABLE)
+    return reason.decode("utf-8", "replace") if reason != payload else ""
+
+
 class Kind(str, Enum):
     """The kinds of payloads."""
 

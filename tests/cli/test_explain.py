@@ -16,9 +16,10 @@ from celery_idempotent import IdempotentTask, events
 from celery_idempotent.cli.common import Exit
 from celery_idempotent.cli.explain import advice, describe_event, describe_record
 from celery_idempotent.core.history import text_of
+from celery_idempotent.core.results import Codec
 from celery_idempotent.errors import StoreRefused
 from celery_idempotent.events import Event
-from celery_idempotent.stores import Claim, HistoryEntry, Lease, PastEvent, Reason, Record, State, Store
+from celery_idempotent.stores import Claim, HistoryEntry, Lease, Outcome, PastEvent, Reason, Record, State, Store
 from celery_idempotent.stores.history import facts_of
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.units import format_duration
@@ -50,6 +51,13 @@ def test_what_happened_is_told_in_order_and_what_it_means(on_redis: Run, redis_s
     assert 40 <= int(found[1]) < 50  # the command itself takes some of it
     assert lines[5].startswith("Now: completed ")
     assert lines[6].startswith("What this means: It is done")
+
+
+def test_a_result_that_was_not_kept_is_not_promised_to_duplicates(on_redis: Run, redis_store: RedisStore) -> None:
+    kept_nothing = Codec(compress_above=1024, result_max_bytes=1024).encode_value({1, 2})
+    redis_store.settle(hold(redis_store, KEY), Outcome(State.COMPLETED, kept_nothing), ttl=60)
+    said = json.loads(on_redis("explain", KEY, "--json").out)["advice"]
+    assert re.match(r"It is done: .*not kept \(.* as json: TypeError: .*\): those .* fail with ResultUnavailable", said)
 
 
 def test_scripts_get_all_of_it_with_whole_ids(on_redis: Run, redis_store: RedisStore) -> None:
