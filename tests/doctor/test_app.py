@@ -91,6 +91,12 @@ CASES = [
     ),
     Case(
         "beat-key-fixed",
+        "error",
+        {"policy": {"lease_ttl": 30}, "beat": {"options": {"task_id": "nightly"}}},
+        right={"policy": {"key": ("order_id",), "result_ttl": 50}, "beat": {"options": {"task_id": "nightly"}}},
+    ),
+    Case(
+        "beat-key-fixed",
         "warning",
         {"policy": {"key": lambda order_id: order_id}, **ORDER},
         right={"policy": {"key": lambda: "what the clock says"}, **ORDER},

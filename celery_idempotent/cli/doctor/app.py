@@ -118,7 +118,8 @@ def failure_not_acked(config: AppConfig) -> Findings:
 
 @CHECKS.add("what beat publishes has a key of its own")
 def beat_without_key(config: AppConfig) -> Findings:
-    scheduled = {str(entry["task"]) for entry in config.scheduled.values()}
+    entries = [entry for entry in config.scheduled.values() if not (entry.get("options") or {}).get("task_id")]
+    scheduled = {str(entry["task"]) for entry in entries}
     if unkeyed := [each.name for each in config.tasks if each.policy.key is None and each.name in scheduled]:
         yield info(
             f"The key of {listed(unkeyed)} is the task id, and beat publishes it: two beats, or a publish that is "
@@ -131,15 +132,16 @@ def beat_without_key(config: AppConfig) -> Findings:
 @CHECKS.add("no entry of beat has one key for several runs")
 def beat_key_fixed(config: AppConfig) -> Findings:
     for name, each, key, seconds in _fixed(config):
-        computed = callable(each.policy.key) and key != f"{KEY_HEADER}="
+        by_option = key in (f"{KEY_HEADER}=", "task_id=")
+        computed = callable(each.policy.key) and not by_option
         what = (
             f"The beat entry {name!r} publishes {each.name} every {seconds:g} s with the same key ({key}), which is "
             f"remembered for {each.policy.result_ttl:g} s: the runs between are answered with the result of the first."
         )
-        option = '"key": ..., ' if computed or key == f"{KEY_HEADER}=" else f'"key": {_written(each.policy.key)}, '
+        option = '"key": ..., ' if computed or by_option else f'"key": {_written(each.policy.key)}, '
         remedy = (
-            f'idempotency={{{option}"result_ttl": {seconds * 0.8:g}}}, shorter than the interval; or leave the key '
-            "out, so that each message is an operation of its own"
+            f'idempotency={{{option}"result_ttl": {seconds * 0.8:g}}}, shorter than the interval; or leave '
+            f"{key if by_option else 'the key'} out, so that each message is an operation of its own"
         )
         if computed:
             yield warning(f"{what} Unless its key function looks at more than its arguments.", remedy)
@@ -161,8 +163,11 @@ def _fixed(config: AppConfig) -> Iterator[tuple[str, DeclaredTask, str, float]]:
 def _fixed_key(each: DeclaredTask, entry: dict[str, Any]) -> str:
     """Return what fixes the key of all messages of an entry; "" if nothing does, or they do not fit the task."""
     policy, binding = each.policy, each.task._binding
-    if (entry.get("options") or {}).get(KEY_HEADER) is not None:
+    options = entry.get("options") or {}
+    if options.get(KEY_HEADER) is not None:
         return f"{KEY_HEADER}="
+    if policy.key is None and options.get("task_id"):  # which is the key then
+        return "task_id="
     if policy.key is None or (callable(policy.key) and not signature(policy.key).parameters):
         return ""  # without arguments it must look at something else, as the clock
     try:
