@@ -36,6 +36,7 @@ from celery_idempotent.core.keys import (
     canonical,
     compose,
     compose_default,
+    compose_slot,
     defaults_of,
     fingerprint,
     hides_arguments,
@@ -755,6 +756,13 @@ def test_an_empty_key_is_missing(value: Any) -> None:
 )
 def test_a_key_with_something_in_it_is_not_empty(value: Any) -> None:
     assert key(value)
+
+
+@pytest.mark.parametrize("value", NOTHING)
+def test_calls_that_name_nothing_wait_for_no_common_message(value: Any) -> None:
+    """With one reservation for all of them, that with the first one's arguments would be the only one published."""
+    with pytest.raises(MissingKey, match="to name the operation, got"):
+        compose_slot("n", "t", "document", {"document": value}, message=())
 
 
 @pytest.mark.parametrize("value", NOTHING[1:])
