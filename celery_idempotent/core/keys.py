@@ -45,8 +45,8 @@ KeySource = str | Sequence[str] | Callable[..., object] | None
 
 MAX_DEPTH, MAX_PART = 100, 128  # the depth is far below Python's own limit, which depends on version and caller
 _MARKED = {'"__type__"', '"__value__"'}
-#: Matches the canonical form of what names nothing, and of what has nothing else in it.
-_EMPTY = re.compile(r'(?:null|nan|(?:bytes)?""|(?:set)?\[|[\],{}]|"(?:[^"\\]|\\.)*":)+').fullmatch
+#: Matches the canonical form of what names nothing, and of a sequence of nothing else.
+_EMPTY = re.compile(r'(?:null|nan|(?:bytes)?""|(?:set)?\[|[\],{}])+').fullmatch
 #: Finds how Python writes an object whose class has no way of its own, as ``<shop.Order object at 0x7f3c>``.
 find_address = re.compile(r"<[^<>]* at (0x[0-9A-Fa-f]+)>").search
 _SAFE = "".join(set(string.punctuation) - set("%:~"))

@@ -188,7 +188,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "a lease is renewed once a ttl": [(LEASE, "RENEWALS_PER_TTL = 3", "RENEWALS_PER_TTL = 1")],
         "a lease in doubt is not looked up": [
-            (LEASE, "if not self.lost and self.fence and self.doubtful:", "if False:")
+            (LEASE, "if not (self.lost or self.given_back) and self.fence and self.doubtful:", "if False:")
         ],
         "a look at a lease is trusted from its reply": [
             (
@@ -347,12 +347,16 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a run whose record is gone is not settled": [
             (
                 RULES,
-                "    row = row or forgotten(lease)\n    if row.state is outcome",
-                "    if row is None:\n        return None\n    if row.state is outcome",
+                "        row = forgotten(lease)\n    if row.state is outcome",
+                "        return None\n    if row.state is outcome",
             )
         ],
         "a lease whose record is gone is not renewed": [
-            (RULES, "if row is None and not lease.claim.revive:", "if row is None:")
+            (
+                RULES,
+                "        if not lease.claim.revive:\n            return None\n        row = forgotten",
+                "        return None\n        row = forgotten",
+            )
         ],
         "a retry that overtakes counts as a crash": [
             (

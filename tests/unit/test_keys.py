@@ -83,7 +83,7 @@ def money(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", ["0", "1", "12345"])
 def test_frozen_keys_are_the_same_in_every_process(seed: str) -> None:
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(keys.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(keys.__file__).parents[2])}
     command = [sys.executable, str(DATA / "write_keys.py")]
     written = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     frozen = (DATA / "key_vectors.txt").read_text(encoding="ascii")
@@ -263,7 +263,7 @@ def test_no_two_values_are_equal_that_are_not() -> None:
 
 @pytest.mark.parametrize("seed", ["1", "12345"])
 def test_a_value_is_compared_alike_in_every_process_and_after_the_trip_through_pickle(seed: str) -> None:
-    found = f"{Path(keys.__file__).parents[1]}:{Path(__file__).parents[2]}"
+    found = f"{Path(keys.__file__).parents[2]}:{Path(__file__).parents[2]}"
     environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": found}
     command = [sys.executable, "-c", "from tests.support.unit import compared; compared.write()"]
     written = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -654,7 +654,7 @@ def test_a_callable_that_raises_leaves_no_key() -> None:
 
 #: What names nothing, and what has nothing else in it.
 NOTHING = [None, "", (), [], {}, b"", set(), frozenset(), float("nan")]
-NOTHING += [(None, None), ["", (None, [b""])], {"id": None}, {None}, [{'a"b:': float("nan"), "c": {}}]]
+NOTHING += [(None, None), ["", (None, [b""])], {None}, [float("nan"), {}]]
 
 
 @pytest.mark.parametrize("result", NOTHING)
@@ -752,7 +752,7 @@ def test_an_empty_key_is_missing(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["null", "nan", "[]", "{}", ',:"', 0, False, (None, 0), {"id": False}, {"": "a"}, ["", " "]]
+    "value", ["null", "nan", "[]", "{}", ',:"', 0, False, (None, 0), {"id": None}, {"": "a"}, ["", " "]]
 )
 def test_a_key_with_something_in_it_is_not_empty(value: Any) -> None:
     assert key(value)

@@ -345,10 +345,16 @@ def _kind_of(url: str) -> type[Any]:
     return kinds.get(url.partition("://")[0].lower(), redis.Connection)
 
 
+#: Scripts that ask whether a record is older than a lease.
+ASK_OUTDATED = ("renew", "settle", "release")
+
+
 @cache
 def script(verb: str) -> tuple[str, str]:
     """Return the source of a verb's script and its digest, under which the server caches it."""
-    source = (resources.files(__package__) / "lua" / f"{verb}.lua").read_text(encoding="utf-8")
+    lua = resources.files(__package__) / "lua"
+    names = ("outdated", verb) if verb in ASK_OUTDATED else (verb,)
+    source = "".join((lua / f"{name}.lua").read_text(encoding="utf-8") for name in names)
     return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -6,20 +6,18 @@ local reason = ARGV[2]
 local retry_ms = ARGV[3]
 local next_attempt = ARGV[4]
 local keep_ms = ARGV[5]
-local fence = tonumber(ARGV[6]) -- 0 where it is not known
+local fence = ARGV[6] -- 0 where it is not known
 local MOST_MARKS = 1100 -- as in rules.py
 
-local found = redis.call('HMGET', key, 'state', 'owner', 'task', 'fence', 'lease_end')
+local found = redis.call('HMGET', key, 'state', 'owner', 'task')
 local state, last_owner, task = found[1], found[2], found[3] or ''
 if not state and redis.call('EXISTS', key) == 0 then
   return 1 -- a key without a record is free already
 end
-if (tonumber(found[4]) or math.huge) < fence then
-  -- A record from before the lease, whose own lease is over: the server has lost the later one alone.
+if state and last_owner ~= owner then
   local clock = redis.call('TIME')
-  local now = clock[1] * 1000000 + clock[2]
-  if state == 'released' or (state == 'in_progress' and now >= (tonumber(found[5]) or math.huge)) then
-    return 1
+  if is_outdated(key, fence, clock[1] * 1000000 + clock[2]) then
+    return 1 -- free already
   end
 end
 if last_owner ~= owner or (state ~= 'in_progress' and state ~= 'released') then

@@ -31,16 +31,14 @@ for place, key in ipairs(KEYS) do
   local first = 9 * place - 8
   local owner, fence, lease_ms, keep_ms = unpack(ARGV, first, first + 3)
   local holder, task, fingerprint, attempt, revive = unpack(ARGV, first + 4, first + 8)
-  local found = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes', 'lease_end')
+  local found = redis.pcall('HMGET', key, 'state', 'owner', 'fence', 'crashes')
   if found.err and not found.err:find('WRONGTYPE') then
     return found -- as for a right that is missing; a key that is no hash is lost
   end
   local state, last_owner, last_fence, crashes = unpack(found, 1, 4)
   local held = state == 'in_progress' and last_owner == owner
   local gone = not found.err and not state and redis.call('EXISTS', key) == 0
-  -- A record from before the lease, whose own lease is over: the server has lost the later one alone.
-  local free = state == 'released' or (state == 'in_progress' and now >= (tonumber(found[5]) or math.huge))
-  if free and revive == '1' and (tonumber(last_fence) or math.huge) < tonumber(fence) then
+  if state and not held and revive == '1' and is_outdated(key, fence, now) then
     redis.call('DEL', key)
     gone, crashes, last_fence = true, nil, nil
   end

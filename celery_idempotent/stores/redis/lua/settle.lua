@@ -10,8 +10,8 @@ local state = ARGV[9]
 local payload = ARGV[10]
 local ttl_ms = ARGV[11]
 
-local found = redis.call('HMGET', key, 'state', 'owner', 'fence', 'lease_end')
-local last_state, last_owner, last_fence, lease_end = unpack(found, 1, 4)
+local found = redis.call('HMGET', key, 'state', 'owner', 'fence')
+local last_state, last_owner, last_fence = unpack(found, 1, 3)
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
@@ -22,12 +22,11 @@ end
 
 -- Another has it, or had it, unless the server lost its data and the key was not claimed since.
 local gone = not last_state and redis.call('EXISTS', key) == 0
--- A record from before the lease, whose own lease is over: the server has lost the later one alone.
-local free = last_state == 'released' or (last_state == 'in_progress' and now >= (tonumber(lease_end) or math.huge))
-if free and (tonumber(last_fence) or math.huge) < tonumber(fence) then
+local held = last_state == 'in_progress' and last_owner == owner
+if last_state and not held and is_outdated(key, fence, now) then
   gone, last_fence = true, nil
 end
-if not gone and (last_state ~= 'in_progress' or last_owner ~= owner) then
+if not gone and not held then
   return 0
 end
 
