@@ -69,7 +69,7 @@ BREAKS = [
             "False",
         ),
     ),
-    broken(4, "whoever asks settles", (SETTLE, " or last_owner ~= owner", "")),
+    broken(4, "whoever asks settles", (SETTLE, " and last_owner == owner", "")),
     broken(4, "whoever asks releases", (RELEASE, "last_owner ~= owner or", "false or")),
     broken(
         5, "a claim that is repeated is refused", (ACQUIRE, "if running and last_owner == owner then", "if false then")
