@@ -48,6 +48,7 @@ def stories(apps: list[object], seeds: range) -> dict[int, list[str]]:
 
 
 @pytest.mark.unmeasured
+@pytest.mark.timeout(300)  # half a minute of a processor, of which others on the machine may leave it little
 def test_whatever_is_killed_stopped_or_lost_the_law_holds(apps: list[object]) -> None:
     broken = stories(apps, range(SCHEDULES))
     assert not broken, "\n".join(broken.popitem()[1])
