@@ -87,7 +87,9 @@ def test_a_derived_key_tells_names_and_operations_apart(store: ScriptedStore, cl
     assert len({one.derived_key("a"), one.derived_key("b"), other.derived_key("a"), one.derived_key("\udcff")}) == 4
 
 
-@pytest.mark.parametrize("name", [None, object(), f"charge {object()}"])
+@pytest.mark.parametrize(
+    "name", [None, object(), f"charge {object()}"], ids=["None", "an object", "an object in a text"]
+)
 def test_no_key_is_derived_of_what_is_no_name(store: ScriptedStore, clock: Clock, name: Any) -> None:
     """None is that of each item without an id, and an address another one on the next run."""
     with pytest.raises(
