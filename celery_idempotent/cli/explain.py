@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..core.reservations import WaitingMessage
-from ..core.results import why_unavailable
 from ..stores.records import Reason, Record, State, is_reservation
 from ..units import clean, format_duration
 from .common import KeyCommand, Stores, stores_of
@@ -274,6 +273,8 @@ def describe_record(record: Record | None) -> str:
 
 def advice(record: Record | None) -> str:
     """Return what that means for the next delivery, and what to do about it."""
+    from ..core.results import why_unavailable  # which loads serializers: not for a help
+
     if record is None:
         return "The next delivery runs, as if there had been none."
     if is_reservation(record.key):
