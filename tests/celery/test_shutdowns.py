@@ -15,6 +15,7 @@ import pytest
 from celery import Celery
 from celery import __version__ as celery_version
 from celery.contrib.testing.worker import start_worker as start_thread
+from celery.result import AsyncResult
 from celery.worker.request import Request
 
 from celery_idempotent import IdempotentTask, StoreUnreachable
@@ -30,7 +31,7 @@ from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
 from tests.support.celery.aftermath import PARTING, Aftermath
 from tests.support.celery.fixtures import StartWorker
-from tests.support.celery.gates import Gates
+from tests.support.celery.gates import Gate, Gates
 from tests.support.celery.nodes import STOP_SECONDS, WorkerNode
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -102,15 +103,21 @@ def test_a_cold_shutdown_gives_the_task_back_and_is_no_crash(
     aftermath.expect(result, "SUCCESS", State.COMPLETED)
 
 
+def at_the_gate(parting: Celery, start_worker: StartWorker, gates: Gates) -> tuple[Gate, WorkerNode, AsyncResult]:
+    """Return a worker whose body stands at a gate, and for whose task one crash is too many."""
+    gate = gates.close("before ORD-1")
+    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
+    result = parting.module.part.delay("ORD-1")
+    gate.reached()
+    return gate, node, result
+
+
 @pytest.mark.parametrize("lag", [0, 0.3])
 def test_a_shutdown_by_a_signal_that_comes_to_the_children_too_is_no_crash(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, lag: float
 ) -> None:
     """As of a process manager: it ends the body at once, perhaps before the main process knows of a shutdown."""
-    gate = gates.close("before ORD-1")
-    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
-    result = parting.module.part.delay("ORD-1")
-    gate.reached()
+    gate, node, result = at_the_gate(parting, start_worker, gates)
     [child] = node.children()
     os.kill(child, signal.SIGTERM)
     sleep(lag)
@@ -126,10 +133,7 @@ def test_a_signal_to_a_child_alone_is_a_crash(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
 ) -> None:
     """As where something on the machine frees memory."""
-    gate = gates.close("before ORD-1")
-    node = start_worker(PARTING, concurrency=1, env={"LEASE_TTL": "600", "MAX_CRASHES": "1"})
-    result = parting.module.part.delay("ORD-1")
-    gate.reached()
+    _, node, result = at_the_gate(parting, start_worker, gates)
     [child] = node.children()
     os.kill(child, signal.SIGTERM)
     aftermath.expect(result, "FAILURE", State.RELEASED, "crash_loop", crashes=1, effects=0)
