@@ -21,7 +21,7 @@ from celery_idempotent.core.history import history
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
 from tests.support import preloaded, processes
-from tests.support.celery.measuring import MEASURED_PROCESSES, children
+from tests.support.celery.measuring import MEASURED_PROCESSES, children, this_process
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
 from tests.support.servers import Databases, ExternalRedis, Pools, RedisServer, ServerMissing, open_client, start_redis
@@ -78,7 +78,7 @@ LIBRARIES = (
     "http/test_task_ids.py",
 )
 CONTRACT = "stores/test_contract.py"
-#: What reaches (almost) no line that others do not. Coverage takes half as long again, so `full` runs these without.
+#: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these.
 UNMEASURED = (
     "celery/test_canvas.py",
     "celery/test_canvas_as_celery.py",
@@ -155,7 +155,7 @@ def pytest_configure() -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files without a test of this run: to collect all of them takes each process 4 s."""
-    part = config.option.markexpr.removesuffix(" and not soak")
+    part = config.option.markexpr
     if part not in PARTS or not collection_path.name.startswith("test_"):
         return None
     return None if has_tests_of(part, collection_path) else True
@@ -168,7 +168,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     file: half of what it takes to collect. What one of them has rewritten, it caches for the others.
     """
     config = session.config
-    worker, part = getattr(config, "workerinput", None), config.option.markexpr.removesuffix(" and not soak")
+    worker, part = getattr(config, "workerinput", None), config.option.markexpr
     if worker is None or part not in PARTS or config.args != config.getini("testpaths"):
         return
     here, number = Path(__file__).parent, int(worker["workerid"].removeprefix("gw"))
@@ -197,7 +197,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if smoke or (not once and is_quick(item, path)):
             item.add_marker(pytest.mark.quick)
         if not item.get_closest_marker("soak"):
-            for part in ("compat", "oldest", "unmeasured"):
+            for part in ("compat", "oldest"):
                 if item.get_closest_marker(part) and not has_tests_of(part, item.path):
                     raise pytest.UsageError(f"Expected no test of {part} in {path} by PARTS, got {item.name}: add it.")
 
@@ -225,8 +225,7 @@ PARTS: dict[str, Callable[[Path, str], bool]] = {
     ),
     "oldest": lambda path, text: is_in(path, (*LIBRARIES, CONTRACT)) or "mark.smoke" in text,
     "compat or oldest": lambda path, text: PARTS["compat"](path, text) or PARTS["oldest"](path, text),
-    "unmeasured": lambda path, text: is_in(path, UNMEASURED) or "mark.unmeasured" in text,
-    "not unmeasured": lambda path, text: not is_in(path, UNMEASURED),
+    "not soak": lambda path, text: True,
 }
 
 
@@ -257,10 +256,11 @@ def is_in(path: Path, parts: tuple[str, ...]) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Measure the coverage of the processes that a test starts, if it is one of `MEASURED_PROCESSES`."""
+    """Measure the coverage of a test, and of the processes that it starts if it is one of `MEASURED_PROCESSES`."""
     name = item.nodeid.partition("::")[2]
     measured = MEASURED_PROCESSES.get(place_of(item.path).as_posix(), ())
-    with children(are_measured=name.startswith(measured)):
+    is_measured = not item.get_closest_marker("unmeasured")
+    with this_process(is_measured=is_measured), children(are_measured=is_measured and name.startswith(measured)):
         return (yield)
 
 
