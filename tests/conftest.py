@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,6 @@ WORKERS_ON_PYTHONS = (
     "celery/test_crashes.py",
     "celery/test_duplicates.py",
     "celery/test_endings.py",
-    "celery/test_inspection.py",
     "celery/test_large_results.py",
     "celery/test_within.py",
     "flower",
@@ -78,29 +78,40 @@ LIBRARIES = (
     "http/test_task_ids.py",
 )
 CONTRACT = "stores/test_contract.py"
-#: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these.
+#: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these, and for
+#: the contract over most stores.
 UNMEASURED = (
+    "celery/test_broadcast.py",
     "celery/test_canvas.py",
     "celery/test_canvas_as_celery.py",
     "celery/test_canvas_duplicates.py",
+    "celery/test_canvas_kills.py",
+    "celery/test_cluster.py",
     "celery/test_crashes.py",
     "celery/test_duplicates.py",
     "celery/test_endings.py",
     "celery/test_failover.py",
     "celery/test_history.py",
+    "celery/test_kills_and_revokes.py",
     "celery/test_large_results.py",
     "celery/test_limits.py",
     "celery/test_long_tasks.py",
     "celery/test_metrics.py",
+    "celery/test_moving.py",
     "celery/test_nodes.py",
     "celery/test_one_at_a_time.py",
     "celery/test_other_brokers.py",
     "celery/test_outages.py",
+    "celery/test_pools.py",
+    "celery/test_purging.py",
     "celery/test_rabbitmq.py",
     "celery/test_release.py",
+    "celery/test_replace.py",
     "celery/test_sqlite_store.py",
     "celery/test_within.py",
     "celery/test_zombies.py",
+    "cli/test_commands.py",
+    "cli/test_watch.py",
     "django_app/test_worker.py",
     "docs/test_command_lines.py",
     "docs/test_django_page.py",
@@ -121,11 +132,18 @@ UNMEASURED = (
     "faults/test_store_outages.py",
     "faults/test_unique_changes.py",
     "flower",
+    "functions/test_run_events.py",
     "gauntlet",
+    "http/test_faults.py",
+    "http/test_gone.py",
     "http/test_inside.py",
+    "http/test_middlewares.py",
     "http/test_propagation.py",
+    "http/test_requests.py",
+    "http/test_responses.py",
     "model/test_real.py",
     "rq/test_deaths.py",
+    "rq/test_idempotent_worker.py",
     "rq/test_run_events.py",
     "rq/test_twice.py",
     "rq/test_unchanged.py",
@@ -133,17 +151,45 @@ UNMEASURED = (
     "stores/test_cached_faults.py",
     "stores/test_crowds.py",
     "stores/test_dynamodb_transact.py",
+    "stores/test_histories.py",
+    "stores/test_linearizability.py",
     "stores/test_pgbouncer.py",
     "stores/test_postgres_within.py",
     "stores/test_races.py",
+    "stores/test_redis.py",
     "stores/test_redis_acl.py",
+    "stores/test_redis_connections.py",
     "stores/test_redis_tls.py",
+    "stores/test_redis_urls.py",
+    "stores/test_reservations.py",
+    "stores/test_sqlite_connections.py",
+    "stores/test_statistics.py",
     "stores/test_valkey.py",
     "test_architecture.py",
     "testing/test_frozen_time.py",
     "unit/test_benchmarks.py",
     "unit/test_keys_properties.py",
+    "unit/test_records.py",
     "unit/test_reservation_model.py",
+)
+#: Folders and files whose tests take long. Several processes begin with these, so that what each of them has left at
+#: the end, which the others then share, is short.
+LONG = (
+    "simulation",
+    "unit/test_keys_properties.py",
+    "unit/test_reservation_model.py",
+    "stores/test_linearizability.py",
+    "stores/test_model.py",
+    "faults",
+    "celery",
+    "docs",
+    "rq",
+    "http",
+    "cli",
+    "testing",
+    "flower",
+    "django_app",
+    "stores/test_races.py",
 )
 
 
@@ -179,12 +225,47 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             import_module(".".join((here.name, *path.relative_to(here).with_suffix("").parts)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Measure in one of several processes what is reached by an import: all of them import the same."""
+    worker = getattr(session.config, "workerinput", {"workerid": "gw0"})
+    with this_process(is_measured=worker["workerid"] == "gw0"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    mark(items)
+    yield  # here those without the marks of this run are left out
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+    if workers:
+        items[:] = long_first(items, workers)
+
+
+def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in an order of which each of several processes gets a stretch that begins with long ones."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(place_of(item.path), []).append(item)
+    stretches: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    for part in LONG:
+        for path in [path for path in files if is_in(path, (part,))]:
+            min(stretches, key=len).extend(files.pop(path))
+    short = chain.from_iterable(files.values())
+    left = len(items)
+    for number, stretch in enumerate(stretches):
+        share = left // (workers - number)  # as pytest-xdist deals them out with `--dist worksteal`
+        stretch.extend(islice(short, max(0, share - len(stretch))))
+        left -= share
+    return [*chain.from_iterable(stretches), *short]
+
+
+def mark(items: list[pytest.Item]) -> None:
     for item in items:
         path = place_of(item.path)
         if path.parts[0] in WORKER_DIRECTORIES:
             item.add_marker(pytest.mark.worker)
-        if is_in(path, UNMEASURED):
+        if is_in(path, UNMEASURED) or (path == Path(CONTRACT) and "[dynamodb" not in item.name):
             item.add_marker(pytest.mark.unmeasured)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
         smoke = item.get_closest_marker("smoke")
@@ -259,8 +340,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Measure the coverage of a test, and of the processes that it starts if it is one of `MEASURED_PROCESSES`."""
     name = item.nodeid.partition("::")[2]
     measured = MEASURED_PROCESSES.get(place_of(item.path).as_posix(), ())
-    is_measured = not item.get_closest_marker("unmeasured")
-    with this_process(is_measured=is_measured), children(are_measured=is_measured and name.startswith(measured)):
+    own = not item.get_closest_marker("unmeasured")
+    with this_process(is_measured=own), children(are_measured=name.startswith(measured)):
         return (yield)
 
 

@@ -97,7 +97,7 @@ def test_a_worker_that_is_told_to_end_gives_its_port_back(start_worker: StartWor
     assert list(folder.glob("gauge_live*")) == []
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", pytest.param("eventlet", marks=pytest.mark.soak)])
 def test_a_pool_without_children_needs_no_folder(
     client_app: Callable[..., Celery], start_worker: StartWorker, port: int, pool: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_pool_without_children_needs_no_folder(
     assert value(port, "saved_run_seconds_count", CHARGE) == 1
 
 
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.soak)])
 def test_greenlets_that_run_and_wait_at_the_same_time_are_counted_each(
     client_app: Callable[..., Celery], start_worker: StartWorker, gates: Gates, port: int, pool: str
 ) -> None:

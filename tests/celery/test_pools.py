@@ -37,6 +37,11 @@ CUT_OFF = ["prefork", *GREEN]
 FREEING = ["prefork", *KILLING] if celery.VERSION >= (5, 5) else ["prefork"]
 
 
+def by_use(pools: list[str]) -> list[Any]:
+    """Return the pools as cases; eventlet, which few use and which behaves as gevent does, is one of `soak` alone."""
+    return [pytest.param(pool, marks=pytest.mark.soak) if pool == "eventlet" else pool for pool in pools]
+
+
 @pytest.fixture
 def app(client_app: Callable[..., Celery]) -> Celery:
     return client_app(POOLED)
@@ -112,7 +117,7 @@ def test_a_task_runs_once_fails_retries_and_ends_before_its_worker(
     assert [journal.count("charged", f"ORD-{n}") for n in range(1, 5)] == [1] * 4
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_task_that_outlives_its_lease_keeps_it_and_duplicates_wait(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
 ) -> None:
@@ -177,7 +182,7 @@ def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
     assert journal.count("charged") == 1
 
 
-@pytest.mark.parametrize("pool", KILLING)
+@pytest.mark.parametrize("pool", by_use(KILLING))
 def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
     app: Celery,
     start: Callable[..., WorkerNode],
@@ -230,7 +235,7 @@ def test_a_cold_shutdown_loses_no_task(
     assert journal.count("charged") == count
 
 
-@pytest.mark.parametrize("pool", KILLING)
+@pytest.mark.parametrize("pool", by_use(KILLING))
 def test_a_cold_shutdown_frees_all_keys_also_where_it_interrupts_one_of_the_bodies(
     app: Celery, start: Callable[..., WorkerNode], gates: Gates, store: RedisStore, pool: str
 ) -> None:
@@ -270,7 +275,7 @@ def test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash(
     assert result.get(timeout=20) == "charged ORD-1"
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", *GREEN])
+@pytest.mark.parametrize("pool", by_use(["prefork", "threads", *GREEN]))
 def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, own_redis: Callable[..., RedisServer], pool: str
 ) -> None:
@@ -289,7 +294,7 @@ def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
     assert journal.count("started") == 1
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_body_that_exits_is_run_again(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
 ) -> None:
@@ -299,7 +304,7 @@ def test_a_body_that_exits_is_run_again(
     assert journal.count("started") == 2
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_task_whose_hook_exits_is_tried_again(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
 ) -> None:
@@ -309,7 +314,7 @@ def test_a_task_whose_hook_exits_is_tried_again(
     wait_until(lambda: not messages(app.conf.broker_url), message="the message to be acked")
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", by_use(POOLS))
 def test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit(
     app: Celery, start: Callable[..., WorkerNode], store: RedisStore, journal: Journal, pool: str
 ) -> None:
@@ -347,7 +352,7 @@ def test_children_that_are_replaced_after_every_task_lose_none(
     assert len({entry.pid for entry in charged}) == 6
 
 
-@pytest.mark.parametrize("pool", GROWING)
+@pytest.mark.parametrize("pool", by_use(GROWING))
 def test_a_pool_that_grows_under_load_runs_each_task_once(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, pool: str
 ) -> None:
@@ -387,7 +392,7 @@ def test_a_pool_that_is_restarted_and_resized_runs_each_task_once(
     assert journal.count("started") == 2
 
 
-@pytest.mark.parametrize("pool", GREEN)
+@pytest.mark.parametrize("pool", by_use(GREEN))
 def test_many_greenlets_share_a_few_connections(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, store_url: str, pool: str
 ) -> None:
@@ -402,7 +407,7 @@ def test_many_greenlets_share_a_few_connections(
         assert sum(each["db"] == store_url.rpartition("/")[2] for each in client.client_list()) < count // 2
 
 
-@pytest.mark.parametrize("pool", GREEN)
+@pytest.mark.parametrize("pool", by_use(GREEN))
 def test_greenlets_that_wait_for_the_store_let_others_work(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, own_redis: Callable[..., RedisServer], pool: str
 ) -> None:

@@ -141,7 +141,7 @@ def test_what_a_worker_runs_prefetches_defers_or_keeps_for_its_eta_is_delivered_
         assert journal.count("started", "plain") > 1
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", pytest.param("eventlet", marks=pytest.mark.soak)])
 def test_other_pools_keep_what_they_hold(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, gates: Gates, pool: str
 ) -> None:
@@ -248,7 +248,7 @@ def late_looks(commands: list[tuple[float, list[str]]]) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("pool", ["gevent", "eventlet", "prefork"])
+@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.soak), "prefork"])
 def test_an_idle_worker_takes_over_what_a_dead_one_held_at_its_first_look_after_that_has_timed_out(
     app: Celery,
     watched: Watched,

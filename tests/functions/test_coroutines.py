@@ -689,6 +689,7 @@ threading.Thread(target=lambda: asyncio.run(main())).start()
 # -- many --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_thousand_calls_beside_one_another_run_once_each(redis_url: str) -> None:
     async def main() -> None:
         keys = [n % 1000 for n in range(1500)]

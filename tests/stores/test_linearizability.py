@@ -318,7 +318,7 @@ def holds(kind: Kind, url: str, threads: ThreadPoolExecutor, seeds: range) -> Co
 @pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_histories_can_have_happened(kind: Kind, kind_url: str, threads: ThreadPoolExecutor) -> None:
-    number = 2 * kind.examples
+    number = kind.examples
     seen = holds(kind, kind_url, threads, range(number))
     assert seen["undecided"] <= number // 20
     assert seen["leases"] > number

@@ -224,7 +224,7 @@ def run(machine: type[Twins], examples: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.unmeasured
 def test_a_store_answers_like_the_memory_store(machine: type[Twins]) -> None:
-    run(machine, machine.kind.examples)
+    run(machine, machine.kind.examples // 2)
 
 
 @pytest.mark.soak

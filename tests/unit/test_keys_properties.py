@@ -158,15 +158,15 @@ def check_relatives(value: Any) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.unmeasured
+@pytest.mark.parametrize("number", [25_000, pytest.param(250_000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(300)  # beside two busy loops it needs more than others may
-def test_equal_once_read_means_equal_form_and_nothing_else_does() -> None:
+def test_equal_once_read_means_equal_form_and_nothing_else_does(number: int) -> None:
     pairs.update(compared=0, equal=0)
-    while pairs["compared"] < 100_000:  # how many pairs a round compares depends on what it draws
+    while pairs["compared"] < number:  # how many pairs a round compares depends on what it draws
         check_strangers()
         check_relatives()
-    assert pairs["compared"] >= 100_000, pairs
-    assert pairs["equal"] >= 1_000, pairs
+    assert pairs["compared"] >= number, pairs
+    assert pairs["equal"] >= number // 100, pairs
 
 
 @pytest.mark.thorough

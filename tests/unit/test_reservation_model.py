@@ -247,7 +247,7 @@ class Law(RuleBasedStateMachine):
 
 TestLaw: Any = Law.TestCase
 TestLaw.settings = settings(
-    max_examples=600,
+    max_examples=300,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

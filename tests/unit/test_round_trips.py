@@ -203,7 +203,7 @@ UNHURRIED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def test_a_replay_is_what_the_consumer_got_or_nothing(check: Check) -> None:
-    @settings(UNHURRIED, max_examples=100)
+    @settings(UNHURRIED, max_examples=50)
     @given(*choices)
     def a_few(value: Any, compression: str, target: str) -> None:
         check(value, compression, target)

@@ -1,7 +1,8 @@
 """Coverage of the tests' own processes and of those that they start.
 
-Coverage takes half as long again, so `this_process` pauses it for tests that reach no line of their own. To measure a process's coverage makes its start take twice as long, so only those are measured that reach lines which no
-test reaches in its own process: `children` leaves the others out.
+Coverage takes half as long again, so `this_process` pauses it for tests that reach no line of their own. To measure a
+process's coverage makes its start take twice as long, so only those are measured that reach lines which no test reaches
+in its own process: `children` leaves the others out.
 
 A killed process writes no coverage data. Where coverage is measured, the harness first asks each process of the group
 to save what it has (SIGURG, which whoever does not know it ignores), and waits for the answers.

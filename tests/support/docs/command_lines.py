@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from tests.support.docs.pages import FENCE, ROOT, pages
@@ -37,6 +38,9 @@ BEGINS = r"(?:(?:[A-Z_]+=\S+ )*(?:{}))".format(
 CODE = re.compile(r"(?<!`)(`{1,2})(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 #: A command in a message ends with its line, or where the sentence goes on.
 IN_A_SENTENCE = re.compile(rf"(?<![\w/.-]){BEGINS}(?:'[^'\n]*'|\"[^\"\n]*\"|\[[^\]\n]*\]|[^\n`,;()'\"])*")
+BEGINNING = re.compile(BEGINS)
+#: Between string literals that Python joins.
+BETWEEN_LITERALS = re.compile(r"""["']\s+[A-Za-z]{0,2}["']""")
 COMMENT = re.compile(r"\s+#\s.*$")
 EXECUTED = re.compile(r"^ExecStart=(.*)$", re.MULTILINE)
 
@@ -56,6 +60,7 @@ class CommandLine:
     exported: tuple[str, ...] = ()
 
 
+@cache
 def command_lines() -> list[CommandLine]:
     """Return every command line once, with the first place that prints it."""
     found: dict[CommandLine, None] = {}
@@ -97,8 +102,10 @@ def _typed(block: str, where: str) -> Iterator[CommandLine]:
 
 
 def _of_module(path: Path) -> Iterator[CommandLine]:
-    where = str(path.relative_to(ROOT))
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    where, source = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    if not BEGINNING.search(BETWEEN_LITERALS.sub("", source)):  # to parse all modules would take seconds
+        return
+    nodes = list(ast.walk(ast.parse(source)))
     parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in nodes:
         if node in parts:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
-from celery_idempotent.stores.dynamodb import DynamoDBStore
+from celery_idempotent.stores.dynamodb import DynamoDBStore, schema
+from celery_idempotent.stores.dynamodb.connections import Table
 from tests.conftest import missing
 from tests.support.dynamodb import DynamoServer, credentials
 from tests.support.servers import ServerMissing
 
-__all__ = ["dynamodb_keys", "dynamodb_server", "dynamodb_store", "dynamodb_url", "fresh_table"]
+__all__ = ["dynamodb_keys", "dynamodb_server", "dynamodb_store", "dynamodb_url", "fresh_table", "table_maker"]
 
 NUMBERS = count(1)
 
@@ -37,14 +39,21 @@ def dynamodb_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture
-def fresh_table(dynamodb_server: DynamoServer, dynamodb_keys: None) -> str:
-    """The name of an empty table, which is this test's alone."""
-    table = f"records-{next(NUMBERS)}"
-    store = DynamoDBStore.from_url(dynamodb_server.url(table))
-    store.apply_schema()
+@pytest.fixture(scope="session")
+def table_maker(dynamodb_server: DynamoServer) -> Iterator[Table]:
+    """What makes the tables of all tests: to connect takes longer than to make one."""
+    store = DynamoDBStore.from_url(dynamodb_server.url("unused"))
+    yield store._table
     store.close()
-    return table
+
+
+@pytest.fixture
+def fresh_table(table_maker: Table, dynamodb_keys: None) -> str:
+    """The name of an empty table, which is this test's alone."""
+    name = f"records-{next(NUMBERS)}"
+    table_maker.place = replace(table_maker.place, table=name)
+    schema.apply(table_maker)
+    return name
 
 
 @pytest.fixture
