@@ -305,9 +305,11 @@ class _Exchange:
                 await self.answered.wait()
 
     def _hold_back(self, message: Message) -> None:
+        message = {**message}  # its application may send it again with the next part in it
         self.held_back.append(message)
         if message["type"] == "http.response.start":
             self.status, self.headers = message["status"], tuple((n, v) for n, v in message.get("headers", ()))
+            message["headers"] = list(self.headers)  # what was an iterator is read by now
             return
         self.body += message.get("body", b"")
         if not message.get("more_body", False):

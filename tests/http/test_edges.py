@@ -82,6 +82,27 @@ def test_a_response_that_is_not_complete_is_passed_on_and_not_recorded(messages:
     assert app.runs == 2
 
 
+class SparingApp(AsgiApp):
+    """An application that makes its headers as they are read, and one message for all parts of its body."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        pairs = {b"content-type": b"text/plain", b"location": b"/orders/1"}
+        await send({**START, "headers": ((name, value) for name, value in pairs.items())})
+        message = {"type": "http.response.body", "more_body": True}
+        for part in (b"one ", b"two"):
+            message["body"] = part
+            await send(message)
+        await send({"type": "http.response.body"})
+
+
+def test_the_first_response_is_as_it_was_sent_however_sparing_its_application_is() -> None:
+    middleware = guarded(SparingApp())
+    for _ in range(2):
+        start, *parts = asyncio.run(exchange(middleware))
+        assert dict(start["headers"]).items() >= {b"content-type": b"text/plain", b"location": b"/orders/1"}.items()
+        assert b"".join(part.get("body", b"") for part in parts) == b"one two"
+
+
 def test_early_hints_are_passed_on_at_once() -> None:
     hint = {"type": "http.response.early_hint", "links": []}
     assert asyncio.run(exchange(guarded(AsgiApp(hint, START, LAST))))[0] == hint
