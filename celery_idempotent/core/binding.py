@@ -6,6 +6,7 @@ import inspect
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from concurrent.futures import Future
 from functools import cache, cached_property
 from typing import Any
 
@@ -225,6 +226,9 @@ class Binding:
         return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)
 
 
+_UNFINISHED = (Generator, AsyncGenerator, AsyncIterator, Future)
+
+
 def check_returned(name: str, value: Any, remedy: str) -> Any:
     """Return what a body returned, unless its work is still to be done.
 
@@ -234,9 +238,12 @@ def check_returned(name: str, value: Any, remedy: str) -> Any:
         remedy: What to do, for the error.
 
     Raises:
-        ConfigurationError: it is a coroutine or another awaitable, a generator or an asynchronous iterator.
+        ConfigurationError: it is a coroutine or another awaitable, the future of a pool, a generator, what `contextlib`
+            has made of one, or an asynchronous iterator.
     """
-    if not (inspect.isawaitable(value) or isinstance(value, (Generator, AsyncGenerator, AsyncIterator))):
+    # Of a function with @contextmanager the body has not even begun.
+    manages = type(value).__module__ == "contextlib" and isinstance(getattr(value, "gen", None), _UNFINISHED)
+    if not (inspect.isawaitable(value) or isinstance(value, _UNFINISHED) or manages):
         return value
     if inspect.iscoroutine(value):
         value.close()  # else Python warns that it was never awaited

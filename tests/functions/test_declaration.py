@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import inspect
 import math
 import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,8 +145,26 @@ async def coroutine(order: str) -> str:
     return order
 
 
+@contextlib.contextmanager
+def managed(order: str) -> Iterator[str]:
+    yield order
+
+
+@contextlib.asynccontextmanager
+async def managed_async(order: str) -> AsyncIterator[str]:
+    yield order
+
+
+def handed_to_a_pool(order: str) -> Future[str]:
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(plain, order)
+
+
+UNFINISHED = [coroutine, generator, async_generator, managed, managed_async, handed_to_a_pool]
+
+
 @pytest.mark.parametrize("remember", [(), (Exception,)], ids=["forgets failures", "remembers every failure"])
-@pytest.mark.parametrize("function", [coroutine, generator, async_generator])
+@pytest.mark.parametrize("function", UNFINISHED)
 def test_work_that_is_not_done_when_its_function_returns_is_no_result(function: Any, remember: Any) -> None:
     store = MemoryStore()
     call = idempotent(store=store, key="order", remember_failures=remember)(hidden(function))
