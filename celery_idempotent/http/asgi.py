@@ -144,6 +144,8 @@ class _Exchange:
         self.app, self.binding, self.scope = app, binding, scope
         self.receive, self.send = _outside(receive, send)
         self.options = binding.options
+        #: what the application is given: with less in it where the server could send something by itself
+        self.scope_within = scope
         self.request = _request(scope)
         #: where the view takes the lease
         self.pending: Pending | None = None
@@ -247,10 +249,11 @@ class _Exchange:
 
     async def _run(self, delivery: HttpDelivery | Pending) -> Response | Fact:
         """Run the application until its response is complete, and return what is to be recorded."""
-        scope, extensions = self.scope, self.scope.get("extensions") or {}
-        if HIDDEN & extensions.keys():  # else the same, in which middlewares find what the application notes
-            scope = {**scope, "extensions": {name: each for name, each in extensions.items() if name not in HIDDEN}}
-        running = self.running = asyncio.ensure_future(self.app(scope, self.receive, self._take))
+        extensions = self.scope.get("extensions") or {}
+        if HIDDEN & extensions.keys():
+            left = {name: each for name, each in extensions.items() if name not in HIDDEN}
+            self.scope_within = {**self.scope, "extensions": left}
+        running = self.running = asyncio.ensure_future(self.app(self.scope_within, self.receive, self._take))
         running.add_done_callback(lambda _: self._end_waiting())
         try:
             await self.waiting
@@ -258,6 +261,7 @@ class _Exchange:
             running.cancel()
             await asyncio.wait([running])
             raise
+        self._share_notes()
         if self._is_left():
             return delivery.result_of(Response(self.status, self.headers), sent=True)
         if running.done() and (self.options.settle_at == "return" or not self.complete.is_set()):
@@ -277,6 +281,11 @@ class _Exchange:
         """Whether its client has left a response that it had begun to get; that client has had what was done."""
         return self.gone and self.listening.is_set() and not self.complete.is_set()
 
+    def _share_notes(self) -> None:
+        """Let middlewares outside find what the application has noted in its scope, as the route it has found."""
+        if self.scope_within is not self.scope:
+            self.scope.update({**self.scope_within, "extensions": self.scope["extensions"]})
+
     def _end_waiting(self) -> None:
         if not self.waiting.done():
             self.waiting.set_result(None)
@@ -284,6 +293,7 @@ class _Exchange:
     async def _take(self, message: Message) -> None:
         """Take what the application sends."""
         kind = message["type"]
+        self._share_notes()
         if self._is_answered():
             return
         if kind not in ("http.response.start", "http.response.body"):

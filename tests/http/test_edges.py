@@ -8,6 +8,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -101,6 +102,33 @@ def test_the_first_response_is_as_it_was_sent_however_sparing_its_application_is
         start, *parts = asyncio.run(exchange(middleware))
         assert dict(start["headers"]).items() >= {b"content-type": b"text/plain", b"location": b"/orders/1"}.items()
         assert b"".join(part.get("body", b"") for part in parts) == b"one two"
+
+
+@pytest.mark.parametrize("error", [None, ValueError("after its route was found")], ids=["answers", "raises"])
+def test_middlewares_outside_find_what_the_application_notes(error: Exception | None) -> None:
+    seen = []
+
+    class Routed(AsgiApp):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            scope["route"] = "/orders/{number}"
+            await super().__call__(scope, receive, send)
+
+    middleware = guarded(Routed(*([] if error else [START, LAST]), error=error))
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_noted(message: Any) -> None:
+            seen.append(scope.get("route"))
+            await send(message)
+
+        try:
+            await middleware(scope, receive, send_noted)
+        finally:
+            seen.append((scope["route"], scope["extensions"]))
+
+    with suppress(ValueError):
+        asyncio.run(exchange(outer))
+    sent = 0 if error else 2
+    assert seen == ["/orders/{number}"] * sent + [("/orders/{number}", {"http.response.pathsend": {}})]
 
 
 def test_early_hints_are_passed_on_at_once() -> None:
