@@ -38,7 +38,8 @@ class Breaker:
         self._failing: WeakKeyDictionary[Store, _Failures] = WeakKeyDictionary()
         self._numbers: WeakKeyDictionary[Store, int] = WeakKeyDictionary()
         self._next_number = count(1)
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        # One that its holder can take again: a handler of a signal may call, wherever its thread happens to be.
+        self._lock, self._pid = threading.RLock(), os.getpid()
 
     def call(self, store: Store, verb: Callable[..., T], *args: Any) -> T:
         """Call the verb, or fail at once if the store failed twice in a row, the last time less than a second ago.
@@ -58,9 +59,8 @@ class Breaker:
             now = monotonic()
             with self._own_lock():
                 known = self._failing.get(store)
-                number = self._numbers.get(store) or next(self._next_number)
+                number = self._numbers.get(store) or self._numbers.setdefault(store, next(self._next_number))
                 if known is None:
-                    self._numbers[store] = number
                     self._failing[store] = _Failures(str(error), now, None)
                 else:
                     is_second = known.probe_at is not None or began >= known.first
@@ -81,14 +81,14 @@ class Breaker:
                 raise StoreUnreachable(f"{known.error} (not tried again yet)")
             self._failing[store] = known._replace(probe_at=now + PROBE_EVERY)
 
-    def _own_lock(self) -> threading.Lock:
+    def _own_lock(self) -> threading.RLock:
         """Return a lock of this process; a thread that its parent had may have held the other.
 
         What the parent found is forgotten: this process emits an event of what it finds itself.
         """
         if self._pid != os.getpid():
             self._failing.clear()
-            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._lock, self._pid = threading.RLock(), os.getpid()
         return self._lock
 
     def _close(self, store: Store) -> None:

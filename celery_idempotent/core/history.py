@@ -136,6 +136,8 @@ class History:
             self._start()
 
     def _start(self) -> None:
+        if self._starting.locked():  # by who starts it just now: perhaps this thread, which a signal has interrupted
+            return
         with self._starting:
             if self._thread is not None and self._thread.is_alive():
                 return

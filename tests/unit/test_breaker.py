@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -267,6 +268,26 @@ def test_a_store_that_recovers_while_a_caller_is_asked_to_wait_stays_recovered(
     store.before("ping", lambda: breaker.call(store, store.ping))  # a third caller, who must not be turned away
     breaker.call(store, store.ping)
     assert heard[1:] == [StoreRecovered("", store="ScriptedStore")]
+
+
+def test_a_signals_handler_may_call_wherever_its_thread_is(
+    breaker: Breaker, store: ScriptedStore, heard: list[Event]
+) -> None:
+    class Interrupted(StoreUnreachable):
+        def __str__(self) -> str:  # called while the failure is noted, where a signal may come, too
+            if not calls:
+                calls.append("")
+                calls.append(fails(breaker, store))
+            return "timed out"
+
+    calls: list[str] = []
+    store.fail("ping", Interrupted(), StoreUnreachable("no ping"))
+    thread = threading.Thread(target=fails, args=(breaker, store), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert calls[1:] == ["no ping"]
+    assert {event.number for event in heard if isinstance(event, StoreFailed)} == {1}
 
 
 def test_a_child_that_is_forked_while_a_thread_asks_is_spared_too() -> None:

@@ -305,6 +305,24 @@ def test_where_no_thread_can_be_started_no_task_is_hurt(monkeypatch: pytest.Monk
     assert history.flush()
 
 
+def test_a_signals_handler_may_note_while_the_thread_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_interrupted(thread: threading.Thread) -> None:
+        monkeypatch.undo()
+        history.note(store, replayed(2), KEEP)
+        thread.start()
+
+    def note() -> None:
+        monkeypatch.setattr(threading.Thread, "start", start_interrupted)
+        history.note(store, replayed(1), KEEP)
+
+    history, store = History(), Batches()
+    noting = threading.Thread(target=note, daemon=True)
+    noting.start()
+    noting.join(10)
+    history.flush()
+    assert sorted(store.told()) == ["task-1", "task-2"]
+
+
 # -- the end of a process, and forks -----------------------------------------------------------------------------------
 
 
