@@ -59,6 +59,15 @@ def test_a_multipart_type_without_a_boundary_is_compared_by_its_bytes() -> None:
     )
 
 
+def test_a_boundary_may_have_another_length_where_bodies_are_not_read() -> None:
+    def of(kind: str, length: int) -> str:
+        return digest(b"", "headers", content_type=kind, content_length=str(length))
+
+    parts = "multipart/form-data; boundary="
+    assert of(f"{parts}{'a' * 30}", 1000) == of(f"{parts}{'b' * 31}", 1002)
+    assert of("text/csv", 1000) != of("text/csv", 1002)
+
+
 @pytest.mark.parametrize(
     "given",
     [
