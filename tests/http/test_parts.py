@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ from starlette.responses import Response as StarletteResponse
 
 from celery_idempotent.errors import ConfigurationError, RecordUnreadable
 from celery_idempotent.http import Response
-from celery_idempotent.http.request import Request, fingerprints
+from celery_idempotent.http.problems import Problem
+from celery_idempotent.http.request import Request, fingerprints, read_key
 from celery_idempotent.http.response import Recorder, as_response
 
 
@@ -57,6 +59,16 @@ def test_a_multipart_type_without_a_boundary_is_compared_by_its_bytes() -> None:
     assert digest(b"a", "bytes", content_type="multipart/mixed") != digest(
         b"b", "bytes", content_type="multipart/mixed"
     )
+
+
+@pytest.mark.parametrize("blanks", [" " * 3, "\t" * 3], ids=["spaces", "tabs"])
+def test_a_malformed_key_is_refused_as_soon_as_it_is_read(blanks: str) -> None:
+    header = f'"a"{f";a={blanks}" * 12},'
+    began = monotonic()
+    with pytest.raises(Problem, match="of 1 to 255 visible ASCII characters"):
+        read_key("Idempotency-Key", [header.encode()])
+    assert monotonic() - began < 1.0
+    assert read_key("Idempotency-Key", [header[:-1].encode()]) == "a"
 
 
 def test_a_boundary_may_have_another_length_where_bodies_are_not_read() -> None:
