@@ -294,10 +294,14 @@ class HttpDelivery(Delivery):
         """Return what the option ``remember`` wants; None if that is for the status to decide."""
         remember = self.binding.options.remember
         try:
-            return None if remember is None else remember(response)
+            wish = None if remember is None else remember(response)
         except Exception:  # noqa: BLE001 - the user's own: what the request has done must not be done again for it
             logger.exception("The option remember raised for a response with %d: its status decides", response.status)
             return None
+        if isinstance(wish, str) and wish not in ("", "fact"):  # a slip for its one word: the body may have secrets
+            logger.error('remember: expected True, False, None or "fact", got %r, which is taken for "fact"', wish)
+            return "fact"
+        return wish
 
     def result_of_error(self, error: Exception) -> Response | Fact:
         """Return what is recorded of an exception that left the application: a bare 500, where that is remembered.

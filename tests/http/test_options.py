@@ -331,6 +331,13 @@ def test_an_exception_is_raised_to_the_server_and_may_be_remembered(ask: Ask) ->
         ask(Shop(work=fail), [{}], remember=lambda response: None)
 
 
+def test_a_word_that_is_none_keeps_no_body(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    shop = Shop()
+    assert [reply.status for reply in ask(shop, [{}, {}], remember=lambda response: "facts")] == [201, 409]
+    assert shop.runs == 1
+    assert "got 'facts', which is taken for \"fact\"" in caplog.text
+
+
 def test_a_status_may_be_remembered(ask: Ask) -> None:
     shop = Shop(status=500)
     ask(shop, [{}, {}], remember=lambda response: response.status < 600)
