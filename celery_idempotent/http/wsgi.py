@@ -12,6 +12,7 @@ from inspect import iscoroutinefunction
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from uuid import UUID
 
 from ..core.lease import HeldLease, LeaseSlot, running
 from ..errors import ConfigurationError
@@ -437,8 +438,16 @@ def request_of(environ: Environ, native: Any, sent: tuple[bytes, bytes] | None =
     names = {name: name.removeprefix("HTTP_") for name in environ if name.startswith("HTTP_")}
     names = {name: short for name, short in names.items() if short not in ("CONTENT_TYPE", "CONTENT_LENGTH")}
     names |= {name: name for name in ("CONTENT_TYPE", "CONTENT_LENGTH") if environ.get(name)}
-    headers = [(n.replace("_", "-").lower().encode(), environ[name].encode("latin-1")) for name, n in names.items()]
+    found = [(n.replace("_", "-").lower().encode(), _bytes_of(environ[name])) for name, n in names.items()]
+    headers = [(name, value) for name, value in found if value is not None]
     return Request(environ["REQUEST_METHOD"].upper(), path, query, headers, native)
+
+
+def _bytes_of(value: object) -> bytes | None:
+    """Return a header as it was sent; None for what is none, which middlewares of Django put among the others."""
+    if isinstance(value, (str, int, UUID)):
+        return str(value).encode("latin-1", "backslashreplace")
+    return value if isinstance(value, bytes) else None
 
 
 def _sent(environ: Environ) -> tuple[bytes, bytes]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -336,6 +337,21 @@ def test_a_length_that_a_server_hands_on_twice_is_one() -> None:
     twice = {"CONTENT_TYPE": "text/plain", "HTTP_CONTENT_TYPE": "text/plain", "HTTP_CONTENT_LENGTH": "4"}
     assert request_wsgi(middleware, **twice).body == b"body"
     assert request_wsgi(middleware, body=b"xxxx", **twice).status == 422
+
+
+@pytest.mark.parametrize(
+    "value", [UUID(int=7), 7, None, "\u0160", b"raw", object()], ids=["UUID", "int", "None", "text", "bytes", "object"]
+)
+def test_a_middleware_outside_may_put_what_it_likes_among_the_headers(value: object) -> None:
+    def serve(environ: Any, start: Any) -> list[bytes]:
+        start("201 Created", [])
+        return [b"done"]
+
+    middleware = wsgi.IdempotencyMiddleware(serve, store=MemoryStore(), scope=None)
+    assert [request_wsgi(middleware, HTTP_X_TENANT=value).status for _ in range(2)] == [201, 201]
+    by_tenant = wsgi.IdempotencyMiddleware(serve, store=MemoryStore(), scope="X-Tenant")
+    is_account = isinstance(value, (UUID, int, str, bytes))
+    assert request_wsgi(by_tenant, HTTP_X_TENANT=value).status == (201 if is_account else 401)
 
 
 def test_a_server_may_ask_again_after_the_end() -> None:
