@@ -109,7 +109,7 @@ class CeleryDelivery(Delivery):
             if reservation is not None:
                 retry_if_interrupted(partial(self._leave, reservation, ended))
             # The request has its state, that has the lease, and that this delivery: nothing may wait for the collector.
-            self.state.give_up = None
+            self.state.give_up = self.state.left_by = None
             del self.request, self.args, self.kwargs, self.run
 
     def _leave(self, reservation: unique.Reservation, error: BaseException | None) -> None:
@@ -210,6 +210,11 @@ class CeleryDelivery(Delivery):
                 value = check_returned(task.name, self.run(*self.args, **self.kwargs), UNFINISHED)
         finally:
             pool.end(held)
+        if state.left_by is not None and not request.is_eager:  # in place, nothing was published
+            # Another message does the work, and would find it done.
+            left = "%s[%s] caught what it had raised to end, and returned: it ends with it, %r"
+            events.logger.warning(left, task.name, request.id, state.left_by)
+            raise state.left_by
         if request.is_eager and isinstance(value, Retry):
             raise value  # from retry(throw=False): Celery runs what apply() has for its value
         return value

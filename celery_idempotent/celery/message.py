@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from celery.app.task import Task
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import entity
 from kombu.serialization import registry
@@ -284,6 +284,7 @@ class DeliveryState:
         "holding",
         "identity",
         "key",
+        "left_by",
         "named",
         "nesting",
         "replaced",
@@ -299,6 +300,8 @@ class DeliveryState:
         self.give_up: Callable[[Retry], None] | None = None
         #: whether a delivery answers the request: its state alone may be read before, as by ``before_start``
         self.delivered = False
+        #: what the body raised when it published its retry, or what replaces it
+        self.left_by: Retry | Ignore | None = None
         #: whether the body was run
         self.begun = False
         #: whether the body has begun, so that further calls are plain calls

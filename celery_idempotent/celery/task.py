@@ -14,7 +14,7 @@ from celery import current_app, signals, states
 from celery._state import get_current_worker_task
 from celery.app.annotations import resolve_all
 from celery.app.task import Task
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..core.backoff import sleep
 from ..core.binding import confirmations
@@ -32,7 +32,6 @@ from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, Delive
 
 if TYPE_CHECKING:
     from celery.canvas import Signature
-    from celery.exceptions import Retry
     from celery.result import AsyncResult, EagerResult
     from typing_extensions import Unpack
 
@@ -415,10 +414,15 @@ class IdempotentTask(BaseTask):
             ConfigurationError: an option is meant as the key of the message, and is not; ``signature()`` refuses it.
         """
         self._check_lease("Retrying")
+        state = _state_of(self.request_stack.top)
         while True:
             try:
                 retry: Retry = super().retry(*args, **options)
                 break
+            except Retry as published:
+                if state is not None:
+                    state.left_by = published
+                raise
             except Reject as rejected:
                 # Celery drops the message when it cannot publish the retry; with the broker away, or a queue that is
                 # full, that loses the task.
@@ -430,7 +434,6 @@ class IdempotentTask(BaseTask):
                     raise put_back(reason) from rejected
                 logger.error("%s[%s]: %s It was acked, and waits in its slot.", self.name, self.request.id, reason)
                 sleep(SLOT_PAUSE)
-        state = _state_of(self.request_stack.top)
         if state is not None and state.give_up is not None:
             state.give_up(retry)
         return retry
@@ -451,8 +454,8 @@ class IdempotentTask(BaseTask):
             self._forget_failure(request.id)
         try:
             return super().replace(sig)
-        except Ignore:
-            state.replaced, state.continued = True, continued
+        except Ignore as published:
+            state.replaced, state.continued, state.left_by = True, continued, published
             raise
         except Exception as error:
             state.failed = error if continued and request.is_eager else None

@@ -615,6 +615,36 @@ def test_whatever_a_body_does_after_it_published_its_retry_the_retry_is_the_oper
         assert queue.qsize() == 0
 
 
+@pytest.mark.parametrize(
+    ("leave", "state"),
+    [
+        (lambda task: task.retry(countdown=0), "RETRY"),
+        (lambda task: task.replace(task.si("A")), "IGNORED"),
+    ],
+    ids=["retries", "is replaced"],
+)
+def test_what_a_body_publishes_to_go_on_is_the_operation_although_the_body_catches_what_that_raises(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], leave: Callable[[Any], Any], state: str
+) -> None:
+    runs: list[str] = []
+
+    def body(self: Any, order_id: str) -> Any:
+        runs.append(order_id)
+        if len(runs) == 1:
+            try:
+                leave(self)
+            except Exception as error:  # noqa: BLE001 - it is this that must not count
+                return f"logged {error}"
+        return "done"
+
+    task = declare(app, body)
+    result = task.delay("A")
+    assert deliver(task).info.state == state
+    assert deliver(task).retval == result.get() == "done"
+    [record] = store.scan()
+    assert (len(runs), record.state) == (2, State.COMPLETED)
+
+
 def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
     app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
 ) -> None:
