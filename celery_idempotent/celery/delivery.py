@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -46,6 +47,8 @@ SLOT_PAUSE = 5.0
 #: Seconds that a duplicate waits for what is to go on with its operation without a look whether that has failed. Most
 #: retries are due sooner, and leave the failure of another delivery of their id in the result backend.
 LONG_WAIT = 3600.0
+#: Arguments that no body can change in place.
+_UNCHANGEABLE = {str, int, float, bool, bytes, NoneType}
 
 
 class TaskLeaseLost(LeaseLost, Ignore):
@@ -64,6 +67,8 @@ class CeleryDelivery(Delivery):
 
     lost_error = TaskLeaseLost
     stopping = staticmethod(pool.is_stopping)
+    #: The arguments as they came, once a body runs that may change them in place.
+    sent: bytes | None = None
 
     def __init__(self, task: Any, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         super().__init__()
@@ -109,7 +114,7 @@ class CeleryDelivery(Delivery):
             if reservation is not None:
                 retry_if_interrupted(partial(self._leave, reservation, ended))
             # The request has its state, that has the lease, and that this delivery: nothing may wait for the collector.
-            self.state.give_up = self.state.left_by = None
+            self.state.give_up = self.state.left_by = self.sent = None
             del self.request, self.args, self.kwargs, self.run
 
     def _leave(self, reservation: unique.Reservation, error: BaseException | None) -> None:
@@ -196,6 +201,7 @@ class CeleryDelivery(Delivery):
         task, request, state = self.task, self.request, self.state
         if request.expires and message.is_expired(task.app, request.expires):
             raise Expired(f"expired at {request.expires}")
+        self.sent = _kept(self.args, self.kwargs)
         # A subclass's __call__ may yet call IdempotentTask's, which then enters the body; a task's own run is the body.
         state.holding, state.entered = held, self.run == task.run
         if state.reservation is not None:
@@ -425,6 +431,7 @@ class CeleryDelivery(Delivery):
         delay = message.copy_delay(task.app, identity.copy, busy.remaining)
         if self.state.reservation is not None:
             self.state.reservation.defer(delay)
+        self._restore_arguments()
         publish = partial(message.publish_copy, task, request, identity, delay)
         try:
             try:
@@ -452,6 +459,12 @@ class CeleryDelivery(Delivery):
             f"{self.state.key} is being done elsewhere; copy {copy} of this message tries again in {delay:.1f} s"
         )
 
+    def _restore_arguments(self) -> None:
+        """Take back what a body has changed in the arguments that has lost its lease."""
+        if self.sent is not None:
+            self.args, self.kwargs = pickle.loads(self.sent)  # noqa: S301 - of our own making
+            self.request.args, self.request.kwargs = self.args, self.kwargs
+
 
 class _WithoutBody(Delivery):
     """A delivery that only ends another operation.
@@ -476,6 +489,18 @@ class _WithoutBody(Delivery):
 
 #: Grows from failure to failure of this process, and starts again with the first copy that is published.
 _requeue_pauses = Backoff(REQUEUE_PAUSE, float("inf"), pool.is_stopping)
+
+
+def _kept(args: Any, kwargs: Any) -> bytes | None:
+    """Return the arguments of a message as they came; None where no body can change them, or nothing keep them."""
+    if all(type(each) in _UNCHANGEABLE for each in (*args, *kwargs.values())):
+        return None
+    try:
+        return pickle.dumps((args, kwargs))
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception:  # noqa: BLE001 - the code of the user's own classes; the copy will have what is there then
+        return None
 
 
 def was_acked(task: Any, request: Any) -> bool:

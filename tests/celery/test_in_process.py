@@ -645,6 +645,41 @@ def test_what_a_body_publishes_to_go_on_is_the_operation_although_the_body_catch
     assert (len(runs), record.state) == (2, State.COMPLETED)
 
 
+def test_the_copy_of_a_run_that_lost_its_lease_has_the_arguments_that_were_sent(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    runs: list[list[str]] = []
+
+    def body(self: Any, order_id: str, items: list[str]) -> int:
+        runs.append(list(items))
+        if len(runs) == 1:
+            store.delete(self.lease.key)
+            other = store.acquire(Claim(self.lease.key, new_owner(), 60.0, 60.0))
+            assert isinstance(other, Lease)
+            items.clear()
+            store.release(other, Release(Reason.FAILED))
+        return len(items)
+
+    task = declare(app, body)
+    task.delay("A", ["pen", "ink"])
+    assert deliver(task).info.state == "IGNORED"
+    assert deliver(task).retval == 2
+    assert runs == [["pen", "ink"]] * 2
+
+
+def test_arguments_that_cannot_be_kept_are_those_of_the_copy(app: Celery) -> None:
+    class Ringing:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+
+        def __reduce__(self) -> Any:
+            raise self.error
+
+    assert delivery._kept((Ringing(ValueError()),), {}) is None
+    with pytest.raises(SoftTimeLimitExceeded):
+        delivery._kept((Ringing(SoftTimeLimitExceeded()),), {})
+
+
 def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
     app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
 ) -> None:
