@@ -206,7 +206,7 @@ class CeleryDelivery(Delivery):
         state.holding, state.entered = held, self.run == task.run
         if state.reservation is not None:
             self._begin(state.reservation)
-        state.begun = True
+        state.begun, state.left_by = True, None  # what before_start has published is not the body's end
         if state.identity.copy and held.fence and not held.lease.taken_over:
             monitoring.send_resumed(held.key, task.name, request.id, state.identity.copy)
         state.give_up = partial(self._give_up, held)

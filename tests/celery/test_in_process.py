@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -678,6 +679,32 @@ def test_arguments_that_cannot_be_kept_are_those_of_the_copy(app: Celery) -> Non
     assert delivery._kept((Ringing(ValueError()),), {}) is None
     with pytest.raises(SoftTimeLimitExceeded):
         delivery._kept((Ringing(SoftTimeLimitExceeded()),), {})
+
+
+def test_a_retry_that_was_published_before_the_body_and_caught_there_is_not_its_end(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    class Hasty(IdempotentTask):
+        abstract = True
+
+        def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+            for _ in range(2):  # by the second the delivery is known
+                with suppress(Retry):
+                    self.retry(countdown=0)
+
+    runs: list[str] = []
+
+    def body(order_id: str) -> str:
+        runs.append(order_id)
+        return "charged"
+
+    task = app.task(base=Hasty, shared=False, max_retries=1, idempotency={"key": "order_id"})(body)
+    app.finalize()
+    task.delay("A")
+    assert deliver(task).retval == "charged"
+    assert runs == ["A"]
+    [record] = store.scan()
+    assert record.state is State.COMPLETED
 
 
 def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
