@@ -201,7 +201,7 @@ class CeleryDelivery(Delivery):
         task, request, state = self.task, self.request, self.state
         if request.expires and message.is_expired(task.app, request.expires):
             raise Expired(f"expired at {request.expires}")
-        self.sent = _kept(self.args, self.kwargs)
+        self.sent = None if request.is_eager else _kept(self.args, self.kwargs)  # a call in place has no copies
         # A subclass's __call__ may yet call IdempotentTask's, which then enters the body; a task's own run is the body.
         state.holding, state.entered = held, self.run == task.run
         if state.reservation is not None:

@@ -668,6 +668,23 @@ def test_the_copy_of_a_run_that_lost_its_lease_has_the_arguments_that_were_sent(
     assert runs == [["pen", "ink"]] * 2
 
 
+def test_a_call_in_place_leaves_its_arguments_alone(app: Celery) -> None:
+    """To write them may have an effect, as of a query that is evaluated."""
+
+    evaluated: list[object] = []
+
+    class Query:
+        def __reduce__(self) -> Any:
+            evaluated.append(self)
+            return Query, ()
+
+    def body(self: Any, order_id: str, query: Query) -> str:
+        return order_id
+
+    task = declare(app, body, idempotency={"key": "order_id", "fingerprint": False})
+    assert (task.apply(("A", Query())).get(), evaluated) == ("A", [])
+
+
 def test_arguments_that_cannot_be_kept_are_those_of_the_copy(app: Celery) -> None:
     class Ringing:
         def __init__(self, error: Exception) -> None:
