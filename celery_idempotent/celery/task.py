@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from uuid import UUID
@@ -50,6 +51,8 @@ CONSUMER_STEPS = {f"{_HOME}.worker:ObservingStep", f"{_HOME}.visibility:Visibili
 _examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 #: Plain tasks for which a key was given; it was logged.
 _plain: set[str] = set()
+#: Tasks whose bodies publish their own operation; it was logged.
+_repeating: set[str] = set()
 #: Tasks for messages of which `unique` was given where nothing reads it; it was logged.
 _not_unique: set[Any] = set()
 
@@ -311,6 +314,7 @@ class IdempotentTask(BaseTask):
             declarations.refuse_key_argument(self, kwargs)
         if isinstance(task_id, UUID):  # as which it would arrive, where the broker takes it at all
             task_id = str(task_id)
+        _warn_of_own_operation(self, args, kwargs, task_id, given)
         wanted = given.pop("unique", None)
         send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
         producer = producer or given.pop("publisher", None)  # Celery's old name of it
@@ -479,6 +483,25 @@ class IdempotentTask(BaseTask):
             except StoreError as error:
                 # The message names its publisher: if the lease was lost after all, the store does not let it overtake.
                 logger.warning("%s without knowing whether the lease still holds: %s", what, error)
+
+
+def _warn_of_own_operation(task: IdempotentTask, args: Any, kwargs: Any, task_id: str | None, options: Any) -> None:
+    """Log once that a body publishes the operation that it runs: such a message is a duplicate, and does not run."""
+    state, headers = _state_of(task.request_stack.top), options.get("headers")
+    if state is None or state.holding is None or task.name in _repeating or not task._binding.policy.result_ttl:
+        return
+    if message.own_header(headers).keys() & {"from", "operation", "within"}:  # a retry, or what replaces it
+        return
+    with suppress(TypeError, MissingKey):
+        given = message.read_key(message.write_key(message.given_key(options)))
+        key, _ = task._binding.operation(given, task_id or "", args or (), kwargs or {}, headers)
+        if key == state.key:
+            _repeating.add(task.name)
+            logger.warning(
+                "%s publishes itself under the key that it runs, %s: the message is a duplicate, which gets the result "
+                "of this run, and does not run. Use self.retry(), or give each step a key of its own.",
+                *(task.name, key),
+            )
 
 
 def _on_commit(publish: Callable[[], Any]) -> None:

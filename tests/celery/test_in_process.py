@@ -724,6 +724,55 @@ def test_a_retry_that_was_published_before_the_body_and_caught_there_is_not_its_
     assert record.state is State.COMPLETED
 
 
+@pytest.mark.parametrize(
+    ("idempotency", "publish", "warned"),
+    [
+        ({"key": "order_id"}, lambda task: task.delay("A"), True),
+        ({"key": "order_id"}, lambda task: task.si("A").apply_async(), True),
+        ({}, lambda task: task.apply_async(("A",), task_id=task.request.id), True),
+        ({"key": "order_id"}, lambda task: task.delay("B"), False),
+        ({"key": "order_id"}, lambda task: task.delay(), False),
+        ({"key": "order_id"}, lambda task: task.apply_async(("A",), idempotency_key="next"), False),
+        ({"key": "order_id", "result_ttl": 0}, lambda task: task.delay("A"), False),
+        ({"key": "order_id"}, lambda task: task.retry(throw=False), False),
+        ({"key": "order_id"}, lambda task: task.replace(task.si("A")), False),
+        ({}, lambda task: task.delay("A"), False),
+    ],
+    ids=[
+        "again",
+        "by a signature",
+        "under its id",
+        "another",
+        "arguments that do not fit",
+        "under a key",
+        "one at a time",
+        "a retry",
+        "replaced",
+        "without a key",
+    ],
+)
+def test_a_body_that_publishes_its_own_operation_is_told_once_that_it_does_not_run(
+    app: Celery,
+    deliver: Callable[[Any], Any],
+    caplog: pytest.LogCaptureFixture,
+    idempotency: dict[str, object],
+    publish: Callable[[Any], Any],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listening, "_repeating", set())
+
+    def body(self: Any, order_id: str) -> None:
+        for _ in range(2):
+            with suppress(TypeError):
+                publish(self)
+
+    task = declare(app, body, idempotency=idempotency)
+    task.delay("A")
+    deliver(task)
+    assert caplog.text.count("publishes itself under the key that it runs") == warned
+
+
 def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
     app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
 ) -> None:
