@@ -281,6 +281,45 @@ def test_a_file_that_was_removed_is_made_anew_by_the_next_verb(sqlite_store: Sql
     assert answers(sqlite_path, "SELECT owner FROM celery_idempotency") == [(lease.owner,)]
 
 
+@pytest.mark.parametrize("ends", [("-wal", "-shm"), ("-wal",), ("-shm",)], ids=" ".join)
+def test_a_log_that_was_removed_divides_no_processes(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path, forked: Fork, ends: tuple[str, ...]
+) -> None:
+    """Else this one would go on with a log that none which begins later sees: both would run the operation."""
+    reading, writing = os.pipe()
+
+    def ask() -> str:
+        os.read(reading, 1)  # a fork would have closed our connections
+        return open_sqlite().acquire(claim()).verdict.value  # type: ignore[union-attr]
+
+    child = forked(ask)
+    take(sqlite_store, "another")
+    for end in ends:
+        Path(f"{sqlite_path}{end}").unlink()
+    lease = take(sqlite_store)
+    os.write(writing, b".")
+    assert child.said() == "conflict"
+    assert known(sqlite_store).owner == lease.owner
+    assert answers(sqlite_path, "PRAGMA integrity_check") == [("ok",)]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_no_connection_is_opened_while_another_has_a_log_that_was_removed(
+    sqlite_store: SqliteStore, sqlite_path: Path
+) -> None:
+    sqlite_store.ping()
+
+    def look(cursor: sqlite3.Cursor) -> None:
+        for end in ("-wal", "-shm"):
+            Path(f"{sqlite_path}{end}").unlink()
+        with pytest.raises(StoreUnreachable, match="was removed while this process was using it"):
+            sqlite_store.ping()
+
+    sqlite_store._connections.read(look)
+    take(sqlite_store)
+
+
 DAMAGE = [
     "state = 'paused'",
     "fence = 'high'",

@@ -23,7 +23,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote
 from weakref import WeakSet, finalize
 
@@ -31,6 +31,8 @@ from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRef
 from .. import unknown_parameter
 
 T = TypeVar("T")
+#: The devices and numbers of a database, its log, and the index of that.
+Files: TypeAlias = tuple[tuple[int, int], ...]
 #: Connections that are kept open while they are idle.
 KEPT = 8
 #: Seconds SQLite itself waits for a lock, and the first and the longest pause between two tries of the store.
@@ -46,9 +48,9 @@ _INHERITED: list[sqlite3.Connection] = []
 
 
 class Connection(sqlite3.Connection):
-    """A connection that knows which file it has open; the path may lead to another one by now."""
+    """A connection that knows which files it has open; their paths may lead to others by now."""
 
-    file: tuple[int, int] = (0, 0)
+    files: Files = ()
 
 
 class Connections:
@@ -153,19 +155,25 @@ class Connections:
                     f"This process was forked while its parent was using the idempotency store {self.path}, and may "
                     "not open it: restart it."
                 )
-            file = _identity(self.path)
-            connection = self._unused(file)
+            files = _identities(self.path)
+            connection = self._unused(files)
             if connection is None:
+                # SQLite would give it the old index to the new log.
+                if any(each.files[0] == files[0] and each.files != files for each in self._lent):
+                    raise StoreUnreachable(
+                        f"The log of the idempotency store {self.path} was removed while this process was using it. "
+                        "Remove or replace its files only while nothing uses them."
+                    )
                 connection = self._open()
             self._lent.add(connection)
             return connection, self._generation
 
-    def _unused(self, file: tuple[int, int]) -> Connection | None:
+    def _unused(self, files: Files) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.file == file:
+            if connection.files == files:
                 return connection
-            connection.close()  # its file was removed or replaced: no other process sees it
+            connection.close()  # its file or its log was removed or replaced: no other process sees it
         return None
 
     def _open(self) -> Connection:
@@ -174,7 +182,7 @@ class Connections:
         )
         try:
             self._prepare(connection)
-            connection.file = _identity(self.path)
+            connection.files = _identities(self.path)
         except BaseException:
             connection.close()
             raise
@@ -220,6 +228,10 @@ class Connections:
         kept = self._kept
         self._reset()
         self._kept = kept
+
+
+def _identities(path: str) -> Files:
+    return tuple(_identity(f"{path}{end}") for end in ("", "-wal", "-shm"))
 
 
 def _identity(path: str) -> tuple[int, int]:
