@@ -67,7 +67,9 @@ def test_a_server_that_has_evicted_says_how_much(server: RedisServer) -> None:
     with server.client() as client:
         for number in range(200):
             client.set(f"key-{number}", "x" * 50_000)
-    assert "has evicted" in found_of(server.url())["evicts-keys"].found
+    found = found_of(server.url())
+    assert "has evicted" in found["evicts-keys"].found
+    assert "evicts keys" in found["memory-full"].found  # it refuses no claim
 
 
 @pytest.mark.parametrize(("part", "severity"), [(0.85, "warning"), (0.97, "error")])

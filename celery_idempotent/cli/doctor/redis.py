@@ -181,10 +181,13 @@ def memory_full(server: RedisServer) -> Findings:
     remedy = f"CONFIG SET maxmemory {2 * most // 2**20}mb (if the machine has it), or shorten result_ttl."
     if of != "maxmemory":
         remedy = "Give the machine more memory, or shorten result_ttl."
+    then = "refuses claims, and tasks wait"
+    if of == "maxmemory" and server.info("memory").get("maxmemory_policy", "noeviction") != "noeviction":
+        then = "evicts keys, and their operations run again"
     if part >= FULL:
-        yield error(f"{in_use}: a full server refuses claims, and tasks wait.", remedy)
+        yield error(f"{in_use}: a full server {then}.", remedy)
     if part >= FILLING:
-        yield warning(f"{in_use}: a full server refuses claims, and tasks wait.", remedy)
+        yield warning(f"{in_use}: a full server {then}.", remedy)
     yield ok(in_use)
 
 
