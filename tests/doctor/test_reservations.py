@@ -43,7 +43,9 @@ def found(app: Celery) -> Finding:
     return finding
 
 
-def test_what_waits_or_was_handed_out_is_well(app: Celery, redis_client: redis.Redis) -> None:
+@pytest.mark.parametrize("prefix", ["", "shop:"])
+def test_what_waits_or_was_handed_out_is_well(app: Celery, redis_client: redis.Redis, prefix: str) -> None:
+    app.conf.broker_transport_options = {"global_keyprefix": prefix}
     index = app.tasks["shop.index"]
     for number in range(3):
         index.delay(number)
@@ -52,7 +54,7 @@ def test_what_waits_or_was_handed_out_is_well(app: Celery, redis_client: redis.R
     with app.connection_for_read() as connection:
         queue = app.amqp.queues["celery"].bind(connection.default_channel)
         assert queue.get() is not None
-        assert redis_client.hlen("unacked") == 1
+        assert redis_client.hlen(f"{prefix}unacked") == 1
         assert str(found(app).severity) == "ok"
 
 

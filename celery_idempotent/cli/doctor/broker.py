@@ -43,13 +43,20 @@ def messages(app: Any, queues: set[str]) -> set[str] | None:
             found = set()
             for name in lists:
                 for start in range(0, MOST, CHUNK):
-                    chunk = client.lrange(name, start, start + CHUNK - 1)
+                    chunk = client.lrange(_named(client, "LRANGE", name), start, start + CHUNK - 1)
                     found |= {_task_id(json.loads(text)) for text in chunk}
                     if len(chunk) < CHUNK:
                         break
             # After the queues: what is handed out meanwhile is seen here.
-            found |= {_task_id(json.loads(text)[0]) for text in client.hvals(channel.unacked_key)}
+            handed_out = client.hvals(_named(client, "HVALS", channel.unacked_key))
+            found |= {_task_id(json.loads(text)[0]) for text in handed_out}
             return found
+
+
+def _named(client: Any, command: str, key: str) -> str:
+    """Return a key as a command needs it: the client puts `global_keyprefix` before those of kombu's own commands."""
+    prefixed = command in getattr(client, "PREFIXED_SIMPLE_COMMANDS", ())
+    return key if prefixed else f"{getattr(client, 'global_keyprefix', '')}{key}"
 
 
 def _task_id(message: Any) -> str:
