@@ -276,7 +276,8 @@ class CeleryDelivery(Delivery):
     def _ending_by(self, retry: Retry) -> Release:
         """Return the release of a run whose retry was published."""
         attempt = attempt_number(self.state.nesting, (self.request.retries or 0) + 1)
-        return Release(Reason.RETRY, seconds_until(retry.when), attempt)
+        # A call in place retries at once, or never, where the retry is raised to its caller (task_eager_propagates).
+        return Release(Reason.RETRY, 0.0 if self.request.is_eager else seconds_until(retry.when), attempt)
 
     def _reason_of_exit(self, error: BaseException) -> Reason:
         if (reason := pool.exit_reason(self.state.identity.owner)) is not None:

@@ -786,6 +786,14 @@ def test_a_process_that_is_to_end_after_its_retry_was_published_ends(
     assert deliver(task).retval == "the retry"
 
 
+def test_a_retry_that_is_raised_to_the_caller_of_apply_keeps_no_key(app: Celery, store: FailingStore) -> None:
+    """Nobody carries it out: to wait for it, three minutes by default, is to wait for nothing."""
+    task = declare(app, retry_at_once)
+    for _ in range(2):
+        with pytest.raises(Retry):
+            task.apply(("A",))
+
+
 def test_a_retry_that_goes_on_in_place_is_that_of_the_caller_of_apply(app: Celery, store: FailingStore) -> None:
     """Celery runs it once the body returns it, and publishes nothing."""
 
