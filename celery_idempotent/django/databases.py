@@ -110,17 +110,17 @@ def database_store(store: object) -> DatabaseStore | None:
     url = DjangoDatabase.of(url).url() if alias else url
     scheme = url.partition("://")[0].lower()
     if scheme in ("postgresql", "postgres"):
-        vendor, (address, is_there) = "postgresql", _in_postgres(url)
+        vendor, (address, likeness) = "postgresql", _in_postgres(url)
     elif scheme == "sqlite":
-        vendor, (address, is_there) = "sqlite", _in_sqlite(url)
+        vendor, (address, likeness) = "sqlite", _in_sqlite(url)
     else:
         return None
-    alias = alias or _alias(vendor, is_there)
+    alias = alias or _alias(vendor, likeness)
     return DatabaseStore(alias, vendor, address, store) if alias else None
 
 
-def _in_postgres(url: str) -> tuple[Any, Callable[[Any], bool]]:
-    """Return the address of a store, and what finds its database among Django's."""
+def _in_postgres(url: str) -> tuple[Any, Callable[[Any], int]]:
+    """Return the address of a store, and what rates databases of Django by their likeness to its own, from 0."""
     try:
         from psycopg.conninfo import conninfo_to_dict
 
@@ -131,12 +131,19 @@ def _in_postgres(url: str) -> tuple[Any, Callable[[Any], bool]]:
             "Install it with: pip install 'celery-idempotent[postgres]'"
         ) from None
     address = Address.of_url(url)
-    name = conninfo_to_dict(address.conninfo).get("dbname")
-    # By its name alone: the store may reach it through PgBouncer, and Django itself.
-    return address, lambda described: described["NAME"] == name
+    wanted = conninfo_to_dict(address.conninfo)
+
+    def likeness(described: Any) -> int:
+        # The store may reach it through PgBouncer, and Django itself; of several with one name the server decides.
+        if described["NAME"] != wanted.get("dbname"):
+            return 0
+        host, port = (str(described[name]) == str(wanted.get(name.lower(), "")) for name in ("HOST", "PORT"))
+        return 1 + 2 * host + port
+
+    return address, likeness
 
 
-def _in_sqlite(url: str) -> tuple[Any, Callable[[Any], bool]]:
+def _in_sqlite(url: str) -> tuple[Any, Callable[[Any], int]]:
     from ..stores.sqlite.connections import Address
 
     address = Address.of(url)
@@ -144,9 +151,12 @@ def _in_sqlite(url: str) -> tuple[Any, Callable[[Any], bool]]:
     return address, lambda described: os.path.realpath(described["NAME"]) == path
 
 
-def _alias(vendor: str, is_there: Callable[[Any], bool]) -> str:
-    for alias in connections:
-        wrapper = connections[alias]
-        if wrapper.vendor == vendor and is_there(wrapper.settings_dict):
-            return str(alias)
-    return ""
+def _alias(vendor: str, likeness: Callable[[Any], int]) -> str:
+    """Return the alias of the database that is most alike, the first of equals; "" if none is."""
+    found = {alias: likeness(connections[alias].settings_dict) for alias in connections if _is_of(vendor, alias)}
+    best = max(found, key=lambda alias: found[alias], default="")
+    return str(best) if best and found[best] else ""
+
+
+def _is_of(vendor: str, alias: str) -> bool:
+    return bool(connections[alias].vendor == vendor)

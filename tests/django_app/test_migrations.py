@@ -152,3 +152,17 @@ def test_a_url_of_the_same_database_is_known_as_that(postgres_project: Project, 
     name = postgres_project.settings["DATABASES"]["default"]["NAME"]
     url = f"{scheme}postgresql://other@pgbouncer:6432/{name}?{'cache=redis://localhost/0' if scheme else ''}"
     assert postgres_project.run(stores_in_databases, **{STORE: url}) == ["default"]
+
+
+@pytest.mark.parametrize(("place", "alias"), [("two", "second"), ("one:6432", "pooled"), ("pgbouncer", "default")])
+def test_of_databases_of_one_name_it_is_that_on_its_server(place: str, alias: str) -> None:
+    servers = {"default": ("one", ""), "pooled": ("one", "6432"), "second": ("two", "")}
+    databases = {
+        name: {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", "HOST": host, "PORT": port}
+        for name, (host, port) in servers.items()
+    }
+    project = Project(DATABASES=databases)
+    try:
+        assert project.run(stores_in_databases, **{STORE: f"postgresql://worker@{place}/shop"}) == [alias]
+    finally:
+        project.stop()
