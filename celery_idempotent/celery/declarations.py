@@ -396,10 +396,12 @@ def mistaken_settings(app: Any) -> dict[str, str]:
 
 def _setting_meant(app: Any, written: str) -> str | None:
     """Return what to write instead of a setting; "" for one to be left out, None for one that is right or another's."""
-    prefix = f"{app.namespace}_" if app.namespace else ""
+    prefix = in_namespace(app, "")
     name = written.removeprefix(prefix).lower() if prefix and written.startswith(prefix) else written
+    own = in_namespace(app, name)
+    if prefix and name != written and name in SETTINGS:
+        return None if written == own else own
     if prefix and name != name.lower():  # Django's settings are everybody's
-        own = f"{prefix}{name}"
         return own if name.lower() in SETTINGS and own not in app.conf and _is_setting(name, app.conf[name]) else None
     if name in DEFAULTS or name == MIDDLEWARE_SETTING or name in SETTINGS:  # Celery's own are most
         return None
@@ -411,7 +413,15 @@ def _setting_meant(app: Any, written: str) -> str | None:
     if not near and not name.startswith("idempot"):
         return None
     near = near or difflib.get_close_matches(word, SETTINGS, n=1)
-    return f"{prefix}{near[0].upper()}" if prefix and near else near[0] if near else ""
+    return in_namespace(app, near[0]) if near else ""
+
+
+def in_namespace(app: Any, name: str) -> str:
+    """Return how an app reads a setting from what it is configured by: as Celery does, in the case of its namespace."""
+    if not app.namespace:
+        return name
+    prefix = app.namespace if app.namespace.endswith("_") else f"{app.namespace}_"
+    return f"{prefix}{name.upper() if prefix.isupper() else name.lower()}"
 
 
 def _option_in(setting: str) -> str:

@@ -60,7 +60,9 @@ def _unread(app: Any) -> Iterator[checks.CheckMessage]:
                 "W001",
             )
         elif hasattr(settings, name) and app.namespace:
-            yield _warning(f"{name} is set, and nothing reads it.", f"Write {app.namespace}_{name}.", "W002")
+            yield _warning(
+                f"{name} is set, and nothing reads it.", f"Write {declarations.in_namespace(app, name)}.", "W002"
+            )
 
 
 def _open(store: object) -> None:

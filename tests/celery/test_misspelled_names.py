@@ -418,6 +418,11 @@ def test_a_slip_within_a_body_is_refused(app: Celery) -> None:
         ("CELERY", {"IDEMPOTENCY_STORE": "postgresql://db/x"}, {"IDEMPOTENCY_STORE": "CELERY_IDEMPOTENCY_STORE"}),
         ("CELERY", {"IDEMPOTENCY_STORE": "memory://", "CELERY_IDEMPOTENCY_STORE": "memory://"}, {}),
         ("CELERY", {"IDEMPOTENCY": {"header": "X-Idempotency"}, "IDEMPOTENCY_HTTP": {"store": "memory://"}}, {}),
+        ("CELERY", {"CELERY_idempotency": {}}, {"CELERY_idempotency": "CELERY_IDEMPOTENCY"}),
+        ("CELERY_", {"CELERY_IDEMPOTENCY": {}}, {}),
+        ("CELERY_", {"CELERY_IDEMPOTENCY_STOER": "x"}, {"CELERY_IDEMPOTENCY_STOER": "CELERY_IDEMPOTENCY_STORE"}),
+        ("celery", {"celery_idempotency": {}}, {}),
+        ("celery", {"celery_idempotency_stoer": "x"}, {"celery_idempotency_stoer": "celery_idempotency_store"}),
         (None, {"idempotency_result_ttl": 60}, {"idempotency_result_ttl": "idempotency"}),
         ("CELERY", {"CELERY_IDEMPOTENCY_LEASE_TTL": 60}, {"CELERY_IDEMPOTENCY_LEASE_TTL": "CELERY_IDEMPOTENCY"}),
         (
