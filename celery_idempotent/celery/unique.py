@@ -371,7 +371,7 @@ class _Call:
         # Outside tasks a Redis that hangs holds up a call of plain Celery too, which subscribes to the result there.
         as_celery = is_backend(backend, "redis", "RedisBackend") and get_current_worker_task() is None
         try:
-            state = (look() if as_celery else reservations.within(BUDGET, look))["status"]
+            state = (look() if as_celery else reservations.within(BUDGET, look, "result backend"))["status"]
         except SoftTimeLimitExceeded:  # of the body that publishes
             raise
         except Exception as error:  # noqa: BLE001 - the backend's own; in doubt, publish

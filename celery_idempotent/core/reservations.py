@@ -515,10 +515,15 @@ def _answer(future: Future[T], call: Callable[[], T]) -> None:
 _threads = _Threads()
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def within(seconds: float, call: Callable[[], T], what: str = "store") -> T:
     """Return what a call of a store returns, if it does so in time; a call that has begun goes on in its thread.
 
     A call within another one has the time of that.
+
+    Arguments:
+        seconds: What it may take.
+        call: The call.
+        what: Whose call it is, for the error.
 
     Raises:
         StoreUnreachable: it does not.
@@ -532,6 +537,6 @@ def within(seconds: float, call: Callable[[], T]) -> T:
         finally:
             future.cancel()  # it does nothing to what has begun
     except Late:
-        raise StoreUnreachable(f"The store did not answer a publisher within {seconds:g} s.") from None
+        raise StoreUnreachable(f"The {what} did not answer a publisher within {seconds:g} s.") from None
     except RuntimeError as error:  # the interpreter is about to end, and starts no threads
-        raise StoreUnreachable(f"No thread waits for the store ({error}).") from error
+        raise StoreUnreachable(f"No thread waits for the {what} ({error}).") from error

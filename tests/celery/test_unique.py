@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -246,6 +247,19 @@ def test_what_the_result_backend_cannot_read_does_not_do(
     app.backend.set(app.backend.get_key_for_task(first.id), b"{")
     assert index.delay(7).id != first.id
     assert names(heard) == ["PublishSkipped", "result backend"]
+
+
+def test_a_result_backend_that_does_not_answer_is_named_in_the_log(
+    client_app: Callable[..., Celery], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = client_app(UNIQUE, RESULT_URL=tmp_path.as_uri()).module.index
+    first, asked = index.delay(7), threading.Event()
+    monkeypatch.setattr(type(index.backend), "get_task_meta", lambda *_, **__: asked.wait(10))
+    try:
+        assert index.delay(7).id != first.id
+    finally:
+        asked.set()
+    assert "The result backend did not answer a publisher within 0.5 s." in caplog.text
 
 
 def test_a_soft_time_limit_that_rings_while_the_result_backend_is_asked_ends_the_body_that_publishes(

@@ -932,7 +932,7 @@ class SimpleQueue:
         return self._items.pop(0)
 
 
-def within(seconds: float, call: Callable[[], Any]) -> Any:
+def within(seconds: float, call: Callable[[], Any], what: str = "") -> Any:
     """Call in another thread, which goes on if that takes longer; as `reservations.within` does."""
     world, asking, answers = current.world, getcurrent(), []
     if not isinstance(asking, Process) or asking.inside:
