@@ -813,7 +813,9 @@ def _in_transaction() -> bool:
 
     if not settings.configured:  # another library has imported it, and there is no database
         return False
-    return any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+    opened = connections.all(initialized_only=True)
+    # Without autocommit one begins with the first statement, and Django does not know whether that was.
+    return any(each.in_atomic_block or (each.connection is not None and not each.autocommit) for each in opened)
 
 
 class _Transport(NamedTuple):

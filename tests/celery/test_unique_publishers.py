@@ -173,6 +173,21 @@ def test_within_an_open_transaction_a_call_is_published_and_after_its_commit_it_
     assert messages(broker_url) == 2
 
 
+def test_without_djangos_autocommit_a_transaction_may_be_open(app: Celery, tmp_path: Path, broker_url: str) -> None:
+    from django.db import connections, transaction
+
+    with django_database("shop", "sqlite3", NAME=str(tmp_path / "shop.sqlite3")):
+        index = app.module.index
+        connections["shop"].ensure_connection()
+        first = index.delay(7)
+        transaction.set_autocommit(False, using="shop")
+        second = index.delay(7)
+        transaction.set_autocommit(True, using="shop")
+        assert second.id != first.id
+        assert index.delay(7).id == second.id
+    assert messages(broker_url) == 2
+
+
 def test_one_producer_serves_many_calls(app: Celery, broker_url: str) -> None:
     index = app.module.index
     with app.producer_or_acquire() as producer:
