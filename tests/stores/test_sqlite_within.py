@@ -122,6 +122,17 @@ class TestSqlAlchemyConnection(WithSqlAlchemy):
             using.rollback()
         assert known(store, "rolled back").state is State.IN_PROGRESS
 
+    def test_a_savepoint_after_begin_immediate_commits_nothing(self, store: Store) -> None:
+        """The guide's cure: sqlite3 begins no transaction before a savepoint, whose release would be the commit."""
+        lease = take(store)
+        with pytest.raises(LookupError), self.engine.begin() as using:  # noqa: PT012 - all of it is the transaction
+            using.execute(self.sqlalchemy.text("BEGIN IMMEDIATE"))
+            with using.begin_nested():
+                self.insert(using, "rolled back")
+            store.settle_within(lease, DONE, ttl=60, using=using)
+            raise LookupError
+        assert (known(store).state, self.inserted(store)) == (State.IN_PROGRESS, set())
+
     def test_what_commits_by_itself_is_refused(self, store: Store) -> None:
         lease = take(store)
         engine = self.engine.execution_options(isolation_level="AUTOCOMMIT")
