@@ -117,8 +117,8 @@ def _of_session(session: Any) -> Any:
 
 def _refuse_two_connections(session: Any, *_: Any) -> None:
     """Refuse a second connection in a transaction of a Session that settles an operation: the two commit apart."""
-    root = session.get_transaction()
-    if root is None or session.info[SETTLED]() is not root:
+    root, settled = session.get_transaction(), session.info.get(SETTLED)  # which its owner may have emptied
+    if root is None or settled is None or settled() is not root:
         return
     connections = {each for each in root._connections if hasattr(each, "in_transaction")}
     if len(connections) > 1:

@@ -162,6 +162,19 @@ class TestSqlAlchemySession(WithSqlAlchemy):
 
         return sessionmaker(self.engine).begin()
 
+    def test_a_session_whose_info_was_emptied_can_be_used_again(self, store: Store) -> None:
+        from sqlalchemy.orm import Session
+
+        lease = take(store)
+        with Session(self.engine) as session:
+            self.insert(session, "first")
+            store.settle_within(lease, DONE, ttl=60, using=session)
+            session.commit()
+            session.info.clear()
+            self.insert(session, "second")
+            session.commit()
+        assert self.inserted(store) == {"first", "second"}
+
     def test_objects_that_wait_to_be_flushed_are_committed_with_the_outcome(self, store: Store) -> None:
         from sqlalchemy.orm import registry
 
