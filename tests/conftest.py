@@ -18,6 +18,7 @@ import pytest
 import redis
 
 from celery_idempotent import events
+from celery_idempotent.celery import pool
 from celery_idempotent.core.history import history
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.sqlite import SqliteStore
@@ -384,11 +385,12 @@ def nothing_purged_in_passing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def level_of_the_root_logger() -> Iterator[None]:
-    """What a worker in this process has set, once for all: later tests could not see warnings."""
-    level = logging.root.level
+def what_workers_set() -> Iterator[None]:
+    """What a worker in this process has set, once for all: later tests could not see warnings, or had no limits."""
+    level, enforces_limits = logging.root.level, pool.enforces_limits
     yield
     logging.root.setLevel(level)
+    pool.enforces_limits = enforces_limits
 
 
 @pytest.fixture(autouse=True)
