@@ -144,7 +144,6 @@ UNMEASURED = (
     "http/test_responses.py",
     "model/test_real.py",
     "rq/test_deaths.py",
-    "rq/test_idempotent_worker.py",
     "rq/test_run_events.py",
     "rq/test_twice.py",
     "rq/test_unchanged.py",
