@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from time import process_time
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,10 +64,10 @@ def test_a_multipart_type_without_a_boundary_is_compared_by_its_bytes() -> None:
 @pytest.mark.parametrize("blanks", [" " * 3, "\t" * 3], ids=["spaces", "tabs"])
 def test_a_malformed_key_is_refused_as_soon_as_it_is_read(blanks: str) -> None:
     header = f'"a"{f";a={blanks}" * 12},'
-    began = monotonic()
+    began = process_time()
     with pytest.raises(Problem, match="of 1 to 255 visible ASCII characters"):
         read_key("Idempotency-Key", [header.encode()])
-    assert monotonic() - began < 1.0
+    assert process_time() - began < 1.0
     assert read_key("Idempotency-Key", [header[:-1].encode()]) == "a"
 
 
