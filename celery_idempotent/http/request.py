@@ -201,10 +201,8 @@ def _number(text: str) -> Any:
 
 
 def _depth(value: Any) -> int:
-    deepest, left = 0, [(value, 1)]
-    while left:
-        each, depth = left.pop()
-        if isinstance(each, (dict, list)):
-            deepest = max(deepest, depth)
-            left += [(child, depth + 1) for child in (each.values() if isinstance(each, dict) else each)]
-    return deepest
+    depth, level = 0, [value]
+    while nested := [each for each in level if isinstance(each, (dict, list))]:
+        depth += 1
+        level = [child for each in nested for child in (each.values() if isinstance(each, dict) else each)]
+    return depth
