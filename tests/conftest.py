@@ -80,7 +80,7 @@ LIBRARIES = (
 )
 CONTRACT = "stores/test_contract.py"
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these, and for
-#: the contract over most stores.
+#: most of the contract over stores other than memory.
 UNMEASURED = (
     "celery/test_broadcast.py",
     "celery/test_canvas.py",
@@ -265,7 +265,8 @@ def mark(items: list[pytest.Item]) -> None:
         path = place_of(item.path)
         if path.parts[0] in WORKER_DIRECTORIES:
             item.add_marker(pytest.mark.worker)
-        if is_in(path, UNMEASURED) or (path == Path(CONTRACT) and "[dynamodb" not in item.name):
+        is_measured_fact = "[memory" in item.name or is_fact_of(item, path, "dynamodb")
+        if is_in(path, UNMEASURED) or (path == Path(CONTRACT) and not is_measured_fact):
             item.add_marker(pytest.mark.unmeasured)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
         smoke = item.get_closest_marker("smoke")

@@ -73,6 +73,8 @@ class IdempotencyStep(bootsteps.StartStopStep):
         for store in {task._binding.guard.store for task in idempotent_tasks(worker.app)}:
             try:
                 store.ping()
+                for warning in store.warnings():
+                    logger.warning("%s", warning)
             except StoreUnreachable as error:
                 logger.error("%s Tasks follow their on_store_error until it can.", error)
             if isinstance(store, MemoryStore) and pool.enforces_limits:

@@ -203,6 +203,10 @@ class Store(ABC):
         """
         return {}
 
+    def warnings(self) -> list[str]:
+        """Return, for people, how the server is set up to forget records before their time; [] if nothing is known."""
+        return []
+
     @abstractmethod
     def ping(self) -> None:
         """Return if the store can serve; else raise what `acquire` would raise."""

@@ -226,6 +226,9 @@ class CachedStore(Store):
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         return self.durable.usage(sample)
 
+    def warnings(self) -> list[str]:
+        return self.durable.warnings()
+
     def ping(self) -> None:
         self.durable.ping()
 

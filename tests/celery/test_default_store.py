@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery.concurrency.solo import TaskPool
 from celery.worker.control import conf
 
 from celery_idempotent import IdempotentTask, open_store
 from celery_idempotent.celery import app as app_module
+from celery_idempotent.celery import monitoring, pool
 from celery_idempotent.celery.app import store_of
+from celery_idempotent.celery.worker import IdempotencyStep
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.redis import RedisStore
@@ -34,6 +37,10 @@ def app_with(**conf: Any) -> Celery:
     return app
 
 
+def charge() -> None:
+    """Do nothing."""
+
+
 def database_of(store: Any, server: RedisServer, db: int) -> None:
     """Check that what the store writes is in this database and in no other."""
     assert isinstance(store, RedisStore)
@@ -47,6 +54,34 @@ def database_of(store: Any, server: RedisServer, db: int) -> None:
 @pytest.fixture
 def locked(own_redis: Callable[..., RedisServer]) -> RedisServer:
     return own_redis(requirepass="s3cret")
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "policy", "warns"),
+    [
+        ("50mb", "volatile-ttl", True),
+        ("50mb", "noeviction", False),
+        ("0", "allkeys-lru", False),
+    ],
+)
+def test_a_worker_warns_of_a_cache_that_would_forget_operations(
+    own_redis: Callable[..., RedisServer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    maxmemory: str,
+    policy: str,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr(pool, "limits", pool.limits)
+    for module in (pool, monitoring):  # this process does not become a worker
+        monkeypatch.setattr(module, "prepare", lambda **_: None)
+    server = own_redis(maxmemory=maxmemory, maxmemory_policy=policy)
+    app = app_with(result_backend=server.url(0))
+    app.task(base=IdempotentTask, name="charge")(charge)
+    worker = SimpleNamespace(app=app, pool_cls=TaskPool, time_limit=None, soft_time_limit=None)
+    IdempotencyStep(worker).create(worker)
+    assert (f"its maxmemory-policy is {policy}. Set it to noeviction." in caplog.text) == warns
+    store_of(app).close()
 
 
 @pytest.mark.parametrize("setting", ["result_backend", "broker_url"])

@@ -254,6 +254,15 @@ class RedisStore(Store):
     def usage(self, sample: Sequence[str] = ()) -> dict[str, int]:
         return room([self._at(place.pipeline, usage_commands(sample)) for place in self._places()])
 
+    def warnings(self) -> list[str]:
+        replies = [self._at(place.pipeline, usage_commands(())) for place in self._places()]
+        policies = {_evicts(info) for [info] in replies if isinstance(info, bytes)} - {""}
+        return [
+            f"The idempotency store {self._url} forgets operations when it is full, and their duplicates run: its "
+            f"maxmemory-policy is {policy}. Set it to noeviction."
+            for policy in sorted(policies)
+        ]
+
     def ping(self) -> None:
         self._command("PING")
 
@@ -493,8 +502,18 @@ def room(replies: Sequence[Sequence[Any]]) -> dict[str, int]:
 
 
 def _used_memory(info: bytes) -> int:
-    lines = dict(line.partition(b":")[::2] for line in info.splitlines())
-    return int(lines.get(b"used_memory", b"0"))
+    return int(_lines(info).get(b"used_memory", b"0"))
+
+
+def _evicts(info: bytes) -> str:
+    """Return by which policy a server makes room for what is written, or "" if it does not."""
+    lines = _lines(info)
+    policy = lines.get(b"maxmemory_policy", b"noeviction").decode()
+    return policy if policy != "noeviction" and int(lines.get(b"maxmemory", b"0")) else ""
+
+
+def _lines(info: bytes) -> dict[bytes, bytes]:
+    return dict(line.partition(b":")[::2] for line in info.splitlines())
 
 
 # How many replicas must have a claim before it counts: Redis's WAIT, sent along with the script.
