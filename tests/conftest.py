@@ -79,6 +79,8 @@ LIBRARIES = (
     "http/test_task_ids.py",
 )
 CONTRACT = "stores/test_contract.py"
+#: Stores that leave the rules to another one's code: of the contract, the line has what a server or a driver can spoil.
+BY_OTHERS = ("cached", "cluster")
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these, and for
 #: most of the contract over stores other than memory.
 UNMEASURED = (
@@ -260,14 +262,24 @@ def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return [*chain.from_iterable(stretches), *short]
 
 
+def mark_fact(item: pytest.Item, path: Path) -> None:
+    """Mark a test of the contract by its store."""
+    if path != Path(CONTRACT):
+        return
+    if is_of(item, path, *BY_OTHERS) and not is_fact_of(item, path, *BY_OTHERS):
+        item.add_marker(pytest.mark.soak)
+    if not is_of(item, path, "memory") and not is_fact_of(item, path, "dynamodb"):
+        item.add_marker(pytest.mark.unmeasured)
+
+
 def mark(items: list[pytest.Item]) -> None:
     for item in items:
         path = place_of(item.path)
         if path.parts[0] in WORKER_DIRECTORIES:
             item.add_marker(pytest.mark.worker)
-        is_measured_fact = "[memory" in item.name or is_fact_of(item, path, "dynamodb")
-        if is_in(path, UNMEASURED) or (path == Path(CONTRACT) and not is_measured_fact):
+        if is_in(path, UNMEASURED):
             item.add_marker(pytest.mark.unmeasured)
+        mark_fact(item, path)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
         smoke = item.get_closest_marker("smoke")
         if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (
@@ -311,10 +323,14 @@ PARTS: dict[str, Callable[[Path, str], bool]] = {
 }
 
 
+def is_of(item: pytest.Item, path: Path, *stores: str) -> bool:
+    """Return whether a test is of the contract over these stores."""
+    return path == Path(CONTRACT) and re.split("[]-]", item.name.partition("[")[2])[0] in stores
+
+
 def is_fact_of(item: pytest.Item, path: Path, *stores: str) -> bool:
     """Return whether a test is of the contract over these stores, and what a server or a driver can spoil."""
-    fact, _, case = item.name.partition("[")
-    return path == Path(CONTRACT) and fact in FACTS and re.split("[]-]", case)[0] in stores
+    return is_of(item, path, *stores) and item.name.partition("[")[0] in FACTS
 
 
 def is_quick(item: pytest.Item, path: Path) -> bool:
