@@ -500,7 +500,8 @@ def _warn_of_own_operation(task: IdempotentTask, args: Any, kwargs: Any, task_id
             logger.warning(
                 "%s publishes itself under the key that it runs, %s: the message is a duplicate, which gets the result "
                 "of this run, and does not run. Use self.retry(), or give each step a key of its own.",
-                *(task.name, key),
+                task.name,
+                key,
             )
 
 
