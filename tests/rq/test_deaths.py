@@ -84,7 +84,8 @@ def test_an_orphan_keeps_its_lease_and_the_retry_is_put_off_where_a_scheduler_ru
     killed.kill()
     desk.clean_up()
     start_rq(scheduler=True)
-    wait_until(lambda: desk.meta(job)["outcome"] == "deferred", message="the retry to be put off")
+    desk.wait_for(job, "scheduled")  # all of it: RQ says so after the job has said that it is put off
+    assert desk.meta(job)["outcome"] == "deferred"
     after.open()
     assert desk.wait_for(job, "finished").return_value() == "ORD-1 charged 1"
     assert desk.effects("ORD-1") == 1

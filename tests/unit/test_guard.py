@@ -832,6 +832,43 @@ def test_a_thread_that_cannot_be_started_gives_the_lease_back(bench: Bench, monk
     assert bench.runs == bench.heartbeat.holdings() == []
 
 
+class TestStartAndFinish:
+    """Callers that run the body themselves, as a coroutine or a request, take the steps of `Guard.run` one by one."""
+
+    def held(self, bench: Bench) -> tuple[Guard, Delivery, HeldLease]:
+        guard, delivery = bench.guard(), bench.delivery()
+        held = guard.acquire_now(delivery)
+        assert isinstance(held, HeldLease), held
+        return guard, delivery, held
+
+    def test_what_the_body_returned_is_settled(self, bench: Bench) -> None:
+        guard, delivery, held = self.held(bench)
+        guard.start(delivery, held)
+        assert bench.heartbeat.holdings() == [held]
+        assert guard.finish(delivery, held, 42) == Ran(42)
+        assert (bench.record.state, bench.heartbeat.holdings()) == (State.COMPLETED, [])
+        assert bench.deliver() == Replayed(42, bench.record)
+
+    def test_what_the_body_raised_is_raised_and_the_lease_given_back(self, bench: Bench) -> None:
+        guard, delivery, held = self.held(bench)
+        guard.start(delivery, held)
+        error = ValueError("no")
+        assert sure(ValueError, lambda: guard.finish(delivery, held, error=error)) is error
+        assert (bench.record.state, bench.record.reason) == (State.RELEASED, "failed")
+        assert bench.heartbeat.holdings() == []
+
+    def test_what_cannot_begin_gives_the_lease_back(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def start(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        guard, delivery, held = self.held(bench)
+        monkeypatch.setattr(threading.Thread, "start", start)
+        error = sure(RuntimeError, lambda: guard.start(delivery, held))
+        assert str(error) == "can't start new thread"
+        assert bench.record.state is State.RELEASED
+        assert bench.heartbeat.holdings() == []
+
+
 def test_whatever_ends_a_run_its_lease_is_not_renewed_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode_value(*args: Any, **options: Any) -> bytes:
         raise SystemExit(1)
