@@ -80,7 +80,60 @@ LIBRARIES = (
 )
 CONTRACT = "stores/test_contract.py"
 #: Stores that leave the rules to another one's code: of the contract, the line has what a server or a driver can spoil.
-BY_OTHERS = ("cached", "cluster")
+BY_OTHERS = ("cached", "cluster", "dynamodb")
+#: By file, or file and test: of what is tried on several stores, servers or pools, those that `soak` alone has. Every
+#: fact has a row in the line.
+ROWS_OF_SOAK: dict[str, tuple[str, ...]] = {
+    "celery/test_counts.py": ("gevent",),
+    "celery/test_history.py": ("gevent",),
+    "celery/test_inspection.py": ("gevent",),
+    "celery/test_metrics.py::test_a_pool_without_children_needs_no_folder": ("gevent",),
+    "celery/test_pools.py::test_a_body_that_exits_is_run_again": ("gevent",),
+    "celery/test_pools.py::test_a_pool_that_grows_under_load_runs_each_task_once": ("gevent",),
+    "celery/test_pools.py::test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store": ("gevent",),
+    "celery/test_pools.py::test_a_task_whose_hook_exits_is_tried_again": ("gevent", "solo"),
+    "celery/test_pools.py::test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit": ("gevent",),
+    "celery/test_pools.py::test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash": ("gevent",),
+    "celery/test_rabbitmq.py::test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs": ("2", "4"),
+    "celery/test_replace.py::test_a_task_replaced_by_what_contains_it_ends_as_it_does_with_celery_itself": (
+        "its arguments",
+        "the task id",
+    ),
+    "celery/test_task_events.py": ("gevent", "solo"),
+    "celery/test_visibility.py": ("gevent", "solo"),
+    "cli/test_list.py::test_a_terminal_gets_colours_and_lines_that_fit": ("celery -A",),
+    "cli/test_list.py::test_who_wants_no_colours_gets_none": ("celery -A",),
+    "cli/test_watch.py::test_a_slow_search_shows_that_it_goes_on_and_ctrl_c_ends_it": ("celery -A",),
+    "cli/test_watch.py::test_it_goes_on_while_the_store_is_away": ("celery -A",),
+    "cli/test_watch.py::test_without_rich_it_says_how_to_install_it": ("celery -A",),
+    "http/test_conformance.py": ("drf", "inside", "starlette"),
+    "http/test_faults.py::test_a_server_that_is_killed_in_a_handler_leaves_the_request_to_its_repetition": (
+        "django-asgi",
+    ),
+    "http/test_faults.py::test_a_store_that_goes_away_holds_up_no_response_for_long": ("django",),
+    "http/test_faults.py::test_an_order_settled_in_its_transaction_is_placed_once_whenever_its_server_is_killed": (
+        "flask",
+    ),
+    "http/test_inside.py::test_each_way_to_begin_runs_once_under_a_lease_and_is_replayed": ("inside-drf",),
+    "http/test_propagation.py": ("django",),
+    "http/test_requests.py::test_a_request_that_takes_longer_than_its_lease_runs_once": ("django",),
+    "http/test_responses.py::test_a_response_that_is_not_kept_is_known_to_have_been_sent": (
+        "django-asgi",
+        "flask-/async/orders",
+        "starlette-/orders",
+    ),
+    "http/test_responses.py::test_a_stream_that_breaks_leaves_the_key_free": (
+        "django-asgi",
+        "flask-/async/orders",
+        "starlette-/orders",
+    ),
+    "stores/test_crowds.py::test_of_a_crowd_that_retries_a_thousand_attempts_are_remembered": ("postgres_url",),
+    "stores/test_crowds.py::test_of_a_crowd_that_waits_a_thousand_are_told_apart": ("sqlite_url",),
+    "stores/test_linearizability.py": BY_OTHERS,
+    "stores/test_model.py": BY_OTHERS,
+    "stores/test_races.py": BY_OTHERS,
+    "stores/test_reservations.py": BY_OTHERS[:2],
+}
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these, and for
 #: most of the contract over stores other than memory.
 UNMEASURED = (
@@ -183,6 +236,7 @@ LONG = (
     "stores/test_linearizability.py",
     "stores/test_model.py",
     "faults",
+    ("celery/test_rabbitmq.py", "celery/test_broadcast.py", "celery/test_unique_publishers.py"),  # share a RabbitMQ
     "celery",
     "docs",
     "rq",
@@ -236,8 +290,10 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     mark(items)
+    if config.args == config.getini("testpaths") and config.option.markexpr not in PARTS.keys() - {"not soak"}:
+        check_rows(items)
     yield  # here those without the marks of this run are left out
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if workers:
@@ -251,8 +307,9 @@ def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
         files.setdefault(place_of(item.path), []).append(item)
     stretches: list[list[pytest.Item]] = [[] for _ in range(workers)]
     for part in LONG:
-        for path in [path for path in files if is_in(path, (part,))]:
-            min(stretches, key=len).extend(files.pop(path))
+        paths = [path for path in files if is_in(path, part if isinstance(part, tuple) else (part,))]
+        for together in [paths] if isinstance(part, tuple) else [[path] for path in paths]:
+            min(stretches, key=len).extend(chain.from_iterable(map(files.pop, together)))
     short = chain.from_iterable(files.values())
     left = len(items)
     for number, stretch in enumerate(stretches):
@@ -262,14 +319,35 @@ def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return [*chain.from_iterable(stretches), *short]
 
 
-def mark_fact(item: pytest.Item, path: Path) -> None:
-    """Mark a test of the contract by its store."""
+def mark_row(item: pytest.Item, path: Path) -> None:
+    """Mark a test by its store, server or pool."""
+    if rows_of_soak(item, path):
+        item.add_marker(pytest.mark.soak(row=True))
     if path != Path(CONTRACT):
         return
     if is_of(item, path, *BY_OTHERS) and not is_fact_of(item, path, *BY_OTHERS):
         item.add_marker(pytest.mark.soak)
     if not is_of(item, path, "memory") and not is_fact_of(item, path, "dynamodb"):
         item.add_marker(pytest.mark.unmeasured)
+
+
+def rows_of_soak(item: pytest.Item, path: Path) -> list[str]:
+    """Return the entries of `ROWS_OF_SOAK` that leave a test to soak."""
+    case = f"-{item.name.partition('[')[2].removesuffix(']')}-"
+    entries = (path.as_posix(), f"{path.as_posix()}::{item.name.partition('[')[0]}")
+    return [entry for entry in entries if any(f"-{row}-" in case for row in ROWS_OF_SOAK.get(entry, ()))]
+
+
+def check_rows(items: list[pytest.Item]) -> None:
+    """Refuse an entry of `ROWS_OF_SOAK` that leaves nothing out, or a fact without any row in the line."""
+    idle = ROWS_OF_SOAK.keys() - {entry for item in items for entry in rows_of_soak(item, place_of(item.path))}
+    left: dict[str, bool] = {}  # whether a fact has a row in the line, or is one of soak by itself
+    for item in items:
+        fact, soak = item.nodeid.partition("[")[0], item.get_closest_marker("soak")
+        left[fact] = left.get(fact, False) or soak is None or not soak.kwargs
+    if idle or not all(left.values()):
+        lost = [fact for fact in left if not left[fact]]
+        raise pytest.UsageError(f"ROWS_OF_SOAK: leaves nothing out {sorted(idle)}; no row left {lost}")
 
 
 def mark(items: list[pytest.Item]) -> None:
@@ -279,7 +357,7 @@ def mark(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.worker)
         if is_in(path, UNMEASURED):
             item.add_marker(pytest.mark.unmeasured)
-        mark_fact(item, path)
+        mark_row(item, path)
         once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
         smoke = item.get_closest_marker("smoke")
         if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (

@@ -298,7 +298,7 @@ def ordered(port: int) -> bool:
     return True
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 class TestTheContract(ServerContract):
     @pytest.fixture
     def store(self, watched: Watched, opened_sentinel: OpenSentinel) -> Store:
