@@ -25,6 +25,7 @@ def command(ctx: click.Context, limit: int | None, as_json: bool) -> None:
     from ..stores.maintenance import purge_in_batches
 
     def purge(used: NamedStore) -> int:
+        used.store.ping()  # a server that removes them itself is asked for nothing else
         with ProgressCounter("expired records removed") as tally:
             for removed in purge_in_batches(used.store, limit):
                 tally.add(removed)

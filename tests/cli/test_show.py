@@ -104,6 +104,7 @@ def test_without_a_store_a_command_says_how_to_name_one(main: Callable[..., Said
         ("forget", KEY),
         ("forget", "--prefix", "idem:", "--yes"),
         ("list",),
+        ("purge",),
         ("release", KEY, "--yes"),
         ("stats",),
     ],
