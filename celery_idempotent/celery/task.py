@@ -23,7 +23,7 @@ from ..core.history import history
 from ..core.keys import KeySource
 from ..core.lease import HeldLease, current_lease
 from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
-from ..errors import ConfigurationError, MissingKey, NoLease, StoreError
+from ..errors import AlreadyPublished, ConfigurationError, MissingKey, NoLease, StoreError
 from ..events import logger
 from . import canvas, declarations, message, propagation, unique
 from .app import LAYERS, TaskBinding, is_idempotent, is_shared
@@ -514,7 +514,14 @@ def _on_commit(publish: Callable[[], Any]) -> None:
             "Expected Django for a call that is published when its transaction is committed, and it is not installed. "
             "Call delay() or apply_async() after the commit."
         ) from None
-    transaction.on_commit(publish)
+
+    def publish_after_commit() -> None:
+        try:
+            publish()
+        except AlreadyPublished as error:  # the caller cannot catch it, and Django would call no later hook
+            logger.info("Nothing was published after the commit: %s", error)
+
+    transaction.on_commit(publish_after_commit if transaction.get_connection().in_atomic_block else publish)
 
 
 def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:

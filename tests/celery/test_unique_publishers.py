@@ -24,7 +24,7 @@ from celery_idempotent.celery.message import META_HEADER
 from celery_idempotent.celery.unique import _confirming, end_in_background, release_unrun
 from celery_idempotent.core import reservations
 from celery_idempotent.core.binding import confirmations
-from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.errors import AlreadyPublished, ConfigurationError
 from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.apps import messages
 from tests.support.celery.fixtures import StartWorker
@@ -171,6 +171,26 @@ def test_within_an_open_transaction_a_call_is_published_and_after_its_commit_it_
             transaction.set_rollback(True, using="shop")
         assert len(thirds) == 1
     assert messages(broker_url) == 2
+
+
+def test_after_a_commit_a_duplicate_is_logged_and_the_hooks_that_follow_are_called(
+    app: Celery, tmp_path: Path, broker_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from django.db import transaction
+
+    called: list[str] = []
+    with django_database("shop", "sqlite3", NAME=str(tmp_path / "shop.sqlite3")):
+        index = app.module.strict
+        index.delay(7)
+        with caplog.at_level("INFO", "celery_idempotent"), transaction.atomic():
+            index.delay_on_commit(7)
+            index.apply_async_on_commit((7,))
+            transaction.on_commit(lambda: called.append("hook"))
+        assert called == ["hook"]
+        assert caplog.text.count("Nothing was published after the commit: ") == 2
+        with pytest.raises(AlreadyPublished):  # no transaction is open: the caller gets it
+            index.delay_on_commit(7)
+    assert messages(broker_url) == 1
 
 
 def test_without_djangos_autocommit_a_transaction_may_be_open(app: Celery, tmp_path: Path, broker_url: str) -> None:
