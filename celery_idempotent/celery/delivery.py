@@ -236,12 +236,13 @@ class CeleryDelivery(Delivery):
         if late is not None:
             task, request, info = self.task, self.request, self.request.delivery_info or {}
             options = {name: info[name] for name in ("exchange", "routing_key", "priority") if info.get(name)}
-            key = self.state.identity.key
+            key, sent, given = self.state.identity.key, self.sent, (request.args, request.kwargs)
 
             def publish(token: Token | None) -> None:
                 own = {message.META_HEADER: {message.RESERVATION: token.header()}} if token is not None else {}
                 headers = {**(request.headers or {}), **own}
-                Task.apply_async(task, request.args, request.kwargs, headers=headers, idempotency_key=key, **options)
+                args, kwargs = given if sent is None else pickle.loads(sent)  # noqa: S301 - of our own making
+                Task.apply_async(task, args, kwargs, headers=headers, idempotency_key=key, **options)
 
             reservation.begin_later(publish)
 

@@ -40,6 +40,14 @@ def index(document: int, version: int = 0) -> Any:
     return work(document, version=version)
 
 
+@app.task(base=IdempotentTask, unique="document")
+def emptied(document: int, parts: list[str]) -> Any:
+    """Until its body starts, which uses up what it was given."""
+    work(document, parts=[*parts])
+    parts.clear()
+    return document
+
+
 @app.task(base=IdempotentTask, unique={"key": "document", "until": "done"})
 def rebuild(document: int) -> Any:
     """Until its operation has ended."""
