@@ -612,11 +612,12 @@ def is_shared(backend: Any) -> bool:
     return not isinstance(backend, DisabledBackend) and not is_backend(backend, "rpc", "RPCBackend")
 
 
-def is_done_since(meta: Mapping[str, Any], moment: float) -> bool:
+def is_done_since(backend: Any, meta: Mapping[str, Any], moment: float) -> bool:
     """Return whether a result was stored at or after a moment; not if the backend does not keep when it was.
 
     Arguments:
-        meta: What the backend has of the task.
+        backend: The result backend.
+        meta: What it has of the task.
         moment: Seconds since the epoch.
     """
     done = meta.get("date_done")
@@ -626,7 +627,28 @@ def is_done_since(meta: Mapping[str, Any], moment: float) -> bool:
         return False
     if not isinstance(done, datetime):
         return False
-    return (done if done.tzinfo else done.replace(tzinfo=timezone.utc)).timestamp() >= moment
+    try:
+        return _with_zone(backend, done).timestamp() >= moment
+    except Exception as error:  # noqa: BLE001 - the database's own
+        logger.warning("When %s ended is not known: %r", meta.get("task_id"), error)
+        return False
+
+
+def _with_zone(backend: Any, done: datetime) -> datetime:
+    """Return a time with its zone: UTC where a backend has it without one, but for PostgreSQL.
+
+    Celery hands that server a time with a zone, which the column has none for: it keeps the time in the session's zone.
+    """
+    if done.tzinfo is not None:
+        return done
+    if is_backend(backend, "database", "DatabaseBackend"):
+        with backend.ResultSession() as session:
+            if session.get_bind().dialect.name == "postgresql":
+                from sqlalchemy import DateTime, cast, select
+
+                found = select(cast(cast(done, DateTime()), DateTime(timezone=True)))
+                return session.execute(found).scalar_one()  # type: ignore[no-any-return]
+    return done.replace(tzinfo=timezone.utc)
 
 
 def is_backend(backend: Any, module: str, name: str) -> bool:

@@ -356,7 +356,7 @@ class CeleryDelivery(Delivery):
         except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
             events.logger.warning("What became of %s is not known yet: %r", task_id, error)
             return False
-        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(meta, since):
+        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(self.task.backend, meta, since):
             return False
         # As the continuation that will not come, however deeply it would have been nested.
         claim = replace(

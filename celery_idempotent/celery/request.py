@@ -265,7 +265,7 @@ class IdempotentRequest(Request):
         if self._context.chord and self.task.reject_on_worker_lost:
             return False
         meta = super()._success_was_stored()
-        return meta if meta and is_done_since(meta, self._received) else False
+        return meta if meta and is_done_since(self.task.backend, meta, self._received) else False
 
     def _release(self, reason: Reason) -> None:
         if not is_guarded(self.task):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, Signature, chain, chord, group, signals
@@ -568,9 +569,27 @@ if hasattr(Request, "_success_was_stored"):  # since Celery 5.7
         (None, False),
     ],
 )
-def test_whether_a_result_was_stored_since_a_moment(done: object, since: bool) -> None:
+def test_whether_a_result_was_stored_since_a_moment(app: Celery, done: object, since: bool) -> None:
     noon = datetime(2026, 11, 26, 12, tzinfo=timezone.utc).timestamp()
-    assert bindings.is_done_since({"date_done": done}, noon) is since
+    assert bindings.is_done_since(app.backend, {"date_done": done}, noon) is since
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
+def test_postgresql_has_the_time_of_a_result_in_the_zone_of_its_session(
+    app: Celery, postgres_url: str, monkeypatch: pytest.MonkeyPatch, zone: str
+) -> None:
+    """As Celery writes it, with a zone into a column without one."""
+    backend_url = f"db+{postgres_url.partition('?')[0].replace('postgresql:', 'postgresql+psycopg:')}"
+    schema = postgres_url.rpartition("schema=")[2]
+    options = {"connect_args": {"options": f"-c TimeZone={zone} -c search_path={schema}"}}
+    app.conf.update(result_backend=backend_url, database_engine_options=options)
+    backend, task_id, now = app._get_backend(), new_owner(), datetime.now(timezone.utc).timestamp()
+    backend.mark_as_done(task_id, "done")
+    meta = backend.get_task_meta(task_id)
+    assert meta["date_done"].tzinfo is None
+    assert [bindings.is_done_since(backend, meta, now + seconds) for seconds in (-60, 60)] == [True, False]
+    monkeypatch.setattr(backend, "ResultSession", Mock(side_effect=OSError("the database is gone")))
+    assert not bindings.is_done_since(backend, meta, now - 60)
 
 
 def going_on(end: Callable[[Any], Any]) -> Callable[..., Any]:
