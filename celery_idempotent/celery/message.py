@@ -492,9 +492,7 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None, exchange_type
         return {"queue": queue, "exchange": exchange, "routing_key": key or "", "declare": declared}
     if not exchange or not key or not delays_natively(app):
         return {"declare": declared} if declared else {}
-    if delaying := DELAYING.match(exchange):
-        exchange = f"{delaying['prefix'] or ''}{DELAYED}"  # a level hands out no key without its bits
-    key = DELAY_BITS.sub("", key)
+    delaying, exchange, key = DELAYING.match(exchange), *without_delay(exchange, key)
     kinds = {queue.exchange.name: queue.exchange.type for queue in app.amqp.queues.values()}
     if delaying:
         kinds[exchange] = "topic"
@@ -502,6 +500,13 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None, exchange_type
     kind = "topic" if kinds.get(exchange) == "topic" else "direct"
     queue = make.Queue(key, make.Exchange(exchange, type=kind), routing_key=key)
     return {"queue": queue, "exchange": exchange, "routing_key": key, "declare": []}  # it names a way; it is no queue
+
+
+def without_delay(exchange: str, key: str) -> tuple[str, str]:
+    """Return the exchange and the routing key by which a message comes that is not delayed on its way."""
+    if delaying := DELAYING.match(exchange):
+        exchange = f"{delaying['prefix'] or ''}{DELAYED}"  # a level hands out no key without its bits
+    return exchange, DELAY_BITS.sub("", key)
 
 
 def came_from(app: Any, delivery_info: Mapping[str, Any] | None, name: str) -> bool:

@@ -42,7 +42,6 @@ from . import monitoring
 from .app import is_backend, is_shared, store_of
 from .message import (
     ANSWER_TIMEOUT,
-    DELAY_BITS,
     META_HEADER,
     RESERVATION,
     STATE_ATTRIBUTE,
@@ -54,6 +53,7 @@ from .message import (
     own_header,
     read_key,
     sent_arguments,
+    without_delay,
 )
 
 #: What of an app may not be skipped; it was logged.
@@ -493,8 +493,9 @@ def _is_moved(task: Any, options: Mapping[str, Any]) -> bool:
         return True
     if queue is not None and options.get("exchange") is None:
         return not came_from(task._get_app(), info, getattr(queue, "name", queue))
-    given = {name: options[name] for name in ("exchange", "routing_key") if options.get(name)}
-    return any(value != DELAY_BITS.sub("", info.get(name) or "") for name, value in given.items())
+    given = [options.get(name) for name in ("exchange", "routing_key")]
+    came = without_delay(*(info.get(name) or "" for name in ("exchange", "routing_key")))
+    return any(new and new != old for new, old in zip(given, came, strict=True))
 
 
 def _names_slot_of(token: Token, task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:

@@ -1672,3 +1672,19 @@ def test_a_retry_that_leaves_its_queue_is_known_by_its_options(
         assert unique._is_moved(task, options) is moved
     finally:
         task.pop_request()
+
+
+@pytest.mark.parametrize("exchange", ["celery_delayed_delivery", "celery_delayed_0", "celery_delayed_27"])
+def test_a_retry_that_the_broker_delays_again_stays_in_its_queue(app: Celery, exchange: str) -> None:
+    """A delay of even seconds ends in a level of the delay, and the retry goes back by what all of them end in."""
+    app.conf.update(broker_url="amqp://", task_default_queue_type="quorum")
+    task = declare(app, returning)
+    came = {"exchange": exchange, "routing_key": f"{BITS}k"}
+    task.push_request(delivery_info=came)
+    try:
+        options = copies.destination(app, came)
+        assert options["exchange"] == "celery_delayed_delivery"
+        assert not unique._is_moved(task, options)
+        assert unique._is_moved(task, {**options, "routing_key": "k2"})
+    finally:
+        task.pop_request()
