@@ -128,6 +128,22 @@ class TestUrls:
         with pytest.raises(ConfigurationError, match="decode_responses"):
             open_store(f"{redis_url}?decode_responses=true")
 
+    @pytest.mark.parametrize(
+        ("make", "got"),
+        [
+            (redis.asyncio.from_url, "redis.asyncio.client.Redis"),
+            (redis.ConnectionPool.from_url, "redis.connection.ConnectionPool"),
+            (str, "builtins.str"),
+            (lambda url: redis.Redis, "redis.client.Redis"),
+        ],
+        ids=["for coroutines", "a pool", "a URL", "a class"],
+    )
+    def test_what_is_no_synchronous_client_is_refused_at_once(self, make: Callable[[str], Any], got: str) -> None:
+        with pytest.raises(ConfigurationError, match="Expected a synchronous client") as refused:
+            RedisStore(make(f"redis://:{SECRET}@localhost/1"))
+        assert f"got {got}. " in str(refused.value)
+        assert SECRET not in str(refused.value)
+
     def test_a_client_of_ones_own_will_do(self, redis_url: str) -> None:
         with open_client(redis_url) as client:
             assert take(RedisStore(client)).fence > 0

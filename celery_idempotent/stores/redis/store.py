@@ -84,8 +84,8 @@ class RedisStore(Store):
             raised as `StoreUnreachable`. 0 waits for none.
 
     Raises:
-        ConfigurationError: the client decodes replies, which would break binary results; or it is a Cluster client,
-            and ``wait_replicas`` is set.
+        ConfigurationError: it is no such client, or one for coroutines; it decodes replies, which would break binary
+            results; or it is a Cluster client, and ``wait_replicas`` is set.
     """
 
     keeps_history = True
@@ -93,6 +93,14 @@ class RedisStore(Store):
     _bounded: RedisStore | None = None
 
     def __init__(self, client: redis.Redis, *, url: str = "redis", wait_replicas: int = 0) -> None:
+        execute = getattr(client, "execute_command", None)
+        if isinstance(client, type) or not callable(execute) or inspect.iscoroutinefunction(execute):
+            kind = client if isinstance(client, type) else type(client)
+            raise ConfigurationError(
+                "Expected a synchronous client for an idempotency store, as redis.Redis(host=...), got "
+                f"{kind.__module__}.{kind.__qualname__}. Coroutines call the store in threads. For a URL, write "
+                "RedisStore.from_url(url)."
+            )
         encoder = getattr(client, "get_encoder", None)  # which a Cluster client has too
         if encoder is not None and encoder().decode_responses:
             raise ConfigurationError(
