@@ -165,7 +165,9 @@ def test_fields_narrow_the_records_down(shelf: Shelf, visitor: Visitor, query: d
     assert ("No such record" in page.text) == (not keys)
 
 
-@pytest.mark.parametrize("query", [{"older": "soon"}, {"younger": "1 fortnight"}, {"older": "2h", "younger": "1h"}])
+@pytest.mark.parametrize(
+    "query", [{"older": "soon"}, {"younger": "1 fortnight"}, {"older": "2h", "younger": "1h"}, {"state": "done"}]
+)
 def test_a_field_that_is_wrong_is_explained(visitor: Visitor, query: dict[str, str]) -> None:
     page = visitor.get("/records", **query)
     assert page.status == 400

@@ -325,9 +325,11 @@ def _filter(fields: Mapping[str, str]) -> Filter:
     Raises:
         UsageError: one of them is wrong.
     """
-    known = {state.value: state for state in State}
+    known, state = {state.value: state for state in State}, fields["state"]
+    if state and state not in known:  # of a URL that was typed: all would be shown as what was asked for
+        raise click.UsageError(f"Expected the state to be one of {', '.join(known)}, got {state!r}.")
     return Filter(
-        states=(known[fields["state"]],) if fields["state"] in known else (),
+        states=(known[state],) if state else (),
         task=fields["task"] or None,
         prefix="",
         older=duration(None, None, fields["older"] or None),
