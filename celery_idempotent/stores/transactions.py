@@ -6,6 +6,7 @@ connection of Django or its alias. SQLAlchemy is imported only where one of its 
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from typing import Any, Protocol
 
@@ -49,6 +50,8 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
     else:
         found = using
     found = unwrapped(found, driver)
+    if inspect.iscoroutinefunction(getattr(type(found), "commit", None)):  # also below a Session of `run_sync`
+        raise _asynchronous(found)
     if not isinstance(found, driver):
         raise ConfigurationError(
             f"settle: expected using= to be {TAKEN}, over {driver.__module__.partition('.')[0]} as the store is, "
@@ -77,10 +80,7 @@ def _of_sqlalchemy(using: Any) -> Any:
     if hasattr(using, "registry") and callable(using):  # a scoped_session stands for the session of this thread
         using = using()
     if any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in type(using).__mro__):
-        raise ConfigurationError(
-            f"settle: expected using= to be {TAKEN}, got {type(using).__module__}.{type(using).__qualname__}: use a "
-            "synchronous one. The store's drivers are synchronous, and share no transaction with an asynchronous one."
-        )
+        raise _asynchronous(using)
     connection = _of_session(using) if _is_session(using) else using
     if not hasattr(connection, "in_transaction"):  # an Engine
         return using
@@ -91,6 +91,13 @@ def _of_sqlalchemy(using: Any) -> Any:
     if not connection.in_transaction():
         raise no_transaction("the Connection has begun none: use `with engine.begin() as connection`")
     return connection.connection.driver_connection
+
+
+def _asynchronous(using: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"settle: expected using= to be {TAKEN}, got {type(using).__module__}.{type(using).__qualname__}: use a "
+        "synchronous one. The store's drivers are synchronous, and share no transaction with an asynchronous one."
+    )
 
 
 def _is_session(using: Any) -> bool:

@@ -161,6 +161,16 @@ def test_what_is_asynchronous_is_refused_with_what_to_use(kind: Callable[[AsyncE
         found(kind(create_async_engine("postgresql+psycopg://")))
 
 
+def test_a_connection_of_a_driver_for_coroutines_is_refused_with_what_to_use() -> None:
+    class OfCoroutines:
+        """What psycopg and others have beside their connections, and a Session has below it in `run_sync`."""
+
+        async def commit(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"got tests\.stores\..*OfCoroutines: use a synchronous one"):
+        found(OfCoroutines())
+
+
 def test_another_driver_is_named_with_what_led_to_it(engine: sqlalchemy.Engine) -> None:
     class Other:
         """A driver's connection."""
