@@ -102,7 +102,7 @@ class IdempotencyMiddleware:
     def _body(self, request: Any, found: Request) -> bytes:
         from django.conf import settings
         from django.core.exceptions import RequestDataTooBig
-        from django.http import UnreadablePostError
+        from django.http import RawPostDataException, UnreadablePostError
 
         if not self.binding.reads_body:
             if found.length and not hasattr(request, "scope"):  # of ASGI, whose bodies are whole
@@ -116,6 +116,12 @@ class IdempotencyMiddleware:
             raise problems.too_large(limit, "Django's DATA_UPLOAD_MAX_MEMORY_SIZE") from None
         except UnreadablePostError:
             raise problems.cut_off() from None
+        except RawPostDataException as error:  # with which Django names no culprit
+            raise ConfigurationError(
+                "Expected the body of a request with an idempotency key to be unread, got one that a middleware before "
+                "this one has taken apart, as by request.POST of a multipart form. Put that middleware after this one, "
+                'or have it read request.body first; or set fingerprint="headers", which compares no bodies.'
+            ) from error
         if len(body) > most:
             raise problems.too_large(most)
         if len(body) < (found.length or 0):

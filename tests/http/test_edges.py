@@ -442,6 +442,7 @@ import django
 django.setup()
 from django.http import HttpResponse, UnreadablePostError
 from django.test import RequestFactory
+from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.http.django import IdempotencyMiddleware
 
 def post(body, **options):
@@ -500,6 +501,20 @@ def upload(sent, early=False):
 assert upload(b"who").status_code == 500
 assert upload(b"who", early=True).status_code == 400
 assert upload(b"whole").content == upload(b"whole", early=True).content == b"whole"
+
+def form(name, **options):
+    settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "name": name, **options}
+    request = RequestFactory().post("/", {"a": "1"}, HTTP_IDEMPOTENCY_KEY="form")
+    request.POST  # by a middleware that comes before
+    return IdempotencyMiddleware(lambda request: HttpResponse(request.POST["a"], status=201))(request)
+
+try:
+    form("taken apart")
+except ConfigurationError as error:
+    assert "a middleware before this one has taken apart" in str(error)
+else:
+    raise AssertionError("it ran")
+assert form("not compared", fingerprint="headers").content == b"1"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
