@@ -80,6 +80,13 @@ class HttpBinding(Binding):
             from ..celery.app import store_of
 
             return store_of(self.options.celery_app)
+        if str(self.options.store).startswith("memory:"):  # whether its server has other processes is not known here
+            logger.warning(
+                "The middleware %s has the store memory://: each process of its server knows the requests that it got "
+                "itself, until it ends, and carries out those of others again. Use it in tests alone; else write "
+                'store="redis://host:6379/1".',
+                self.name,
+            )
         return opened(self.options.store)
 
     def _codec(self) -> Codec:

@@ -174,6 +174,16 @@ def test_a_key_may_come_from_elsewhere(ask: Ask) -> None:
     assert reply.status == 400
 
 
+def test_a_store_that_the_servers_processes_do_not_share_is_warned_of(
+    ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    ask(Shop(), [{"key": "a"}, {"key": "b"}])
+    assert not caplog.messages
+    ask(Shop(), [{"key": "a"}, {"key": "b"}], store="memory://", name="shop")
+    [said] = caplog.messages
+    assert said.startswith("The middleware shop has the store memory://: each process of its server knows the requests")
+
+
 @pytest.mark.parametrize("key", [0, 7, b"7", False])
 def test_a_key_that_is_no_text_is_an_error_and_lets_nothing_pass(ask: Ask, key: object) -> None:
     shop = Shop()
