@@ -79,7 +79,10 @@ WATCH = r".* watch\b.*"
 WEB = r".* web\b.*"
 REMOTE = r"celery -A (proj|shop) (inspect|control) .*"
 MENTIONED = r"celery -A proj( idempotency)?"
-WORKER = r"(/srv/shop/bin/)?celery -A (?!celery_idempotent|examples\.shop_api)\S+ (worker|flower)( .*)?|rq worker( .*)?"
+WORKER = (
+    r"(/srv/shop/bin/)?celery -A (?!celery_idempotent|examples\.shop_api)\S+ (worker|flower)( .*)?"
+    r"|rq worker(-pool)?( .*)?"
+)
 SERVER = r"redis-server .*"
 TO_REDIS = r"redis-cli -n \d .*|CONFIG SET .*|ACL SETUSER .*"
 PYTHON_LINE = r"python -c .*|python -m examples\.(?!shop_api).*"
@@ -146,7 +149,11 @@ def folder(tmp_path: Path, worker_env: dict[str, str], monkeypatch: pytest.Monke
     stage.mkdir()
     (stage / "shop.py").write_text(SHOP)
     (stage / "proj.py").write_text("from shop import app\n")
-    for page, name in (("docs/guides/flower.md", "flowerconfig.py"), ("docs/guides/rq-operating.md", "workers.py")):
+    for page, name in (
+        ("docs/guides/flower.md", "flowerconfig.py"),
+        ("docs/guides/rq.md", "quick.py"),
+        ("docs/guides/rq-operating.md", "workers.py"),
+    ):
         [text] = [block.text for block in blocks(page) if block.language == PYTHON and f"# {name}\n" in block.text]
         (stage / name).write_text(text)
     path = os.pathsep.join([str(stage), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
