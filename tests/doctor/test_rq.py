@@ -33,7 +33,7 @@ def charge(order_id: str) -> str:
     return f"charged {order_id}"
 
 
-@idempotent(key="order_id", lease_ttl=2, result_ttl=60, max_lease=30, store_result=False)
+@idempotent(key="order_id", lease_ttl=2, result_ttl=1000, max_lease=30, store_result=False)
 def hasty(order_id: str) -> None:
     """Do what a job does."""
 

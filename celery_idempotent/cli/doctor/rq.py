@@ -31,8 +31,9 @@ JOBS = 100
 REGISTRIES = (StartedJobRegistry, ScheduledJobRegistry, DeferredJobRegistry, FailedJobRegistry)
 #: Seconds between two looks of a worker at its horse, without --job-monitoring-interval.
 MONITORING = 30.0
-#: Seconds until a worker finds what a dead one left: its maintenance comes every ten minutes.
-ABANDONED = 660.0
+#: Seconds until a worker finds what a dead one left: its maintenance comes every ten minutes, but where it waits for a
+#: job not before that has come, or worker_ttl (seven minutes) is nearly over.
+ABANDONED = 1080.0
 
 CHECKS = Checks()
 
@@ -226,7 +227,8 @@ def jobs_stalled(site: RqSite) -> Findings:
         yield info(
             f"{_many(late, 'job')} shown as started have had no heartbeat: their worker died. They are retried or fail "
             "with the next maintenance of a worker.",
-            "Wait ten minutes, or start workers with a shorter --maintenance-interval.",
+            "Wait ten minutes, and seven more where workers are idle; or start workers with a shorter "
+            "--maintenance-interval and --worker-ttl.",
         )
 
 
