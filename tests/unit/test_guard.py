@@ -16,6 +16,7 @@ from celery_idempotent import events
 from celery_idempotent.core import history
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.core.guard import (
+    LARGE,
     STORE_PAUSE,
     Busy,
     Decision,
@@ -411,10 +412,13 @@ def test_a_duplicate_without_a_reader_succeeds_where_no_value_was_kept(bench: Be
     assert bench.deliver(wants_result=False) == Replayed(None, bench.record)
 
 
-def test_an_operation_that_ended_ignored_is_answered_with_where_its_result_is(bench: Bench) -> None:
+@pytest.mark.parametrize("nesting", [None, 0, 2])
+def test_an_operation_that_ended_ignored_is_answered_with_where_its_result_is(
+    bench: Bench, nesting: int | None
+) -> None:
     lease = bench.elsewhere()
-    bench.store.inner.settle(lease, Outcome(State.COMPLETED, bench.codec.encode_ignored("id-9")), ttl=60.0)
-    assert bench.deliver() == Ignored("id-9", bench.record)
+    bench.store.inner.settle(lease, Outcome(State.COMPLETED, bench.codec.encode_ignored("id-9", nesting)), ttl=60.0)
+    assert bench.deliver() == Ignored("id-9", bench.record, nesting)
     assert bench.runs == []
     assert bench.told == ["Replayed"]
 
@@ -490,6 +494,43 @@ def test_the_same_key_with_other_arguments_is_refused(bench: Bench) -> None:
     )
     assert bench.heard == [events.KeyReused(KEY, "shop.charge", "id-1", original="b")]
     assert bench.runs == []
+    assert bench.store.count("acquire") == 1
+
+
+def agreeing(bench: Bench, fingerprint: str) -> Delivery:
+    """Return a delivery that takes the fingerprint of the record that it meets."""
+    delivery = bench.delivery(claim=bench.claim(fingerprint="other"))
+
+    def agrees(record: Record) -> bool:
+        assert record.fingerprint == "one"
+        delivery.claim = replace(delivery.claim, fingerprint=fingerprint)
+        return True
+
+    delivery.agrees = agrees  # type: ignore[method-assign]
+    return delivery
+
+
+def test_other_arguments_that_the_adapter_knows_to_be_the_same_are_answered(bench: Bench) -> None:
+    bench.settle(bench.elsewhere(fingerprint="one"))
+    assert bench.guard().run(agreeing(bench, "one")) == Replayed("theirs", bench.record)
+    assert bench.told == ["Replayed"]
+
+
+def test_other_arguments_are_asked_for_once_more_and_no_more(bench: Bench) -> None:
+    bench.settle(bench.elsewhere(fingerprint="one"))
+    sure(KeyReused, lambda: bench.guard().run(agreeing(bench, "another")))
+    assert bench.store.count("acquire") == 2
+
+
+def test_no_other_refusal_is_for_the_adapter_to_agree_with(bench: Bench) -> None:
+    lease = bench.elsewhere(fingerprint="one")
+    delivery = bench.delivery(claim=bench.claim(fingerprint="one"))
+    delivery.agrees = lambda record: pytest.fail("these are the same")  # type: ignore[method-assign]
+    assert bench.guard().run(delivery) == Busy(60.0, "b")
+    bench.store.answer("acquire", Refusal(Verdict.SUPERSEDED, bench.record))
+    assert bench.guard().run(delivery) == Dropped()
+    bench.settle(lease)
+    assert bench.guard().run(delivery) == Replayed("theirs", bench.record)
 
 
 def test_a_key_that_is_just_being_used_with_other_arguments_is_refused(bench: Bench) -> None:
@@ -749,6 +790,12 @@ def test_a_body_that_raises_gives_the_lease_back_and_the_very_exception_comes_ou
     assert [verb for verb, _ in bench.store.calls] == ["acquire", "release"]
 
 
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.DONE])
+def test_an_error_is_told_as_a_release_whatever_its_reason(bench: Bench, reason: Reason) -> None:
+    sure(ValueError, lambda: bench.deliver(ValueError(), ending=lambda error: Release(reason)))
+    assert bench.heard[1:] == [events.Released(KEY, "shop.charge", "id-1", reason=reason.value, fence=1000000000)]
+
+
 def test_a_retry_is_released_as_the_adapter_says(bench: Bench) -> None:
     ending = Release(Reason.RETRY, 30.0, 1)
     with suppress(ValueError):
@@ -779,11 +826,32 @@ def test_a_body_that_was_released_runs_again(bench: Bench) -> None:
 
 
 def test_what_raises_to_be_settled_as_completed_is_raised_and_settled(bench: Bench) -> None:
+    bench.policy = Policy(result_ttl=7200, failure_ttl=3600)
     ignore = ValueError("ignore")
     outcome = Outcome(State.COMPLETED, bench.codec.encode_ignored("id-1"))
     assert sure(ValueError, lambda: bench.deliver(ignore, ending=lambda error: outcome)) is ignore
     assert bench.told == ["Acquired", "Completed"]
-    assert bench.store.calls[-1][1][1:] == (outcome, 86400.0)
+    assert bench.store.calls[-1][1][1:] == (outcome, 7200.0)
+
+
+@pytest.mark.parametrize("child", [-1, 1])
+@pytest.mark.parametrize("raised", [None, ValueError("no"), SystemExit(0)], ids=lambda raised: type(raised).__name__)
+def test_a_child_that_the_body_forked_leaves_the_run_to_its_parent(
+    bench: Bench, raised: BaseException | None, child: int
+) -> None:
+    def body(held: HeldLease) -> str:
+        held.pid += child
+        if raised is not None:
+            raise raised
+        return "the child's"
+
+    if raised is None:
+        assert bench.deliver(body) == Ran("the child's")
+    else:
+        assert sure(type(raised), lambda: bench.deliver(body)) is raised
+    assert bench.told == ["Acquired"]
+    assert bench.record.state is State.IN_PROGRESS
+    assert [verb for verb, _ in bench.store.calls] == ["acquire"]
 
 
 def test_a_lease_is_not_renewed_any_more_while_it_is_given_back(bench: Bench) -> None:
@@ -1163,6 +1231,29 @@ def test_a_large_value_that_a_store_does_not_take_is_left_out_so_that_the_body_d
     assert bench.store.count("ping") == 1
 
 
+@pytest.mark.parametrize(
+    ("after", "size", "left_out"),
+    [(0.5, LARGE + 1, False), (46.5, LARGE + 1, False), (46.75, LARGE + 1, True), (46.75, LARGE, False)],
+)
+def test_only_a_large_value_is_left_out_and_only_in_the_last_seconds_of_its_lease(
+    bench: Bench, after: float, size: int, left_out: bool
+) -> None:
+    """Until then it may be the store, which will take it once it is back."""
+
+    def refuse() -> None:
+        bench.clock.now = began + after
+        raise StoreRefused("too much")
+
+    began = bench.clock()
+    bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
+    bench.store.fail("settle", StoreRefused("too much"))
+    bench.store.before("settle", refuse)
+    bench.deliver("x" * (size - len('json:""')))
+    first, second, third = [call[1].payload for verb, call in bench.store.calls if verb == "settle"]
+    assert len(first) == len(second) == size
+    assert (third != first) is left_out
+
+
 @pytest.mark.parametrize("failing", [("settle",), ()], ids=["once", "with all else"])
 def test_a_large_value_is_kept_where_the_store_fails_for_other_reasons(bench: Bench, failing: tuple[str, ...]) -> None:
     def body(_: HeldLease) -> str:
@@ -1191,12 +1282,15 @@ def test_a_store_that_stays_down_is_not_taken_for_one_that_refuses_a_large_value
 
 def test_a_large_failure_is_not_recorded_as_a_success(bench: Bench) -> None:
     bench.codec = Codec(compress_above=1_000_000, result_max_bytes=1_000_000)
-    bench.store.fail("settle", times=3)
+    bench.store.fail("settle", times=16)
     sure(Declined, lambda: bench.deliver(Declined(LARGE_VALUE)))
+    assert bench.clock() > bench.runs[0].deadline - 2.5, "it was tried for as long as it could be"
     assert bench.record.state is State.FAILED
 
 
-def test_events_say_how_long_things_took_and_who_tells_it(bench: Bench) -> None:
+@pytest.mark.parametrize("started", [1.0, 1000.0], ids=["just started", "started long ago"])
+def test_events_say_how_long_things_took_and_who_tells_it(bench: Bench, started: float) -> None:
+    bench.clock.now = started
     bench.store.before("acquire", lambda: bench.clock.advance(0.5))
     bench.store.before("settle", lambda: bench.clock.advance(0.25))
     claim = bench.claim(holder="host:7", copy=2, token="x", retries=3, redelivered=True)
@@ -1240,16 +1334,21 @@ def test_an_event_that_has_no_receiver_is_not_made_unless_it_is_noted(
     assert [type(event) for event in noted] == made == [events.Acquired, events.Completed]
 
 
-def test_to_settle_is_given_up_at_the_deadline_of_the_lease_and_the_value_is_returned(bench: Bench) -> None:
+@pytest.mark.parametrize("started", [1.0, 1000.0], ids=["just started", "started long ago"])
+def test_to_settle_is_given_up_at_the_deadline_of_the_lease_and_the_value_is_returned(
+    bench: Bench, started: float
+) -> None:
+    bench.clock.now = started
+
     def body(holding: HeldLease) -> str:
-        bench.clock.advance(30.0)
+        bench.clock.advance(20.0)
         bench.store.down("settle")
         return "mine"
 
     assert bench.deliver(body) == Ran("mine")
-    assert bench.clock() == 1000.0 + 54.0
+    assert bench.clock() == started + 54.0
     assert bench.heard[1:] == [
-        events.SettleFailed(KEY, "shop.charge", "id-1", error="the store is down", fence=1000000000)
+        events.SettleFailed(KEY, "shop.charge", "id-1", error="the store is down", fence=int(started * 1_000_000))
     ]
 
 
@@ -1488,7 +1587,7 @@ def test_a_store_that_cannot_note_a_shutdown_says_that_it_did_not(bench: Bench) 
 
 def late_reply(bench: Bench, held: HeldLease) -> None:
     bench.clock.advance(7.0)
-    bench.store.before("settle", lambda: bench.clock.advance(2.0))
+    bench.store.before("settle", lambda: bench.clock.advance(20.0))
 
 
 def taken_away(bench: Bench, held: HeldLease) -> None:
@@ -1501,20 +1600,22 @@ def stopped_answering(bench: Bench, held: HeldLease) -> None:
     bench.store.down("settle")
 
 
+@pytest.mark.parametrize("started", [1.0, 1000.0], ids=["just started", "started long ago"])
 @pytest.mark.parametrize(
     ("turn", "kind"),
     [(late_reply, events.Completed), (taken_away, events.LeaseLost), (stopped_answering, events.SettleFailed)],
 )
 def test_the_end_of_a_run_has_the_seconds_of_its_body_and_of_its_settle(
-    bench: Bench, turn: Callable[[Bench, HeldLease], None], kind: type[Event]
+    bench: Bench, turn: Callable[[Bench, HeldLease], None], kind: type[Event], started: float
 ) -> None:
+    bench.clock.now = started
     with suppress(Exception):
         bench.deliver(lambda held: turn(bench, held))
     [end] = [event for event in bench.heard if isinstance(event, kind)]
     ran = end.ran  # type: ignore[attr-defined]
     assert ran == 7.0
     if isinstance(end, events.Completed):
-        assert end.took == 2.0
+        assert end.took == 20.0
 
 
 @pytest.mark.parametrize(("deaths", "runs"), [(1, 1), (2, 0), (3, 0)])
@@ -1531,11 +1632,12 @@ def test_a_delivery_that_is_alone_runs_after_fewer_crashes_than_are_allowed(
     assert ("CrashLooped" in bench.told) == (not runs)
 
 
-def test_what_waits_for_its_retry_is_awaited_and_what_runs_is_not(bench: Bench) -> None:
+@pytest.mark.parametrize("retry_in", [30.0, 1.5])
+def test_what_waits_for_its_retry_is_awaited_and_what_runs_is_not(bench: Bench, retry_in: float) -> None:
     bench.policy = Policy(on_conflict="wait", wait_timeout=1)
     lease = bench.elsewhere()
     running = bench.deliver()
-    bench.store.inner.release(lease, Release(Reason.RETRY, retry_in=30.0))
+    bench.store.inner.release(lease, Release(Reason.RETRY, retry_in=retry_in))
     retried = bench.deliver()
     assert isinstance(running, Busy)
     assert isinstance(retried, Busy)
@@ -1574,8 +1676,19 @@ def test_a_doubtful_answer_at_the_end_of_patience_has_the_delivery_come_back_soo
     assert met.remaining == STORE_PAUSE[1]
 
 
-@pytest.mark.parametrize(("wait", "ending"), [(0.0, "Released"), (60.0, "LeaseLost")])
-def test_a_lease_that_its_own_retry_took_is_given_back_and_not_lost(bench: Bench, wait: float, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("wait", "reason", "ending", "decision"),
+    [
+        (0.0, Reason.RETRY, "Released", Dropped()),
+        (60.0, Reason.RETRY, "LeaseLost", Dropped()),
+        # It has raised something else after it had published its retry.
+        (0.0, Reason.FAILED, "LeaseLost", Busy(60.0, "a")),
+        (0.0, Reason.SHUTDOWN, "LeaseLost", Busy(60.0, "a")),
+    ],
+)
+def test_a_lease_that_its_own_retry_took_is_given_back_and_not_lost(
+    bench: Bench, wait: float, reason: Reason, ending: str, decision: Decision
+) -> None:
     """The retry is published before the body ends, and may be quick; what took a lease that had lapsed is another."""
 
     def retries(held: HeldLease) -> None:
@@ -1584,8 +1697,7 @@ def test_a_lease_that_its_own_retry_took_is_given_back_and_not_lost(bench: Bench
         raise ValueError("its retry was published")
 
     delivery = bench.delivery(retries)
-    delivery.end = lambda error: Release(Reason.RETRY, 0.0, 1)  # type: ignore[attr-defined]
-    with suppress(ValueError):
-        assert isinstance(bench.guard().run(delivery), Dropped)
+    delivery.end = lambda error: Release(reason, 0.0, 1)  # type: ignore[attr-defined]
+    assert bench.guard().run(delivery) == decision
     assert bench.told[-1] == ending
     assert bench.record.state is State.IN_PROGRESS, "the retry's"

@@ -14,10 +14,10 @@ from celery_idempotent.core.guard import Busy, Ran, Replayed
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import ConfigurationError, LeaseLost, SettleNotCommitted, StoreUnreachable
-from celery_idempotent.stores import Lease, Outcome, Reason, Release, State
+from celery_idempotent.stores import Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.unit.scripted import ScriptedStore
-from tests.unit.test_guard import KEY, Bench, LostInTask, bench, clock, heard
+from tests.unit.test_guard import KEY, Bench, LostInTask, bench, clock, heard, read_anew
 
 __all__ = ["bench", "clock", "heard"]
 
@@ -321,15 +321,18 @@ def test_a_lease_that_was_granted_too_late_is_given_back_where_there_is_no_time_
     assert (shop.record.state, shop.record.reason) == (State.RELEASED, Reason.SHUTDOWN.value)
 
 
+@pytest.mark.parametrize("started", [1.0, 1000.0], ids=["just started", "started long ago"])
 @pytest.mark.parametrize("answers", [True, False])
 def test_the_end_of_a_run_has_the_seconds_of_its_body_and_of_the_look_at_its_commit(
-    shop: Bench, *, answers: bool
+    shop: Bench, *, answers: bool, started: float
 ) -> None:
+    shop.clock.now = started
+
     def body(holding: HeldLease) -> None:
         settles(holding)
         shop.clock.advance(7.0)
         if answers:
-            shop.store.before("get", lambda: shop.clock.advance(2.0))
+            shop.store.before("get", lambda: shop.clock.advance(20.0))
         else:
             shop.store.down("get")
 
@@ -338,7 +341,7 @@ def test_the_end_of_a_run_has_the_seconds_of_its_body_and_of_the_look_at_its_com
     assert isinstance(end, events.Completed if answers else events.SettleFailed)
     assert end.ran == 7.0
     if isinstance(end, events.Completed):
-        assert end.took == 2.0
+        assert end.took == 20.0
 
 
 def test_a_run_of_another_that_is_completed_is_not_the_commit(shop: Bench) -> None:
@@ -351,3 +354,38 @@ def test_a_run_of_another_that_is_completed_is_not_the_commit(shop: Bench) -> No
     answer = shop.deliver(body)
     assert isinstance(answer, Busy)
     assert "LeaseLost" in shop.told
+
+
+@pytest.mark.parametrize("later", [-1, 1])
+def test_a_completed_record_with_another_fence_is_not_the_commit(shop: Bench, later: int) -> None:
+    def body(holding: HeldLease) -> None:
+        settles(holding)
+        shop.store.answer("get", Record(KEY, State.COMPLETED, holding.fence + later, payload=b"json:42"))
+
+    shop.deliver(body)
+    assert shop.told[:2] == ["Acquired", "LeaseLost"]
+
+
+def test_the_record_of_a_commit_is_known_by_the_value_of_its_fence(shop: Bench) -> None:
+    def body(holding: HeldLease) -> None:
+        settles(holding)
+        shop.store.answer("get", Record(KEY, State.COMPLETED, int(str(holding.fence)), payload=b"json:42"))
+
+    assert shop.deliver(body) == Ran(42)
+    assert shop.told == ["Acquired", "Completed"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "told"), [("owner-1", "Released"), ("another", "LeaseLost"), ("owner-11", "LeaseLost")]
+)
+def test_the_lease_of_a_commit_that_was_not_made_is_known_by_the_letters_of_its_owner(
+    shop: Bench, owner: str, told: str
+) -> None:
+    def body(holding: HeldLease) -> None:
+        assert holding.lease.owner == "owner-1"
+        holding.settle(42, using=Transaction())
+        shop.store.answer("get", Record(KEY, State.IN_PROGRESS, holding.fence, owner=read_anew(owner), remaining=9.0))
+
+    with suppress(SettleNotCommitted):
+        shop.deliver(body)
+    assert shop.told == ["Acquired", told]

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -530,6 +530,22 @@ def test_a_thread_that_woke_too_late_for_max_lease_does_not_spin(
     assert store.calls == []
 
 
+def test_who_wants_to_know_is_called_after_each_round_in_which_leases_were_due(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock
+) -> None:
+    calls: list[int] = []
+    heart.renewed = lambda: calls.append(store.count("renew"))
+    heart.watch(hold(store, clock))
+    for seconds in (0.0, 19.0, 1.0, 1.0):
+        clock.advance(seconds)
+        heart.beat(clock())
+    assert calls == [1]
+    clock.advance(19.0)
+    store.fail("renew")
+    heart.beat(clock())
+    assert calls == [1, 2], "also where none was renewed"
+
+
 def test_what_became_due_during_a_beat_is_next_at_once(heart: Heartbeat, store: ScriptedStore, clock: Clock) -> None:
     heart.watch(hold(store, clock, "a", ttl=30.0))
     heart.watch(hold(store, clock, "b", ttl=33.0))
@@ -546,10 +562,14 @@ class Ended(BaseException):
 
 
 class Watch:
-    """A condition whose waits are written down, and end the loop when there are enough."""
+    """A condition whose waits are written down, and end the loop when there are enough.
 
-    def __init__(self, clock: Clock, waits: int) -> None:
+    During the first wait something may happen.
+    """
+
+    def __init__(self, clock: Clock, waits: int, happens: Callable[[], object] = lambda: None) -> None:
         self.clock, self.left, self.waited, self.notified = clock, waits, [], 0
+        self.happens = happens
 
     def __enter__(self) -> None: ...
 
@@ -563,7 +583,21 @@ class Watch:
         self.left -= 1
         if not self.left:
             raise Ended
+        if len(self.waited) == 1:
+            self.happens()
         self.clock.advance(timeout)
+
+
+def to_its_end(
+    server: module._Server, clock: Clock, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]
+) -> list[float]:
+    """Run the loop of a thread that is about to end in this thread, and return for how long it slept each time."""
+    watch = Watch(clock, 9, happens)
+    monkeypatch.setattr(server, "_wake", watch)
+    monkeypatch.setattr(server, "_lock", watch)
+    RUN(server)
+    assert server.heartbeat._servers == {}
+    return watch.waited
 
 
 def loop(heart: Heartbeat, clock: Clock, waits: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -593,6 +627,39 @@ def test_the_thread_wakes_when_a_renewal_is_due_and_else_once_a_step(
     clock.advance(4.0)
     assert loop(heart, clock, 4, monkeypatch) == [6.0, 10.0, 10.0, 10.0]
     assert store.count("renew") == 3
+
+
+def test_a_thread_ends_after_a_step_in_which_no_lease_came(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heart.forget(heart.watch(hold(store, clock, "before")))
+    server = only(heart)
+
+    def comes_and_goes() -> None:
+        heart.forget(heart.watch(hold(store, clock, "meanwhile")))
+
+    assert to_its_end(server, clock, monkeypatch, comes_and_goes) == [20.0, 20.0]
+
+
+def test_a_thread_that_sleeps_ends_as_soon_as_its_store_is_not_used_any_more(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding = heart.watch(hold(store, clock))
+    server = only(heart)
+
+    def ends() -> None:
+        heart.forget(holding)
+        heart.end(store)
+
+    assert to_its_end(server, clock, monkeypatch, ends) == [20.0]
+
+
+def test_a_thread_that_is_awake_does_not_sleep_once_more_if_its_store_is_not_used_any_more(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heart.forget(heart.watch(hold(store, clock)))
+    heart.end(store)
+    assert to_its_end(only(heart), clock, monkeypatch, lambda: None) == [0.0]
 
 
 def test_a_thread_that_wakes_and_has_no_lease_ends_and_the_next_lease_starts_another(
@@ -769,6 +836,8 @@ def test_a_forked_child_starts_anew_and_leaves_the_parents_leases_alone(
     lock, pid = heart._lock, os.getpid()
     monkeypatch.setattr(module.os, "getpid", lambda: pid + step)
     assert heart.holdings() == []
+    clock.advance(20.0)
+    assert heart.beat(clock()) == float("inf")
     own = heart.watch(hold(store, clock, "child"))
     assert heart.holdings() == [own]
     assert heart._lock is not lock  # the parent's thread may have held it when the child was forked

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core.binding import Binding
-from celery_idempotent.core.guard import Busy, Dropped, Ran
+from celery_idempotent.core.guard import Busy, Dropped, Ran, Replayed
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.errors import ConfigurationError, LeaseLost
 from celery_idempotent.events import Completed
@@ -85,6 +85,7 @@ def test_what_waits_for_a_retry_holds_nobody_up(bench: Bench) -> None:
     delivery.ending = lambda error: Release(Reason.RETRY, 300.0, 1)  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="later"):
         bench.guard().run(delivery)
+    assert bench.store.calls[-1][1][1] == Release(Reason.RETRY, 0.0, 1)
     assert bench.record.remaining == 0
     assert bench.deliver("other", bench.claim("b")) == Ran("other")
     assert bench.deliver("stale", bench.claim("a", redelivered=True)) == Dropped()
@@ -172,10 +173,11 @@ def test_a_run_that_stopped_for_its_own_redelivery_is_over_when_that_has_ended(b
     assert bench.deliver(body, bench.claim("a")) == Dropped()
 
 
-def test_a_run_that_stopped_comes_back_if_its_redelivery_failed(bench: Bench) -> None:
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.DONE])
+def test_a_run_that_stopped_comes_back_if_its_redelivery_failed(bench: Bench, reason: Reason) -> None:
     def body(held: Any) -> None:
         lease = bench.overtake("a")
-        bench.store.inner.release(lease, Release(Reason.FAILED))
+        bench.store.inner.release(lease, Release(reason))
         raise LostInTask("stopped")
 
     assert isinstance(bench.deliver(body, bench.claim("a")), Busy)
@@ -183,10 +185,21 @@ def test_a_run_that_stopped_comes_back_if_its_redelivery_failed(bench: Bench) ->
     assert bench.record.key == KEY
 
 
+def test_a_run_that_stopped_is_answered_with_what_its_redelivery_settled(bench: Bench) -> None:
+    """By a worker that has not been told yet that nothing is to be remembered."""
+
+    def body(held: Any) -> None:
+        bench.settle(bench.overtake("a"))
+        held.check()
+
+    assert bench.deliver(body, bench.claim("a")) == Replayed("theirs", bench.record)
+
+
 def test_the_end_of_a_turn_has_the_seconds_of_its_body_and_of_its_release(bench: Bench) -> None:
     bench.policy = Policy(result_ttl=0)
-    bench.store.before("release", lambda: bench.clock.advance(2.0))
+    bench.clock.now = 1.0  # the machine has just been started
+    bench.store.before("release", lambda: bench.clock.advance(20.0))
     bench.deliver(lambda held: bench.clock.advance(7.0))
     end = bench.heard[-1]
     assert isinstance(end, Completed)
-    assert (end.ran, end.took) == (7.0, 2.0)
+    assert (end.ran, end.took) == (7.0, 20.0)
