@@ -559,7 +559,7 @@ class Guard:
         if held.given_up:
             if not isinstance(error, Exception):
                 raise error
-            if not isinstance(ending, Release) or ending.reason is Reason.FAILED:
+            if not isinstance(ending, Release) or ending.reason in (Reason.FAILED, Reason.CRASHED):
                 events.logger.error("%s raised after it had published its retry", held.key, exc_info=error)
             return Dropped()
         recorded = retry_if_interrupted(lambda: self._record_failure(delivery, held, ending, error))

@@ -1026,6 +1026,21 @@ def test_a_run_that_gave_the_operation_up_leaves_it_to_what_carries_it_on(
     assert ("raised after" in caplog.text) == isinstance(then, (ValueError, Declined))
 
 
+@pytest.mark.parametrize("reason", Reason)
+def test_only_an_error_after_the_retry_was_published_is_logged(
+    bench: Bench, reason: Reason, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Celery's adapter counts a MemoryError as a crash, and nothing else tells of it."""
+
+    def body(holding: HeldLease) -> None:
+        bench.guard().give_up(delivery, holding, Release(Reason.RETRY, 30.0, 1), Exception("a retry"))
+        raise ValueError("no")
+
+    delivery = bench.delivery(body, ending=lambda error: Release(reason))
+    assert bench.guard().run(delivery) == Dropped()
+    assert ("raised after" in caplog.text) == (reason in (Reason.FAILED, Reason.CRASHED))
+
+
 def test_a_run_that_gave_the_operation_up_ends_with_its_process(bench: Bench) -> None:
     sure(SystemExit, lambda: giving_up(bench, SystemExit(3)))
     assert (bench.record.state, bench.record.reason) == (State.RELEASED, "retry")
