@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from celery_idempotent import events
 from celery_idempotent.core import history
 from celery_idempotent.core.breaker import Breaker
 from celery_idempotent.core.guard import (
-    LARGE,
     STORE_PAUSE,
     Busy,
     Decision,
@@ -1248,7 +1247,7 @@ def test_a_large_value_that_a_store_does_not_take_is_left_out_so_that_the_body_d
 
 @pytest.mark.parametrize(
     ("after", "size", "left_out"),
-    [(0.5, LARGE + 1, False), (46.5, LARGE + 1, False), (46.75, LARGE + 1, True), (46.75, LARGE, False)],
+    [(0.5, 65537, False), (46.5, 65537, False), (46.75, 65537, True), (46.75, 65536, False)],
 )
 def test_only_a_large_value_is_left_out_and_only_in_the_last_seconds_of_its_lease(
     bench: Bench, after: float, size: int, left_out: bool
@@ -1577,7 +1576,39 @@ def test_a_delivery_without_more_has_a_reader_and_all_the_time_there_is(bench: B
     assert delivery.stopping() is False
     assert delivery.lost_error is LeaseLost
     assert delivery.max_lease is None
+    assert delivery.granted_late is False
     assert Busy(1.0).holder_task_id is None
+
+
+@pytest.mark.parametrize("missing", ["body", "ending"])
+def test_a_delivery_has_a_body_and_an_ending(missing: str) -> None:
+    members = {name: getattr(ScriptedDelivery, name) for name in {"body", "ending"} - {missing}}
+    with pytest.raises(TypeError, match=missing):
+        type("Half", (Delivery,), members)()
+
+
+DECISIONS = [
+    Ran(1),
+    Replayed(1, Record(KEY, State.COMPLETED)),
+    Ignored("id-9", Record(KEY, State.COMPLETED)),
+    Busy(1.0),
+    Dropped(),
+]
+
+
+@pytest.mark.parametrize("decision", DECISIONS, ids=lambda decision: type(decision).__name__)
+def test_a_decision_cannot_be_changed(decision: Decision) -> None:
+    assert not hasattr(decision, "__dict__")
+    assert decision in {decision}
+    for name in decision.__dataclass_fields__:
+        with pytest.raises(FrozenInstanceError):
+            setattr(decision, name, None)
+
+
+def test_what_is_busy_awaits_no_task_unless_it_says_so_and_is_compared_by_what_it_answers() -> None:
+    assert (Busy(1.0).awaited, Busy(1.0).error) == (0, None)
+    assert Busy(1.0, "a", awaited=7, error=StoreUnreachable("down")) == Busy(1.0, "a")
+    assert Busy(1.0, "a") != Busy(1.0, "b")
 
 
 def test_guards_are_told_apart_and_may_be_kept_in_sets(bench: Bench) -> None:

@@ -47,6 +47,7 @@ def marks(number: int, of: str = "waits") -> dict[str, Any]:
 
 
 def test_a_new_row_knows_nothing() -> None:
+    assert not hasattr(Row(State.RELEASED), "__dict__"), "a store in memory keeps many"
     row = asdict(Row(State.RELEASED))
     assert row.pop("state") is State.RELEASED
     assert row == dict.fromkeys(("fence", "lease_end", "not_before", "crashes", "ended", "expires"), 0) | dict.fromkeys(
