@@ -97,6 +97,18 @@ def test_calls_that_fail_at_the_same_moment_are_one_failure(
     assert store.count("ping") == 3
 
 
+@pytest.mark.parametrize("between", [0.0, 0.001, 60.0])
+def test_a_call_that_begins_after_another_has_failed_makes_it_the_second_failure(
+    breaker: Breaker, store: ScriptedStore, clock: Clock, between: float
+) -> None:
+    store.down("ping")
+    fails(breaker, store)
+    clock.advance(between)
+    fails(breaker, store)
+    assert "not tried again yet" in fails(breaker, store)
+    assert store.count("ping") == 2
+
+
 def test_a_store_that_is_down_is_probed_once_a_second(breaker: Breaker, store: ScriptedStore, clock: Clock) -> None:
     store.down("ping")
     fails(breaker, store)
@@ -303,12 +315,13 @@ def test_a_child_that_is_forked_while_a_thread_asks_is_spared_too() -> None:
     assert served_after_fork(Down(), breaker._lock)
 
 
+@pytest.mark.parametrize("parent", [-1, 1])
 def test_a_child_tells_what_it_finds_itself_and_not_what_its_parent_found(
-    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event]
+    breaker: Breaker, store: ScriptedStore, clock: Clock, heard: list[Event], parent: int
 ) -> None:
     is_down(breaker, store)
     heard.clear()
-    breaker._pid = 0  # as if forked
+    breaker._pid += parent  # as if forked; the numbers of processes begin again
     breaker.call(store, store.ping)
     assert heard == []
     store.fail("ping")
