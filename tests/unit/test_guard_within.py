@@ -389,3 +389,13 @@ def test_the_lease_of_a_commit_that_was_not_made_is_known_by_the_letters_of_its_
     with suppress(SettleNotCommitted):
         shop.deliver(body)
     assert shop.told == ["Acquired", told]
+
+
+def test_of_two_results_the_last_is_returned_where_the_store_cannot_tell_which_was_committed(shop: Bench) -> None:
+    def body(holding: HeldLease) -> None:
+        holding.settle("first", using=Transaction())
+        settles(holding, "second")
+        shop.store.down("get")
+
+    assert shop.deliver(body) == Ran("second")
+    assert shop.told == ["Acquired", "SettleFailed"]
