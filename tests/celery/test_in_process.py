@@ -574,6 +574,7 @@ def test_whether_a_result_was_stored_since_a_moment(app: Celery, done: object, s
     assert bindings.is_done_since(app.backend, {"date_done": done}, noon) is since
 
 
+@pytest.mark.thorough  # Celery before 5.7 has the time of its import as that of each result
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
 def test_postgresql_has_the_time_of_a_result_in_the_zone_of_its_session(
     app: Celery, postgres_url: str, monkeypatch: pytest.MonkeyPatch, zone: str
@@ -1674,6 +1675,7 @@ def test_a_retry_that_leaves_its_queue_is_known_by_its_options(
         task.pop_request()
 
 
+@pytest.mark.thorough  # Celery before 5.5 has no native delays
 @pytest.mark.parametrize("exchange", ["celery_delayed_delivery", "celery_delayed_0", "celery_delayed_27"])
 def test_a_retry_that_the_broker_delays_again_stays_in_its_queue(app: Celery, exchange: str) -> None:
     """A delay of even seconds ends in a level of the delay, and the retry goes back by what all of them end in."""
