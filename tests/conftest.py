@@ -91,7 +91,7 @@ ROWS_OF_SOAK: dict[str, tuple[str, ...]] = {
     "celery/test_pools.py::test_a_body_that_exits_is_run_again": ("gevent",),
     "celery/test_pools.py::test_a_pool_that_grows_under_load_runs_each_task_once": ("gevent",),
     "celery/test_pools.py::test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store": ("gevent",),
-    "celery/test_pools.py::test_a_task_whose_hook_exits_is_tried_again": ("gevent", "solo"),
+    "celery/test_pools.py::test_a_task_whose_hook_exits_is_tried_again": ("gevent",),
     "celery/test_pools.py::test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit": ("gevent",),
     "celery/test_pools.py::test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash": ("gevent",),
     "celery/test_rabbitmq.py::test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs": ("2", "4"),
@@ -106,7 +106,7 @@ ROWS_OF_SOAK: dict[str, tuple[str, ...]] = {
     "cli/test_watch.py::test_a_slow_search_shows_that_it_goes_on_and_ctrl_c_ends_it": ("celery -A",),
     "cli/test_watch.py::test_it_goes_on_while_the_store_is_away": ("celery -A",),
     "cli/test_watch.py::test_without_rich_it_says_how_to_install_it": ("celery -A",),
-    "http/test_conformance.py": ("drf", "inside", "starlette"),
+    "http/test_conformance.py": ("starlette",),
     "http/test_faults.py::test_a_server_that_is_killed_in_a_handler_leaves_the_request_to_its_repetition": (
         "django-asgi",
     ),

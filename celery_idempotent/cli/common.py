@@ -102,6 +102,10 @@ class Commands(click.Group):
             raise CommandFailed(error) from error
         except (click.Abort, KeyboardInterrupt):
             ctx.exit(Exit.INTERRUPTED)
+        except RuntimeError as error:  # what Python before 3.12 makes of an interruption while it makes a class
+            if not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
+            ctx.exit(Exit.INTERRUPTED)
 
 
 class Exit(IntEnum):

@@ -76,6 +76,22 @@ def test_ctrl_c_outside_of_the_demos_own_care_exits_with_130(
     assert end.value.code == 130
 
 
+def test_ctrl_c_while_a_class_is_made_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of those that are imported: Python before 3.12 makes a RuntimeError of it."""
+
+    class Name:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def run(**options: Any) -> int:
+        return len(type("Progress", (), {"charges": Name()}).__name__)
+
+    monkeypatch.setattr("celery_idempotent.cli.demo.run.run", run)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["demo"])
+    assert end.value.code == 130
+
+
 # The processes
 
 
