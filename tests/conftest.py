@@ -106,10 +106,7 @@ ROWS_OF_SOAK: dict[str, tuple[str, ...]] = {
     "cli/test_watch.py::test_a_slow_search_shows_that_it_goes_on_and_ctrl_c_ends_it": ("celery -A",),
     "cli/test_watch.py::test_it_goes_on_while_the_store_is_away": ("celery -A",),
     "cli/test_watch.py::test_without_rich_it_says_how_to_install_it": ("celery -A",),
-    "http/test_conformance.py": ("starlette",),
-    "http/test_faults.py::test_a_server_that_is_killed_in_a_handler_leaves_the_request_to_its_repetition": (
-        "django-asgi",
-    ),
+    "http/test_conformance.py": ("drf", "inside", "starlette"),
     "http/test_faults.py::test_a_store_that_goes_away_holds_up_no_response_for_long": ("django",),
     "http/test_faults.py::test_an_order_settled_in_its_transaction_is_placed_once_whenever_its_server_is_killed": (
         "flask",
