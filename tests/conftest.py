@@ -115,7 +115,6 @@ ROWS_OF_SOAK: dict[str, tuple[str, ...]] = {
     "http/test_propagation.py": ("django",),
     "http/test_requests.py::test_a_request_that_takes_longer_than_its_lease_runs_once": ("django",),
     "http/test_responses.py::test_a_response_that_is_not_kept_is_known_to_have_been_sent": (
-        "django-asgi",
         "flask-/async/orders",
         "starlette-/orders",
     ),
