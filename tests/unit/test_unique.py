@@ -6,6 +6,8 @@ import inspect
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
@@ -19,7 +21,7 @@ from celery_idempotent.core import keys, reservations
 from celery_idempotent.core.heartbeat import Heartbeat, _Server
 from celery_idempotent.core.policy import Unique
 from celery_idempotent.core.reservations import Token
-from celery_idempotent.errors import ConfigurationError, MissingKey
+from celery_idempotent.errors import ConfigurationError, MissingKey, StoreUnreachable
 from celery_idempotent.stores import Lease
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import Reason, State, is_reservation
@@ -257,3 +259,28 @@ def test_a_django_that_was_imported_and_not_configured_has_no_transaction() -> N
     env = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env=env, check=False)
     assert run.stdout.strip() == "False", run.stderr
+
+
+def test_what_a_call_raises_is_raised_where_it_is_waited_for_and_one_that_nobody_waits_for_is_not_made() -> None:
+    made: list[str] = []
+    failing, left, done = Future[Any](), Future[Any](), Future[Any]()
+    reservations._answer(failing, lambda: made[0])
+    assert isinstance(failing.exception(), IndexError)
+    assert left.cancel()
+    reservations._answer(left, lambda: made.append("left"))
+    reservations._answer(done, lambda: made.append("done"))
+    assert (done.result(), made) == (None, ["done"])
+
+
+def test_where_no_thread_can_be_started_a_store_counts_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = reservations._Threads()
+    monkeypatch.setattr(reservations, "_threads", threads)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(2):  # the first has used nothing up
+        with pytest.raises(StoreUnreachable, match="No thread waits for the store"):
+            reservations.within(1.0, lambda: None)
+    monkeypatch.undo()
+    assert threads.submit(lambda: 7).result(10) == 7
