@@ -290,9 +290,12 @@ class TestConsumer:
         start: Callable[[], Consumer],
         order: Callable[..., None],
         broker: redis.Redis,
+        worker_env: dict[str, str],
         ledger: Callable[[], list[str]],
     ) -> None:
+        worker_env["SECONDS"] = "5"  # a busy machine must not let it end before it is killed; its lease is as long
         first = start()
+        worker_env["SECONDS"] = SECONDS
         order("ORD-1", "999")
         first.says("charges ORD-1")
         processes.end(first.process)
