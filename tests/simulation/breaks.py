@@ -468,6 +468,37 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             )
         ],
         "callbacks are dispatched by every replay": [(DELIVERY, "if request.id in record.dispatched:", "if False:")],
+        "a lease is given back before its child is killed": [(REQUEST, "if _is_gone(self.worker_pid):", "if True:")],
+        "a child that hit its hard limit keeps its lease": [
+            (REQUEST, "            self._in_background(self._release_when_gone)\n", "            pass\n")
+        ],
+        "a hard limit with its message back is no crash": [
+            (REQUEST, "Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED", "Reason.FAILED")
+        ],
+        "a final failure is released": [(DELIVERY, "if self.binding.is_final(error):", "if False:")],
+        "a final failure is a result": [
+            (
+                DELIVERY,
+                "return Outcome(State.FAILED, codec.encode_exception",
+                "return Outcome(State.COMPLETED, codec.encode_exception",
+            )
+        ],
+        "a message fails for its own operation": [
+            (GUARD, 'on_conflict == "raise" and _is_anothers(delivery, record):', 'on_conflict == "raise":')
+        ],
+        "what is replaced by itself is done": [
+            (DELIVERY, "                if state.continued:\n", "                if False:\n")
+        ],
+        "what is replaced by itself is its continuation": [
+            (
+                RULES,
+                "goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT",
+                "goes_on = mine",
+            )
+        ],
+        "a continuation that has failed is waited for": [
+            (DELIVERY, "and self._free_if_failed(decision)):", "and False):")
+        ],
     }.items()
 }
 

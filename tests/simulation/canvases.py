@@ -110,7 +110,15 @@ class Canvases(Law):
 
     def interrupted(self, process: Process) -> None:
         super().interrupted(process)
-        self.orders[process.host.request._args[-1 if process.host.request.name == "ship" else 0]].shape = ""
+        self._excuse(process.host.request)
+
+    def timed_out(self, process: Process) -> None:
+        super().timed_out(process)
+        self._excuse(process.host.request)
+
+    def _excuse(self, request: Any) -> None:
+        """One of an order's tasks may have failed."""
+        self.orders[request._args[-1 if request.name == "ship" else 0]].shape = ""
 
     def killed(self, process: Process) -> None:
         super().killed(process)

@@ -22,7 +22,7 @@ from celery.app import base as app_base
 from celery.app import task as app_task
 from celery.app.utils import Settings
 from celery.backends import base, cache
-from celery.exceptions import SoftTimeLimitExceeded, WorkerLostError
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from greenlet import GreenletExit, getcurrent
 from kombu import transport as transports
@@ -31,6 +31,7 @@ from kombu.transport import memory, virtual
 
 from celery_idempotent import IdempotentTask, add_hook, functions, remove_hook
 from celery_idempotent.celery import delivery, message, unique
+from celery_idempotent.celery import pool as shared
 from celery_idempotent.celery import request as main_process
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
@@ -69,6 +70,7 @@ FAULTS_OF_CHILDREN = (
     ("child killed", 0.3),
     ("child stopped", 0.4),
     ("soft time limit", 0.3),
+    ("hard time limit", 0.2),
     ("cut off from the store", 0.1),
     ("slow store", 0.1),
     *FAULTS_OF_WORKERS,
@@ -77,6 +79,8 @@ FAULTS_OF_CHILDREN = (
 QUIET = (0, 0, 5, 15, 30, 60)
 #: Trouble that comes at once: for so many seconds, so many faults, each so many times as likely.
 BURST, FAULTS_OF_BURST, HASTE = 2.0, 4, 12
+#: How the thread is called that releases the lease of a child that was killed.
+RELEASE = " release"
 #: By what a child loses its lease while it lives.
 LOSING = ("child stopped", "cut off from the store")
 #: How often the broker is away when a copy or a retry is about to be published.
@@ -90,6 +94,9 @@ MOMENT, WHILE = 20, 6
 FATES = ("request", "reply", "slow reply", "late")
 #: Likewise where the way to the store is slow.
 SLOW_FATES = ("", "slow reply", "slow reply", "late")
+#: Of a task, the failures that are final.
+PAYING = {"key": "order", "remember_failures": KeyError, "on_conflict": "wait"}
+REFUNDING = {"key": "order", "remember_failures": KeyError, "on_conflict": "raise"}
 #: One at a time, and no more.
 TURNS = {"key": "document", "result_ttl": 0}
 CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
@@ -196,6 +203,14 @@ def make_app() -> Celery:
     def charge(self: Any, order: str) -> str:
         return current.law.body(self, order)
 
+    @app.task(name="pay", base=IdempotentTask, bind=True, idempotency=PAYING, max_retries=3, shared=False)
+    def pay(self: Any, order: str) -> str:
+        return current.law.body(self, order)
+
+    @app.task(name="refund", base=IdempotentTask, bind=True, idempotency=REFUNDING, max_retries=3, shared=False)
+    def refund(self: Any, order: str) -> str:
+        return current.law.body(self, order)
+
     @app.task(name="index", base=IdempotentTask, bind=True, idempotency=TURNS, max_retries=3, shared=False)
     def index(self: Any, document: str, version: int) -> None:
         current.law.body(self, document, version)
@@ -209,7 +224,7 @@ def make_app() -> Celery:
         return current.law.body(self, order, parts)
 
     app.finalize()
-    app.guarded = [app.tasks[name] for name in ("charge", "index", "pack", "ship")]
+    app.guarded = [app.tasks[name] for name in ("charge", "pay", "refund", "index", "pack", "ship")]
     for task in app.guarded:
         task.codec = task._binding._codec()
     app.conf.known = {}
@@ -316,6 +331,8 @@ class Host:
         self.stopped_until = 0.0
         self.cut_off_until = 0.0
         self.slow_until = 0.0
+        #: whether it is only what a late request comes from
+        self.is_way = False
         #: how many replies of the store are on their way to it
         self.replies = 0
         #: what would do most harm to it now, and how much more likely that is for it
@@ -413,6 +430,7 @@ class HostStore(ScriptedStore):
         law, world, asking = self.simulation.law, self.simulation.world, self.host
         seconds = world.choices.one_of("a late request takes", [0.5, 2.0, 8.0, 20.0])
         way = Host(f"the way from {asking.name}")
+        way.is_way = True
         way.request = getattr(asking, "request", None)
 
         def arrive() -> None:
@@ -432,11 +450,20 @@ def install_store(app: Any, store: HostStore, heart: Any, own: Any) -> None:
         task._binding.__dict__["_guard"] = guard.Guard(store, task._binding.policy, task.codec, heart, own)
 
 
+def worker_of(main: Host) -> Worker:
+    """Return the worker whose main process this is."""
+    return next(worker for worker in current.workers if worker.main is main)
+
+
 class Request(IdempotentRequest):
     """A request whose main process has no threads of its own."""
 
     def _in_background(self, work: Callable[[], object]) -> Any:
-        work()
+        if work == self._release_when_gone:
+            main = getcurrent().host
+            current.world.start(main, f"{main.name}{RELEASE}", work)
+        else:
+            work()
         return SimpleNamespace(join=lambda timeout: None)
 
 
@@ -465,7 +492,8 @@ class Pool:
             else:
                 worker.ends(child, lambda: callback(found))
 
-        accept_callback(1, current.world.now)
+        worker.children += 1
+        accept_callback(worker.children, current.world.now)
         worker.starts(run, error_callback)
         return None
 
@@ -486,6 +514,10 @@ class Worker(Host):
         self.ending: Any = None
         #: how often the store had failed when the delivery began, or its child was killed
         self.failures_before = 0
+        #: how many children it has given a task to, which is the id of the last one's process
+        self.children = 0
+        #: whether its main process has found that a body takes too long, and has yet to kill the child
+        self.limiting = False
         #: whether the child dies at its next step
         self.doomed = ""
         kinds = [kind for kind, _ in (*FAULTS_OF_CHILDREN, *FAULTS_OF_WORKERS)]
@@ -551,6 +583,8 @@ class Worker(Host):
         child.interruptible, child.interruption = False, None
         self.simulation.law.finished(self.request, self)
         self.simulation.world.step()
+        if self.limiting:
+            return  # what it says now nobody reads
         self.child = None
         self.ending = self.simulation.world.start(self.main, f"{self.name} main", lambda: self._ended(call))
 
@@ -565,12 +599,12 @@ class Worker(Host):
     def kill_child(self) -> None:
         world = self.simulation.world
         world.tell(f"{self.name}: child killed")
-        lost, child = self.lost, self.child
-        self.simulation.law.killed(child)
-        self._kill_processes(self)
-        self.child, self.doomed, self.stopped_until = None, "", 0.0
-        self.failures_before = self.failures
-        self.new_child()
+        if self.limiting:  # its main process looks for it no more
+            self._kill_processes(self)
+            self.doomed = ""
+            return
+        lost = self.lost
+        self._end_child()
 
         def notice() -> None:
             try:
@@ -580,6 +614,47 @@ class Worker(Host):
 
         self.ending = world.start(self.main, f"{self.name} main", lambda: self._ended(notice))
 
+    def limit_child(self) -> None:
+        """The main process finds that the body takes too long: it reports that, and then kills the child."""
+        world = self.simulation.world
+        world.tell(f"{self.name}: hard time limit")
+        self.limiting = True
+        request, lost, child = self.request, self.lost, self.child
+        self.simulation.law.timed_out(child)
+
+        def limit() -> None:
+            try:
+                raise TimeLimitExceeded(30)
+            except TimeLimitExceeded:
+                failure = ExceptionInfo()
+            try:
+                lost(failure)
+            except Exception as error:  # noqa: BLE001 - which the pool logs
+                world.tell(f"{self.name} main: {error!r:.60}")
+            world.step()
+            request.on_timeout(soft=False, timeout=30)
+            world.sleep(world.choices.one_of("the kill takes", [0.0, 0.1, 3.0]))
+            self._end_child()
+            self.limiting = False
+            world.sleep(0.1)  # as it looks for the end of the child
+            while any(each.name == f"{self.main.name}{RELEASE}" for each in world.processes):
+                world.sleep(0.1)
+            self.simulation.law.released_when_gone(request, self)
+
+        world.start(self.main, f"{self.name} main", limit)
+
+    def _end_child(self) -> None:
+        """The child is gone, and there is another one."""
+        self.simulation.law.killed(self.child)
+        self._kill_processes(self)
+        self.child, self.doomed, self.stopped_until = None, "", 0.0
+        self.failures_before = self.failures
+        self.new_child()
+
+    def is_alive(self, child: int) -> bool:
+        """Return whether a child is there that was given a task."""
+        return child == self.children and self.child is not None
+
     def kill(self, down_for: float) -> None:
         """Kill the whole worker; another is started in its place."""
         world = self.simulation.world
@@ -587,7 +662,7 @@ class Worker(Host):
         if self.child is not None:
             self.simulation.law.killed(self.child)
         self._kill_processes(self, self.main)
-        self.child, self.ending, self.doomed = None, None, ""
+        self.child, self.ending, self.doomed, self.limiting = None, None, "", False
         self.reserved.clear()
         self.stopped_until = 0.0
         self.down_until = world.now + down_for
@@ -650,6 +725,9 @@ class Simulation:
         self.producer = apps[0]
         install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
         self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
+        acks = choices.one_of("acks on timeouts", [True, True, False])
+        for task in [task for app in apps for task in app.guarded]:
+            task.acks_on_timeout = acks
         cache._DUMMY_CLIENT_CACHE.clear()
         for names in (state.active_requests, state.reserved_requests, state.revoked):
             names.clear()
@@ -693,7 +771,7 @@ class Simulation:
                 self.faults, self.again, self.one_more = 0, 0, False
             doomed = next((worker for worker in self.workers if worker.doomed), None)
             if doomed is not None:
-                doomed.kill_child() if doomed.doomed == "child" else doomed.kill(0.0)
+                self._doom(doomed)
                 continue
             steps = self._steps()
             if steps:
@@ -704,6 +782,15 @@ class Simulation:
         law.ended()
         for process in [process for process in world.processes if not process.dead]:
             world.kill(process)
+
+    def _doom(self, worker: Worker) -> None:
+        kind, worker.doomed = worker.doomed, ""
+        if kind == "worker":
+            worker.kill(0.0)
+        elif kind == "limit":
+            worker.limit_child()
+        else:
+            worker.kill_child()
 
     def _steps(self) -> list[Step]:
         """Return what can happen now."""
@@ -743,7 +830,7 @@ class Simulation:
             child, names = worker.child, worker.names
             kinds = FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if worker.reserved else ()
             for kind, weight in kinds:
-                if kind != "soft time limit" or child.interruptible:
+                if not kind.endswith("time limit") or (child.interruptible and not worker.limiting):
                     # Trouble seldom comes alone, and does most harm where a reply is on its way.
                     weight = haste * (weight * 3 if worker is self.troubled else weight)
                     weight *= worker.ripe_for.get(kind, WHILE if worker.awaited and kind in LOSING else 1)
@@ -765,6 +852,8 @@ class Simulation:
             self._stop(worker)
         elif kind == "soft time limit":
             self._interrupt(worker)
+        elif kind == "hard time limit":
+            worker.limit_child()
         elif kind == "cut off from the store":
             self._cut_off(worker)
         elif kind == "slow store":
@@ -910,6 +999,20 @@ class OfHost:
         return item in getattr(getcurrent().host, self._name)
 
 
+class MainProcess:
+    """What the main process knows of its children, and the rest of the library's module."""
+
+    enforces_limits = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(shared, name)
+
+    @staticmethod
+    def is_alive(pid: int) -> bool:
+        """Return whether a child is there."""
+        return worker_of(getcurrent().host).is_alive(pid)
+
+
 class SimpleQueue:
     """A queue from which one thread gets."""
 
@@ -1028,6 +1131,9 @@ def simulated_clock() -> Iterator[None]:
         patch.setattr(delivery, "LONG_WAIT", LONG_WAIT)
         for module in (backoff, message):
             patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
+        patch.setattr(main_process, "shared", MainProcess())
+        patch.setattr(main_process, "monotonic", now)
+        patch.setattr(main_process, "sleep", sleep)
         _patch_threads(patch)
         _patch_celery(patch)
         logging.disable(logging.CRITICAL)

@@ -16,7 +16,7 @@ from celery_idempotent.core.guard import SETTLE_PATIENCE
 from celery_idempotent.errors import LeaseLost as LeaseLostError
 from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
 from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State, Verdict
-from celery_idempotent.stores.records import RETRIES_LIMIT
+from celery_idempotent.stores.records import RETRIES_LIMIT, attempt_number
 
 from .celery import (
     ENDINGS,
@@ -26,6 +26,7 @@ from .celery import (
     LEASE_TTL,
     LONG_WAIT,
     MAX_CRASHES,
+    RELEASE,
     SETTLED_KEPT,
     STEADY,
     VISIBILITY,
@@ -42,6 +43,11 @@ LATER = (10.0, 30.0, 100.0, SETTLED_KEPT + 400.0)
 #: After how many seconds a run may be retried: soon, later than its lease or the broker's timeout, later than a record
 #: is kept and than the library waits without a look.
 SOON, LATE, VERY_LATE = (0, 2, 8), (2, 15, 35), (8, 70)
+#: What a task fails with whose time is over.
+ENDED_BY = ("SoftTimeLimitExceeded", "TimeLimitExceeded", "Reject")
+SETTLED = (State.COMPLETED, State.FAILED)
+#: What a body may raise.
+ERRORS: list[type[Exception]] = [ValueError, ValueError, LeaseLostError]
 #: A message that was given back so often within a second goes in circles.
 HOT = 12
 
@@ -64,6 +70,8 @@ class Run:
     excused: bool = False
     #: whether it could not be settled, so that its caller has an answer that others cannot get
     unsettled: bool = False
+    #: whether it raised what is final
+    final: bool = False
     #: when it was killed
     ended: float = 0.0
     #: whether it has published a retry
@@ -80,6 +88,8 @@ class Charges(Law):
     kind = "charges"
     #: After how many seconds its calls may come that are not made at once.
     later: Sequence[float] = LATER
+    #: The tasks of which one charges: a duplicate is deferred, waits, or fails; the others have final failures.
+    tasks: Sequence[str] = ("charge", "charge", "pay", "refund")
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
@@ -119,15 +129,22 @@ class Charges(Law):
         #: owners whose retries have taken their leases
         self.overtaken: set[str] = set()
         self.time_is_over: set[str] = set()
+        #: the tasks whose children hit a hard limit
+        self.limited: set[str] = set()
         #: by order: how many children died that had it, or lost their leases, since a run last ended in order
         self.deaths: Counter[str] = Counter()
+        #: by task id: whose operation it has met last
+        self.met: dict[str, str] = {}
         #: the tasks that have failed since a publisher last sent them
         self.failed: set[str] = set()
         #: the tasks that the store has refused for that, each time
         self.loops: list[str] = []
         choices = self.choices
+        self.task = choices.one_of("task", self.tasks)
         self.raises, self.retries = choices.one_of("raises", [0, 0, 0.2]), choices.one_of("retries", [0, 0, 0.3])
+        self.errors = ERRORS if self.task == "charge" else [*ERRORS, KeyError, KeyError]
         self.countdowns = choices.one_of("countdowns", [*[SOON] * 8, LATE, VERY_LATE])
+        self.replaces = choices.one_of("replaces itself", [0, 0, 0, 0.3])
         self.requeues, self.quietly = choices.one_of("requeues", [0, 0, 0.2]), choices.one_of("quietly", [False, True])
         #: whether the task checks its lease before it charges
         self.checks = choices.one_of("checks", [False, True])
@@ -186,14 +203,14 @@ class Charges(Law):
 
     def _forget(self, order: str) -> None:
         self.world.tell(f"an operator forgets {order}")
-        self.simulation.store.delete(f"idem:charge::{order}")
+        self.simulation.store.delete(f"idem:{self.task}::{order}")
         self.simulation.spend()
         self._rob(order)
         self.settled.pop(order, None)
         self._forget_messages(order)
 
     def _release(self, order: str) -> None:
-        record = self.simulation.store.get(f"idem:charge::{order}")
+        record = self.simulation.store.get(f"idem:{self.task}::{order}")
         if record is None or record.state is not State.IN_PROGRESS or not record.remaining:
             return
         self.world.tell(f"an operator releases {order}")
@@ -236,7 +253,7 @@ class Charges(Law):
             if self.published_calls and self.simulation.faults and broker.visibility:
                 self.simulation.again += 1  # perhaps before anybody has asked for it
         try:
-            self.simulation.producer.tasks["charge"].apply_async((order,), task_id=task_id)
+            self.simulation.producer.tasks[self.task].apply_async((order,), task_id=task_id)
         except OSError:
             self.calls.insert(0, (0.0, order, task_id))
             self.simulation.broker.away_until = 0.0  # or it would go on until then
@@ -249,7 +266,7 @@ class Charges(Law):
         """The task: it charges a customer, and takes its time before and after."""
         world, choices, held, request = self.world, self.choices, task.lease, task.request
         process = getcurrent()
-        run = Run(order, request.id, held, process, process.host, len(self.runs) + 1, request.retries)
+        run = Run(order, request.id, held, process, process.host, len(self.runs) + 1, held.lease.claim.attempt)
         self.check_turn(run, request)
         run.excused = self.robbed(run)
         self.runs.append(run)
@@ -261,22 +278,29 @@ class Charges(Law):
                 self.check_lease(run)
             self.charge(run)
             if order == self.deadly and not choices.chance(f"{name}: spares its child", self.spares):
-                run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker"])
+                run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker", "limit"])
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
             # Rather where another one may have the lease, so that the error is nobody's answer.
             if choices.chance(f"{name}: raises", self.raises if self.trusted(run) else 3 * self.raises):
                 # Also the error of another operation, whose lease it was.
-                raise choices.one_of(f"{name}: raises what", [ValueError, ValueError, LeaseLostError])(run.number)
+                self.raise_error(run, choices.one_of(f"{name}: raises what", self.errors))
             if choices.chance(f"{name}: requeues", self.requeues):
                 raise Reject("later", requeue=True)
             if task.request.retries < 3 and choices.chance(f"{name}: retries", self.retries):
                 self.retry(task, run, choices.one_of(f"{name}: retries after", self.countdowns))
+            once = not run.ending and held.lease.claim.nesting < 2
+            if once and choices.chance(f"{name}: replaces itself", self.replaces):
+                self.replace(task, run, choices.one_of(f"{name}: is replaced after", SOON))
             self.conclude(run)
         except Exception:
             run.ending = run.ending or "raised"
             raise
         run.ending = run.ending or "returned"
         return f"receipt {run.number}"
+
+    def raise_error(self, run: Run, kind: type[Exception]) -> None:
+        run.final = kind is KeyError
+        raise kind(f"refusal {run.number}") if run.final else kind(run.number)
 
     def conclude(self, run: Run) -> None:
         """Do what a run does last."""
@@ -291,6 +315,17 @@ class Charges(Law):
             self.simulation.calm = False
             raise
         self.world.sleep(self.choices.one_of("after a retry", self.long), f"run {run.number} goes on")
+
+    def replace(self, task: Any, run: Run, countdown: float) -> None:
+        # Others wait for the end of what goes on under its id, until the record is not kept any more.
+        run.ending, run.retry_due = "raised", self.world.now + KEPT
+        self.counts["replaced"] += 1
+        try:
+            task.replace(task.signature((run.order,), countdown=countdown))
+        except OSError:
+            run.retry_due, run.unanswered = 0.0, True
+            self.simulation.calm = False
+            raise
 
     def check_turn(self, run: Run, request: Any) -> None:
         """Check that a body may begin now."""
@@ -326,7 +361,7 @@ class Charges(Law):
         try:
             run.held.check()
         except LeaseLostError:
-            self.check_loss(run, LeaseLost(run.held.key, "charge"))
+            self.check_loss(run, LeaseLost(run.held.key, self.task))
             raise
         if before is not None and before.fence > run.held.fence and not self.trusted(run):
             self.fail(f"run {run.number} of {run.order} has lost its lease, and was told that it had it")
@@ -359,14 +394,24 @@ class Charges(Law):
             if run.process is process and run.ending:
                 run.excused = True
 
+    def timed_out(self, process: Process) -> None:
+        super().timed_out(process)
+        request = process.host.request
+        self.limited.add(request.id)
+        if request.task.acks_on_timeout:  # else its child counts as lost
+            self.time_is_over.add(request.id)
+
     def stored(self, key: Any, value: Any) -> None:
         """Take note of a task that has failed."""
         if '"FAILURE"' in str(value):
-            self.failed.add(bytes(key).decode().rpartition("task-meta-")[2])
+            task_id = bytes(key).decode().rpartition("task-meta-")[2]
+            self.failed.add(task_id)
+            if '"Conflict"' in str(value) and self.met.get(task_id) == task_id:
+                self.fail(f"{task_id} has failed for its own operation")
 
     def given_back(self, request: Any, worker: Any) -> None:
         """A worker gives a message back."""
-        if worker.failures == worker.failures_before:
+        if worker.failures == worker.failures_before and not worker.limiting:  # then its child is yet to be killed
             self.gone.add(request._owner)
         times = self.gave_back[request.id]
         times[:] = [*(time for time in times if time > self.world.now - 1.0), self.world.now]
@@ -440,7 +485,7 @@ class Charges(Law):
         elif verb == "release" and answer:
             self.released(args[0], args[1])
         for order in ORDERS:
-            record = self.simulation.store.get(f"idem:charge::{order}")
+            record = self.simulation.store.get(f"idem:{self.task}::{order}")
             if record is None:
                 self.outlive(order)
             else:
@@ -458,9 +503,9 @@ class Charges(Law):
         """Check what became of a record."""
         self.keep(order, verb, args, record)
         self.check_fence(order, record.fence)
-        if order in self.settled and (record.state is not State.COMPLETED or record.payload != self.settled[order]):
+        if order in self.settled and (record.state not in SETTLED or record.payload != self.settled[order]):
             self.fail(f"{verb} changed the result of {order}, which was settled")
-        if record.state is State.COMPLETED:
+        if record.state in SETTLED:
             self.settled[order] = record.payload
             self.answers[order].add(record.payload)
 
@@ -484,6 +529,8 @@ class Charges(Law):
             return
         elif record.state is State.COMPLETED:
             self.kept_until[order] = now + SETTLED_KEPT
+        elif record.state is State.FAILED:
+            self.kept_until[order] = now + KEPT
         elif verb == "release" and args[0].key == record.key:
             self.kept_until[order] = now + record.remaining + KEPT
 
@@ -502,7 +549,7 @@ class Charges(Law):
         self._forget_messages(order)
 
     def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
-        if verb == "release" and not answer:
+        if verb == "release" and not answer and not getcurrent().name.endswith(RELEASE):
             self.refused.add(args[0].owner)
         if verb == "renew":
             self.told_lost.update(lease.owner for lease in answer)
@@ -541,7 +588,7 @@ class Charges(Law):
         """Check that a message that is dropped has a later one, or one beside it."""
         if not claim.is_copy:
             self.fail(f"{claim.task_id} is dropped for a later copy, and was published on purpose")
-        sent, own = self.sent[claim.task_id], (claim.retries, claim.copy)
+        sent, own = self.sent[claim.task_id], (claim.attempt, claim.copy)
         if max(sent) > own or sent.count(own) > 1:
             return
         self.fail(f"{claim.task_id} is dropped for a later copy, and there is none")
@@ -549,14 +596,17 @@ class Charges(Law):
     def check_conflict(self, claim: Any, record: Any) -> None:
         """Check whom a delivery waits for."""
         self.counts["conflicts"] += 1
+        self.met[claim.task_id] = record.task_id
         for run in self.runs:
             if run.held.lease.owner == record.owner and not run.ending:  # another one is there to take over
                 run.worker.awaited = True
-        if record.owner == claim.owner:
+        if record.owner == claim.owner and not getcurrent().host.is_way:
             self.fail(f"{claim.task_id} waits for its own lease")
         if claim.sender and record.owner == claim.sender:
             self.fail(f"a retry of {claim.task_id} waits for the run that published it")
-        if record.state is State.RELEASED and record.task_id == claim.task_id and not claim.nesting:
+        # What was replaced by itself goes on as what is nested more deeply, and not as what came before.
+        goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT <= claim.nesting < RETRIES_LIMIT - 1
+        if record.state is State.RELEASED and record.task_id == claim.task_id and goes_on:
             self.fail(f"{claim.task_id} waits for its own retry")
         # A renewal on its way may restore what was lost or forgotten meanwhile, until that lease runs out.
         known = record.fence > self.robbed_up_to[record.key.rpartition(":")[2]]
@@ -584,7 +634,7 @@ class Charges(Law):
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[lease.key.rpartition(":")[2]] = 0
         if run is not None and reason is Reason.RETRY and not self.robbed(run):
-            self.retried[run.task_id] = run.attempt + 1
+            self.retried[run.task_id] = release.next_attempt
         elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
             self.retried.pop(run.task_id, None)
 
@@ -592,7 +642,8 @@ class Charges(Law):
         """A process publishes a message."""
         headers = message["headers"]
         own = headers.get("idempotency") or {}
-        self.sent[headers["id"]].append((headers["retries"], own.get("copy") or 0))
+        nesting = max(headers.get("replaced_task_nesting") or 0, own.get("nesting") or 0)
+        self.sent[headers["id"]].append((attempt_number(nesting, headers["retries"]), own.get("copy") or 0))
         run = next((run for run in self.runs[::-1] if run.process is process), None)
         if run is not None and own.get("copy") and run.retried:
             self.fail(f"run {run.number} of {run.order} has published its retry, and then a copy of itself")
@@ -634,7 +685,7 @@ class Charges(Law):
         self.check_answers()
         for order in ORDERS:
             runs = [run for run in self.runs if run.order == order]
-            done = [run for run in runs if run.ending == "returned" and not run.excused]
+            done = [run for run in runs if (run.ending == "returned" or run.final) and not run.excused]
             if len(done) > 1:
                 self.fail(f"runs {[run.number for run in done]} of {order} were carried out, and none was cut off")
             self.counts["effects too many"] += max(0, sum(run.effect for run in runs) - 1)
@@ -666,17 +717,35 @@ class Charges(Law):
         """Check that a task that failed has a body that raised, that killed, or that took too long."""
         runs, kind = [run for run in self.runs if run.order == order], type(error).__name__
         self.counts[kind] += 1
-        if kind == "CrashLoop":
+        if kind == "KeyError":
+            self.check_final(task_id, runs, error)
+        elif kind == "CrashLoop":
             if task_id not in self.loops:
                 self.fail(f"{task_id} failed as a crash loop, and the store did not say so")
-        elif kind in ("SoftTimeLimitExceeded", "Reject"):  # Celery rejects what cannot be published in time
-            if task_id not in self.time_is_over:
+        elif kind in ENDED_BY:  # Celery rejects what cannot be published in time
+            if task_id not in (self.limited if kind == "TimeLimitExceeded" else self.time_is_over):
                 self.fail(f"{task_id} failed with a time limit of another one")
-        elif kind not in ("ValueError", "StoreUnreachable") or not any(run.ending == "raised" for run in runs):
+        elif not self.may_fail_with(kind, task_id, runs):
             self.fail(f"{task_id} failed with {error!r}, and no run of it did")
         late = [run.number for run in runs if run.held.lease.owner in self.refused]
         if kind == "ValueError" and getattr(error, "args", ("",))[0] in late:
             self.fail(f"{task_id} failed with what a run raised that had lost its lease")
+
+    def may_fail_with(self, kind: str, task_id: str, runs: list[Run]) -> bool:
+        """Return whether a run failed so, or could not be replaced, or another one had its operation."""
+        if kind == "Conflict":
+            return self.task == "refund"
+        if kind == "OSError":
+            return any(run.unanswered and run.task_id == task_id for run in runs)
+        return kind in ("ValueError", "StoreUnreachable") and any(run.ending == "raised" for run in runs)
+
+    def check_final(self, task_id: str, runs: list[Run], error: object) -> None:
+        """Check that a caller got the failure that was settled, or one that could not be."""
+        (refusal,) = getattr(error, "args", ("",))
+        own = {f"refusal {run.number}" for run in runs if run.task_id == task_id and run.unsettled}
+        settled = {answer for run in runs[:1] for answer in self.answers[run.order]}
+        if refusal not in own and not any(refusal.encode() in answer for answer in settled):
+            self.fail(f"{task_id} failed with {error!r}, and {settled} was settled")
 
 
 def is_copy(request: Any) -> bool:

@@ -217,6 +217,14 @@ class Indexing(Law):
         super().interrupted(process)
         self.cut_off.add(process.host.request.id)
 
+    def killed(self, process: Process) -> None:
+        super().killed(process)
+        request, worker = process.host.request, process.host
+        if worker.limiting and request.task.acks_on_timeout:  # it has failed, as all see who have its result
+            document, version = request._args
+            self.begun[document].append(version)
+            self.done[document].append(version)
+
     def finished(self, request: Any, worker: Any) -> None:
         super().finished(request, worker)
         document, version = request._args

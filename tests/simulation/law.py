@@ -93,8 +93,17 @@ class Law:
         """A soft time limit rings in a child."""
         self.counts["interruptions"] += 1
 
+    def timed_out(self, process: Process) -> None:
+        """A hard time limit has passed for a child, which is about to be killed."""
+        self.counts["time limits"] += 1
+
     def finished(self, request: Any, worker: Any) -> None:
         """A delivery has ended in its child."""
+        if worker.failures == worker.failures_before:
+            self.gone.add(request._owner)
+
+    def released_when_gone(self, request: Any, worker: Any) -> None:
+        """A worker has released the lease of a child that it has killed, if the store answered."""
         if worker.failures == worker.failures_before:
             self.gone.add(request._owner)
 

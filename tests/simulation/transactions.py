@@ -91,6 +91,7 @@ class Transactions(Charges):
     kind = "transactions"
     store = Database
     later = LATER[:-1]
+    tasks = ("charge",)
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
