@@ -279,6 +279,8 @@ class Charges(Law):
             self.charge(run)
             if order == self.deadly and not choices.chance(f"{name}: spares its child", self.spares):
                 run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker", "limit"])
+                if run.worker.doomed == "limit":
+                    world.sleep(1000.0)
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
             # Rather where another one may have the lease, so that the error is nobody's answer.
             if choices.chance(f"{name}: raises", self.raises if self.trusted(run) else 3 * self.raises):

@@ -69,6 +69,9 @@ class Database(MemoryStore):
     def _is_owner(self, lease: Lease) -> bool:
         return self._rows[lease.key].owner == lease.owner
 
+    def _row(self, key: str, now: int) -> rules.Row | None:
+        return self._rows[key] if key in self.locked else super()._row(key, now)  # nothing cleans up what is locked
+
     def _check_unlocked(self, lease: Lease) -> None:
         if lease.key in self.locked and self._is_owner(lease):
             raise StoreUnreachable(f"another transaction has locked {lease.key}")
