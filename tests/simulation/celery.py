@@ -635,11 +635,12 @@ class Worker(Host):
             request.on_timeout(soft=False, timeout=30)
             world.sleep(world.choices.one_of("the kill takes", [0.0, 0.1, 3.0]))
             self._end_child()
-            self.limiting = False
+            self.limiting, failures = False, self.failures
             world.sleep(0.1)  # as it looks for the end of the child
             while any(each.name == f"{self.main.name}{RELEASE}" for each in world.processes):
                 world.sleep(0.1)
-            self.simulation.law.released_when_gone(request, self)
+            if self.failures == failures:
+                self.simulation.law.released_when_gone(request)
 
         world.start(self.main, f"{self.name} main", limit)
 

@@ -553,6 +553,8 @@ class Charges(Law):
     def told(self, verb: str, args: Any, answer: Any, host: Any) -> None:
         if verb == "release" and not answer and not getcurrent().name.endswith(RELEASE):
             self.refused.add(args[0].owner)
+        if verb == "acquire" and isinstance(answer, Lease):  # for a second time, after it has ended a continuation
+            self.ending.discard(args[0].owner)
         if verb == "renew":
             self.told_lost.update(lease.owner for lease in answer)
             if answer:
@@ -571,6 +573,9 @@ class Charges(Law):
             self.deaths[claim.task_id[:5]] += 1
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim)
+        goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
+        if isinstance(answer, Lease) and claim.nesting < goes_on and not getcurrent().host.is_way:
+            self.fail(f"{claim.task_id} runs as it was before it was replaced by itself")
         if isinstance(answer, Lease) or answer.verdict in (Verdict.COMPLETED, Verdict.CRASH_LOOP):
             self.forget_copies(claim.task_id)
             if not claim.is_copy:
@@ -635,6 +640,8 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[lease.key.rpartition(":")[2]] = 0
+        if run is None and lease.claim.nesting == RETRIES_LIMIT - 1:  # the end of a continuation that does not come
+            self.retried.pop(lease.claim.task_id, None)
         if run is not None and reason is Reason.RETRY and not self.robbed(run):
             self.retried[run.task_id] = release.next_attempt
         elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):

@@ -102,10 +102,9 @@ class Law:
         if worker.failures == worker.failures_before:
             self.gone.add(request._owner)
 
-    def released_when_gone(self, request: Any, worker: Any) -> None:
-        """A worker has released the lease of a child that it has killed, if the store answered."""
-        if worker.failures == worker.failures_before:
-            self.gone.add(request._owner)
+    def released_when_gone(self, request: Any) -> None:
+        """A worker has released the lease of a child that it has killed."""
+        self.gone.add(request._owner)
 
     def given_back(self, request: Any, worker: Any) -> None:
         """A worker gives a message back."""
