@@ -572,9 +572,12 @@ def _ran(held: HeldLease, value: object) -> Ran:
 
 async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
     """Return the lease for a body, started, or the decision without one; raises what `Guard.run` raises before it."""
-    steps = guard.acquire(delivery)
+    looked_up = False
+    call: Callable[[], HeldLease | Decision | float] = functools.partial(
+        _step, guard, delivery, guard.acquire(delivery)
+    )
     while True:
-        future = _beginning.submit(functools.partial(_step, guard, delivery, steps))
+        future = _beginning.submit(call)
         try:
             await _done(future)
         except (asyncio.CancelledError, GeneratorExit):
@@ -583,6 +586,10 @@ async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
             future.add_done_callback(functools.partial(_give_back, guard, delivery))
             raise
         found = future.result()
+        if isinstance(found, HeldLease) and found.fence and found.doubtful and not looked_up:
+            # This process was stopped, or the store away, before the loop came to it: another may have run by now.
+            call, looked_up = functools.partial(_look_up, guard, delivery, found), True
+            continue
         if not isinstance(found, float):
             return found
         try:
@@ -597,6 +604,14 @@ def _step(guard: Guard, delivery: Delivery, steps: Acquiring) -> HeldLease | Dec
     if isinstance(found, HeldLease) and found.fence:
         guard.start(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
     return found
+
+
+def _look_up(guard: Guard, delivery: Delivery, held: HeldLease) -> HeldLease | Decision:
+    try:
+        held.check()
+    except Exception as error:  # noqa: BLE001 - as of a body that has raised it
+        return guard.finish(delivery, held, error=error)
+    return held
 
 
 def _give_back(guard: Guard, delivery: Delivery, future: Future[HeldLease | Decision | float]) -> None:

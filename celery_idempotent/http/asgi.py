@@ -258,9 +258,11 @@ class _Exchange:
         try:
             await self.waiting
         except asyncio.CancelledError:  # the server ends
-            running.cancel()
-            await asyncio.wait([running])
-            raise
+            if not self.complete.is_set() or self.options.settle_at == "return":
+                running.cancel()
+                await asyncio.wait([running])
+                raise
+            # The response is whole: what was done is recorded, whether or not a client gets it.
         self._share_notes()
         if self._is_left():
             return delivery.result_of(Response(self.status, self.headers), sent=True)

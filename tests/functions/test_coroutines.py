@@ -527,6 +527,37 @@ def test_a_lease_is_renewed_while_the_loop_is_too_busy_to_hear_of_it(redis_url: 
     assert run(main()) == 1
 
 
+@pytest.mark.parametrize("meanwhile", ["another ran", "nobody ran", "the store is down"])
+def test_a_body_whose_loop_comes_to_it_when_its_lease_may_have_run_out_does_not_begin_without_a_look(
+    scripted: ScriptedStore, meanwhile: str, heard: list[Event]
+) -> None:
+    async def main() -> Any:
+        call = asyncio.create_task(charge("ORD-1"))
+        await asyncio.sleep(0)
+        wait_until(heartbeat.holdings)
+        scripted.down()
+        time.sleep(0.6)  # as when the machine is suspended; the loop has not heard yet that the lease was granted
+        if meanwhile == "another ran":
+            twin, _ = counted(scripted.inner, others)
+            with ThreadPoolExecutor(1) as thread:
+                assert thread.submit(lambda: asyncio.run(twin("ORD-1"))).result() == "theirs"
+        if meanwhile != "the store is down":
+            scripted.up()
+        return await call
+
+    async def others(order: str) -> str:
+        return "theirs"
+
+    charge, runs = counted(scripted, lease_ttl=0.5)
+    if meanwhile == "the store is down":
+        with pytest.raises(StoreUnreachable):
+            run(main())
+    else:
+        assert run(main()) == {"another ran": "theirs", "nobody ran": 1}[meanwhile]
+    assert len(runs) == (meanwhile == "nobody ran")
+    wait_until(lambda: heartbeat.holdings() == [])
+
+
 def test_who_is_cancelled_while_waiting_for_another_run_asks_no_more(scripted: ScriptedStore) -> None:
     take(scripted, KEY, task_id="another")
 

@@ -27,6 +27,7 @@ from celery_idempotent.http import IdempotencyMiddleware, problems, wsgi
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
+from tests.support.stores.benches import known
 from tests.support.waiting import wait_until
 
 START = {"type": "http.response.start", "status": 201, "headers": []}
@@ -182,6 +183,38 @@ def test_a_request_that_the_end_of_its_server_cuts_off_is_free() -> None:
     asyncio.run(serve())  # which cancels all tasks when it ends
     assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize("cuts_off", ["before its response", "as its response is complete"])
+def test_what_the_end_of_a_server_cuts_off_is_recorded_if_its_response_was_complete(cuts_off: str) -> None:
+    runs, store = [], MemoryStore()
+
+    def end() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            asyncio.get_running_loop().call_soon(end)
+            if cuts_off == "before its response":
+                await asyncio.sleep(0)
+        await send(START)
+        await send(LAST)
+
+    async def serve() -> None:
+        task = asyncio.ensure_future(exchange(middleware))
+        with suppress(asyncio.CancelledError):  # of this task too
+            await asyncio.wait([task])
+        await asyncio.wait([task])
+
+    middleware = IdempotencyMiddleware(app, store=store, scope=None)
+    asyncio.run(serve())
+    wait_until(
+        lambda: known(store, "idem:http::k").state is not State.IN_PROGRESS
+    )  # the thread goes on that records it
+    assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
+    assert len(runs) == (2 if cuts_off == "before its response" else 1)
 
 
 def test_other_scopes_are_passed_on() -> None:

@@ -486,6 +486,17 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a message fails for its own operation": [
             (GUARD, 'on_conflict == "raise" and _is_anothers(delivery, record):', 'on_conflict == "raise":')
         ],
+        "a coroutine begins with a lease in doubt": [("functions.py", "found.doubtful and not looked_up", "False")],
+        "what is granted to who was cancelled is kept": [
+            ("functions.py", "future.add_done_callback(functools.partial(_give_back, guard, delivery))", "pass")
+        ],
+        "a body that was cancelled has no end": [
+            (
+                "functions.py",
+                "            value = await body()\n    except BaseException as raised:",
+                "            value = await body()\n    except Exception as raised:",
+            )
+        ],
         "what is replaced by itself is done": [
             (DELIVERY, "                if state.continued:\n", "                if False:\n")
         ],
@@ -495,9 +506,6 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT",
                 "goes_on = mine",
             )
-        ],
-        "a continuation that has failed is waited for": [
-            (DELIVERY, "and self._free_if_failed(decision)):", "and False):")
         ],
     }.items()
 }
@@ -509,6 +517,9 @@ KINDS = {
     CANVAS: "canvases",
     HTTP: "http",
     "functions.py": "http",
+    "a coroutine begins with a lease in doubt": "asyncio",
+    "what is granted to who was cancelled is kept": "asyncio",
+    "a body that was cancelled has no end": "asyncio",
     "a deferred message gives its slot back": "unique",
     "a lost member whose result is stored is done": "canvases",
     "what was dispatched is not dispatched again": "canvases",

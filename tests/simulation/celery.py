@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager, nullcontext
+from contextvars import copy_context
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from queue import Empty
@@ -36,7 +37,7 @@ from celery_idempotent.celery import request as main_process
 from celery_idempotent.celery.request import IdempotentRequest
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
 from celery_idempotent.errors import StoreUnreachable
-from celery_idempotent.http import wsgi
+from celery_idempotent.http import asgi, wsgi
 from celery_idempotent.stores import memory as memory_store
 from tests.support.unit.scripted import ScriptedStore
 
@@ -788,10 +789,10 @@ class Simulation:
         kind, worker.doomed = worker.doomed, ""
         if kind == "worker":
             worker.kill(0.0)
-        elif kind == "limit":
-            worker.limit_child()
-        else:
+        elif kind == "child":
             worker.kill_child()
+        elif not worker.limiting:
+            worker.limit_child()
 
     def _steps(self) -> list[Step]:
         """Return what can happen now."""
@@ -1067,16 +1068,24 @@ class Threads:
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         ended: Future[Any] = Future()
-        waiting = getcurrent()
+        waiting, context = getcurrent(), copy_context()
 
         def work() -> None:
+            if not ended.set_running_or_notify_cancel():
+                return
             try:
-                ended.set_result(call())
-            except Exception as error:  # noqa: BLE001 - raised where it is awaited
+                found = context.run(call)
+            except GreenletExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                 ended.set_exception(error)
-            waiting.wakes = min(waiting.wakes, current.world.now)
+            else:
+                ended.set_result(found)
+            if waiting.wakes_for is ended:
+                waiting.wakes = min(waiting.wakes, current.world.now)
 
-        current.world.start(waiting.host, f"{waiting.name} end", work).works_for = waiting
+        process = current.world.start(waiting.host, f"{waiting.name} end", work)
+        process.works, process.works_for = True, current.law.working_for(waiting)
         return ended
 
 
@@ -1085,7 +1094,9 @@ class Future(futures.Future[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         if not self.done():
+            getcurrent().wakes_for = self
             current.world.sleep(timeout or 0.0)
+            getcurrent().wakes_for = None
         if not self.done():
             raise futures.TimeoutError
         return super().exception(0)
@@ -1121,7 +1132,7 @@ def simulated_clock() -> Iterator[None]:
         return current.choices.between("a pause", low, high)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, wsgi):
+        for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, asgi, wsgi):
             patch.setattr(module, "monotonic", now)
         for module in (memory_store, unique, reservations, main_process):
             patch.setattr(module, "time", lambda: EPOCH.timestamp() + now())
@@ -1150,7 +1161,8 @@ def _patch_threads(patch: pytest.MonkeyPatch) -> None:
     threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=nullcontext)
     for module in (heartbeat, reservations, unique):
         patch.setattr(module, "threading", threads)
-    patch.setattr(functions, "_ending", Threads())
+    for name in ("_beginning", "_ending"):
+        patch.setattr(functions, name, Threads())
     patch.setattr(reservations, "within", within)
     patch.setattr(reservations, "queue", SimpleNamespace(SimpleQueue=SimpleQueue))
     patch.setattr(reservations, "atexit", SimpleNamespace(register=lambda _: None))

@@ -83,6 +83,10 @@ class Law:
         """A child is killed."""
         self.counts["kills"] += 1
 
+    def working_for(self, process: Process) -> Any:
+        """Return whose work a thread does that a process starts."""
+        return process
+
     def stored(self, key: Any, value: Any) -> None:
         """Something is about to be written into the result backend."""
 

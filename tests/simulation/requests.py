@@ -43,7 +43,9 @@ class Server(Host):
     def __init__(self, name: str, law: Requests) -> None:
         super().__init__(name)
         self.law = law
-        self.threads: list[Process] = []
+        self.threads: list[Any] = []
+        #: whether its process ends at its next step
+        self.ends = False
 
     def faults(self) -> Iterator[tuple[str, float]]:
         """Return what may happen to it."""
@@ -65,11 +67,13 @@ class Requests(Law):
     """One effect and one answer for each key, however often a request is sent."""
 
     kind = "http"
+    #: How often a client gives up before its time.
+    impatience = 0.0
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
         choices = self.choices
-        self.servers = [Server(f"server-{number}", self) for number in range(1, SERVERS + 1)]
+        self.servers = [self.server(f"server-{number}") for number in range(1, SERVERS + 1)]
         self.fails = choices.one_of("fails", [0, 0, 0.3])
         self.long = choices.one_of("takes", [[0], [0, 0, 1, 9]])
         self.deadly = choices.one_of("deadly", [""] * 7 + ["KEY-1"])
@@ -79,14 +83,8 @@ class Requests(Law):
         self.deaths: Counter[str] = Counter()
         #: by key: those in a row, none of which ended in order or was alive for long
         self.in_a_row: Counter[str] = Counter()
-        middleware = IdempotencyMiddleware(
-            self.application, store=HostStore(simulation), scope=None, lease_ttl=LEASE_TTL, max_crashes=MAX_CRASHES
-        )
-        binding = middleware.binding
-        binding.__dict__["_guard"] = guard.Guard(
-            HostStore(simulation), binding.policy, binding._codec(), OfHost("heartbeat"), OfHost("breaker")
-        )
-        self.middleware = middleware
+        options = {"store": HostStore(simulation), "lease_ttl": LEASE_TTL, "max_crashes": MAX_CRASHES}
+        self.serving = self.made(options)
         self.unanswered = 0
         #: by key: how often it was found to kill its servers
         self.loops: Counter[str] = Counter()
@@ -95,6 +93,23 @@ class Requests(Law):
                 self.unanswered += 1
                 client = Host(f"client-{number} of {key}")
                 self.world.start(client, client.name, lambda key=key: self.request(key))
+
+    def server(self, name: str) -> Any:
+        """Return a server."""
+        return Server(name, self)
+
+    def made(self, options: dict[str, Any]) -> Any:
+        """Return what serves requests, with these options."""
+        middleware = IdempotencyMiddleware(self.application, scope=None, **options)
+        self.install(middleware.binding)
+        return middleware
+
+    def install(self, binding: Any) -> None:
+        """Have a binding use the store, as each process does."""
+        store = HostStore(self.simulation)
+        binding.__dict__["_guard"] = guard.Guard(
+            store, binding.policy, binding._codec(), OfHost("heartbeat"), OfHost("breaker")
+        )
 
     def hosts(self) -> list[Any]:
         return self.servers
@@ -107,12 +122,15 @@ class Requests(Law):
         for _ in range(TRIES):
             server = choices.one_of("which server", self.servers)
             answers: list[tuple[str, bytes]] = []
-            name = f"{server.name} {getcurrent().name}"
-            thread = world.start(server, name, lambda answers=answers: answers.append(self.serve(key)))
-            server.threads.append(thread)
+            exchange = self.send(server, key, answers)
             end = world.now + PATIENCE
-            while not answers and not thread.dead and world.now < end:
+            while not answers and not exchange.dead and world.now < end:
                 world.sleep(1.0)
+                # Rather while a reply of the store is on its way, which is then for nobody.
+                if choices.chance("a client is impatient", self.impatience * (5 if server.replies else 1)):
+                    break
+            if not answers:
+                self.go(exchange)
             status = answers[0][0] if answers else "no answer"
             world.tell(f"{getcurrent().name}: {status} {answers[0][1][:60] if answers else ''}")
             self.counts[status] += 1
@@ -128,6 +146,16 @@ class Requests(Law):
             self.fail(f"{getcurrent().name} was not answered in {TRIES} tries")
         self.unanswered -= 1
 
+    def send(self, server: Any, key: str, answers: list[tuple[str, bytes]]) -> Any:
+        """Send a request to a server; return what is dead once it is not carried out any more."""
+        name = f"{server.name} {getcurrent().name}"
+        thread = self.world.start(server, name, lambda: answers.append(self.serve(key)))
+        server.threads.append(thread)
+        return thread
+
+    def go(self, exchange: Any) -> None:
+        """A client waits for its answer no longer."""
+
     def serve(self, key: str) -> tuple[str, bytes]:
         """Have the middleware answer a request, and return status and body."""
         started: list[str] = []
@@ -141,23 +169,27 @@ class Requests(Law):
         host, since = getcurrent().host, self.world.now
         failures = host.failures
         try:
-            returned = self.middleware(environ, lambda status, headers, exc_info=None: started.append(status))
+            returned = self.serving(environ, lambda status, headers, exc_info=None: started.append(status))
             body = b"".join(returned)
             close: Callable[[], None] = getattr(returned, "close", lambda: None)
             close()
         except ValueError as error:
             return "500 Internal Server Error", str(error).encode()
-        unknown = not any(name.endswith(key) for name in self.settled)
-        if started[-1].startswith("201") and unknown and host.failures == failures and self.world.now == since:
-            self.fail(f"{key} is answered before its response is recorded")
+        if started[-1].startswith("201") and host.failures == failures and self.world.now == since:
+            self.check_recorded(key)
         self.world.step()  # the answer is on its way
         return started[-1], body
 
+    def check_recorded(self, key: str) -> None:
+        """Check that a response is not sent that could be recorded, and is not."""
+        if not any(name.endswith(key) for name in self.settled):
+            self.fail(f"{key} is answered before its response is recorded")
+
     # -- the application -----------------------------------------------------------------------------------------------
 
-    def application(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        """Charge a customer."""
-        world, choices, held, key = self.world, self.choices, current_lease(), environ["HTTP_IDEMPOTENCY_KEY"]
+    def begin(self, key: str) -> Run:
+        """A body begins."""
+        held = current_lease()
         run = Run(key, held, getcurrent(), len(self.runs) + 1)
         if held.key in self.settled:
             self.fail(f"run {run.number} of {key} begins, which was settled")
@@ -165,12 +197,22 @@ class Requests(Law):
             self.fail(f"{key} has killed its server {self.in_a_row[key]} times in a row, and is run again")
         self.runs.append(run)
         self.counts["runs"] += 1
+        return run
+
+    def charge(self, run: Run) -> None:
+        """A body charges a customer."""
+        if any(self.overlaps(run, other) for other in self.runs):
+            self.fail(f"two runs of {run.key} at once, and both rely on their leases")
+        if run.key == self.deadly:
+            getcurrent().host.doomed = True
+
+    def application(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        """Charge a customer."""
+        world, choices, key = self.world, self.choices, environ["HTTP_IDEMPOTENCY_KEY"]
+        run = self.begin(key)
         try:
             world.sleep(choices.one_of(f"{key}: before", self.long), f"run {run.number} of {key} begins")
-            if any(self.overlaps(run, other) for other in self.runs):
-                self.fail(f"two runs of {key} at once, and both rely on their leases")
-            if key == self.deadly:
-                getcurrent().host.doomed = True
+            self.charge(run)
             world.sleep(choices.one_of(f"{key}: after", self.long), f"run {run.number} has charged {key}")
             if choices.chance(f"{key}: fails", self.fails):
                 run.ending = "failed"

@@ -120,7 +120,11 @@ class Process(greenlet):
         #: whether another one waits for it
         self.inside = False
         #: the one whose work it does, where that has given it to another thread
-        self.works_for: Process | None = None
+        self.works_for: Any = None
+        #: whether it is a thread that ends when it has done its work
+        self.works = False
+        #: what ends its sleep
+        self.wakes_for: Any = None
 
     def _begin(self) -> None:
         if not self.killed:
