@@ -319,9 +319,12 @@ class HttpDelivery(Delivery):
         if self.binding.options.remember is None or isinstance(error, (IdempotencyError, Unsettled)):
             raise error
         try:
-            return self.result_of(Response(500))
+            kept = self.result_of(Response(500))
         except Unsettled:
             raise error from None
+        # Its server does not learn of it, which would write an error page of its own.
+        logger.error("A request with the key %s raised, which is kept as 500: %r", self.key, error, exc_info=error)
+        return kept
 
     def answer(self, decision: Decision) -> Response:
         """Return the response for what the guard has decided."""

@@ -327,7 +327,9 @@ def test_paths_may_be_chosen(ask: Ask) -> None:
     assert shop.runs == 1
 
 
-def test_an_exception_is_raised_to_the_server_and_may_be_remembered(ask: Ask) -> None:
+def test_an_exception_is_raised_to_the_server_and_may_be_remembered(
+    ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail() -> None:
         raise ValueError("handler")
 
@@ -337,6 +339,7 @@ def test_an_exception_is_raised_to_the_server_and_may_be_remembered(ask: Ask) ->
     shop = Shop(work=fail)
     replies = ask(shop, [{}, {}], remember=lambda response: True)
     assert ([reply.status for reply in replies], shop.runs) == ([500, 500], 1)
+    assert caplog.text.count("ValueError: handler") == 1  # its traceback, of which nobody else knows
     with pytest.raises(ValueError, match="handler"):
         ask(Shop(work=fail), [{}], remember=lambda response: None)
 
