@@ -327,9 +327,7 @@ def test_paths_may_be_chosen(ask: Ask) -> None:
     assert shop.runs == 1
 
 
-def test_an_exception_is_raised_to_the_server_and_may_be_remembered(
-    ask: Ask, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exception_is_raised_to_the_server_and_may_be_remembered(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ValueError("handler")
 

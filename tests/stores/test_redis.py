@@ -116,6 +116,7 @@ GARBAGE: dict[str, Any] = {
     "a completed record whose fence is no number": {"state": "completed", "fence": "many", "value": "x"},
     "a lease without an end": {"state": "in_progress", "fence": "1", "owner": "x"},
     "a lease whose end is no number": {"state": "in_progress", "fence": "1", "owner": "x", "lease_end": "soon"},
+    "an end of too many digits": {"state": "in_progress", "fence": "1", "owner": "x", "lease_end": "9" * 400},
     "crashes that are no number": {"state": "released", "fence": "1", "crashes": "some"},
     "a retry that is due at no number": {"state": "released", "fence": "1", "not_before": "soon"},
     "a record of a newer version": {"state": "released", "fence": "1", "version": "2"},
@@ -174,6 +175,13 @@ class TestKeysThatAreNoRecords:
         age(redis_store, "held", 50)
         assert redis_store.renew([damaged, held]) == []
         assert known(redis_store, "held").remaining > 55
+
+    def test_a_mark_that_is_damaged_is_no_outage(self, redis_store: RedisStore) -> None:
+        """Then the message would be delivered for ever, and all others of its process wait for the store."""
+        take(redis_store)
+        redis_store._client.hset(KEY, "waiting:b", "x")
+        with pytest.raises(RecordUnreadable, match=r"(?i)delete the key"):
+            redis_store.acquire(claim(task_id="b", copy=1, token="x"))
 
     @pytest.mark.usefixtures("planted")
     def test_they_are_neither_settled_nor_released(self, redis_store: RedisStore) -> None:

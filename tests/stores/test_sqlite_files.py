@@ -328,7 +328,9 @@ DAMAGE = [
     "waiting = '{'",
     "waiting = '[1]'",
     "waiting = '{\"a\": 1}'",
+    'waiting = \'{"a": ["x", 1, "t"]}\'',
     "attempts = '5'",
+    'attempts = \'{"a": "x"}\'',
     "announced = '5'",
 ]
 

@@ -97,8 +97,8 @@ def ms(seconds: float) -> int:
 
 
 def whole(digits: bytes) -> int:
-    """Return the number; `int` alone takes -5 and 1_0, which the scripts do not."""
-    if not digits.isdigit():
+    """Return the number; `int` alone takes -5, 1_0 and any number of digits, which the scripts do not."""
+    if not digits.isdigit() or len(digits) > 20:
         raise ValueError(f"{digits!r} is no whole number")
     return int(digits)
 

@@ -41,9 +41,9 @@ def row_of(key: str, raw: Raw) -> Row:
         row = Row(State(raw[0]), *raw[1:13])
         waiting, attempts, announced = raw[13:]
         if waiting:
-            row.waiting = {task: (mark[0], mark[1], mark[2]) for task, mark in json.loads(waiting).items()}
+            row.waiting = {task: (int(mark[0]), int(mark[1]), mark[2]) for task, mark in json.loads(waiting).items()}
         if attempts:
-            row.attempts = dict(json.loads(attempts))
+            row.attempts = {task: int(least) for task, least in json.loads(attempts).items()}
         if announced:
             row.dispatched = list(json.loads(announced))
     except (ValueError, TypeError, LookupError, AttributeError) as error:

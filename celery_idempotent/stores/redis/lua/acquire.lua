@@ -68,7 +68,7 @@ end
 
 -- No record of this version: a newer one, or garbage.
 local function is_whole(number)
-  return not number or string.find(number, '^%d+$')
+  return not number or (#number <= 20 and string.find(number, '^%d+$'))
 end
 local running = state == 'in_progress'
 local released = state == 'released'
@@ -76,7 +76,8 @@ local settled = state == 'completed' or state == 'failed'
 local has_state = released or settled or (running and lease_end)
 local has_numbers = fence and is_whole(fence) and is_whole(lease_end)
   and is_whole(crashes) and is_whole(not_before)
-if not (has_state and has_numbers and not version) then
+local arrived, last_token = string.match(values[15] or ' ', '^(%S*) (.*)$')
+if not (has_state and has_numbers and arrived and not version) then
   values = redis.call('HGETALL', key)
   return reply('unreadable')
 end
@@ -102,8 +103,7 @@ end
 
 -- A copy, and a later copy or attempt of its message has arrived.
 if is_copy then
-  local last_arrived, last_attempt = values[15] or ' ', values[16] or ''
-  local arrived, last_token = string.match(last_arrived, '^(%S*) (.*)$')
+  local last_attempt = values[16] or ''
   if mark < last_attempt or mark < arrived or (mark == arrived and token ~= last_token) then
     return reply('superseded')
   end
