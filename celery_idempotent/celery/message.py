@@ -27,6 +27,7 @@ from ..core.lease import HeldLease
 from ..core.policy import Unique, UniqueOptions
 from ..core.reservations import Token
 from ..core.serialization import serialization
+from ..errors import MissingKey
 from ..stores.records import new_owner
 
 if TYPE_CHECKING:
@@ -124,10 +125,20 @@ def write_key(key: object) -> object:
 
 
 def read_key(written: object) -> object:
-    """Return the key that `write_key` wrote, or the one of a producer that has not imported this library."""
+    """Return the key that `write_key` wrote, or the one of a producer that has not imported this library.
+
+    Raises:
+        MissingKey: it cannot be read here.
+    """
     if not isinstance(written, dict) or written.keys() != {JSON_KEY}:
         return written
-    return serialization.from_json(str(written[JSON_KEY]))
+    try:
+        return serialization.from_json(str(written[JSON_KEY]))
+    except Exception as error:
+        raise MissingKey(
+            f"Expected an {KEY_HEADER} that this process can read, got {str(written[JSON_KEY])[:200]!r} ({error!r}). "
+            "Register its type with kombu's JSON here too, as its producer does, or send text."
+        ) from error
 
 
 def own_header(headers: Mapping[str, Any] | None) -> dict[str, Any]:

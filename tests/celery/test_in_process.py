@@ -30,6 +30,7 @@ from celery_idempotent import (
     Conflict,
     IdempotentTask,
     KeyReused,
+    MissingKey,
     ResultUnavailable,
     StoreUnreachable,
     current_lease,
@@ -1008,6 +1009,14 @@ def test_a_retry_with_another_key_goes_on_in_its_operation(app: Celery, store: F
     task = declare(app, charge)
     assert task.apply(("A",), task_id="T1").get() == "A"
     assert [(record.key, record.state) for record in store.scan()] == [(task.key_for("A"), State.COMPLETED)]
+
+
+def test_a_key_of_a_type_that_only_its_producer_knows_is_said_to_be_one(app: Celery, store: FailingStore) -> None:
+    task = declare(app, returning)
+    for written in ('{"__type__": "money", "__value__": "9.99 EUR"}', "{"):
+        with pytest.raises(MissingKey, match="Register its type with kombu's JSON here too"):
+            task.apply(("A",), headers={"idempotency_key": {"json": written}})
+    assert not list(store.scan())
 
 
 def test_a_retry_with_other_arguments_meets_a_duplicate_of_its_first_attempt(app: Celery, store: FailingStore) -> None:
