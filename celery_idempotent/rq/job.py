@@ -173,7 +173,8 @@ class RetriesOnHold(float):
 def deferrals(job: Job) -> int:
     """Return how often the job was put off."""
     facts = job.meta.get(META)
-    return int(facts.get("deferrals") or 0) if isinstance(facts, dict) else 0
+    number = facts.get("deferrals") if isinstance(facts, dict) else 0
+    return max(0, number) if type(number) is int else 0  # of an entry that is the user's own
 
 
 def can_defer(job: Job) -> bool:

@@ -258,8 +258,9 @@ def test_what_others_wrote_to_the_meta_while_the_job_waited_stays(desk: Desk) ->
 
 
 def test_a_meta_entry_of_the_user_s_own_under_our_name_is_replaced_and_harms_nothing(desk: Desk) -> None:
-    job = desk.run(shop.charge, "ORD-1", meta={"idempotency": "mine"})
-    assert desk.meta(job)["outcome"] == "ran"
+    for order, mine in (("ORD-1", "mine"), ("ORD-2", {"deferrals": "mine"})):
+        job = desk.run(shop.charge, order, meta={"idempotency": mine})
+        assert desk.meta(job)["outcome"] == "ran"
 
 
 def test_a_meta_that_cannot_be_read_is_left_as_it_is_and_the_job_runs(desk: Desk) -> None:
