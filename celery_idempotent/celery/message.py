@@ -46,6 +46,8 @@ META_FIELDS = {
     *("copy", "token", "from", "sending", "fingerprint", "fingerprint_of", "nesting", "operation", "within", "part"),
     *("place", "unique", "expires", "eta", "retried"),
 }
+#: The largest number in it that every store can keep.
+MOST = 999_999
 #: Where a message has the token of its reservation, within that header.
 RESERVATION = "unique"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
@@ -234,7 +236,8 @@ class MessageHeaders:
 
     def _read(self, message: dict[str, Any]) -> None:
         self.copy, self.nesting = (
-            message[name] if isinstance(message.get(name), int) else 0 for name in ("copy", "nesting")
+            min(max(message[name], 0), MOST) if isinstance(message.get(name), int) else 0
+            for name in ("copy", "nesting")
         )
         for name in ("token", "sending", "fingerprint", "fingerprint_of", "retried", "operation", "part"):
             setattr(self, name, str(message.get(name) or ""))

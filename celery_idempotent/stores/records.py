@@ -83,8 +83,12 @@ class Reason(Word):
 
 
 def attempt_number(nesting: int, retries: int) -> int:
-    """Return the pair of times replaced by itself and times retried as one integer of the same order."""
-    return nesting * RETRIES_LIMIT + retries
+    """Return the pair of times replaced by itself and times retried as one integer of the same order.
+
+    Both come with a message, in which anything may stand; every store must be able to keep the result.
+    """
+    most = RETRIES_LIMIT - 1
+    return min(max(nesting, 0), most) * RETRIES_LIMIT + min(max(retries, 0), most)
 
 
 def new_owner() -> str:

@@ -1011,6 +1011,13 @@ def test_a_retry_with_another_key_goes_on_in_its_operation(app: Celery, store: F
     assert [(record.key, record.state) for record in store.scan()] == [(task.key_for("A"), State.COMPLETED)]
 
 
+@pytest.mark.parametrize(("written", "read"), [(2**63, 999_999), (-1, 0), ("x", 0)])
+def test_numbers_of_a_message_are_such_as_every_store_can_keep(written: object, read: int) -> None:
+    """PostgreSQL would refuse to claim it, and the message wait for ever."""
+    identity = copies.MessageHeaders.take(Context(headers={"idempotency": {"copy": written, "nesting": written}}))
+    assert (identity.copy, identity.nesting) == (read, read)
+
+
 def test_a_key_of_a_type_that_only_its_producer_knows_is_said_to_be_one(app: Celery, store: FailingStore) -> None:
     task = declare(app, returning)
     for written in ('{"__type__": "money", "__value__": "9.99 EUR"}', "{"):

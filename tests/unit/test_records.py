@@ -57,6 +57,7 @@ def test_an_attempt_is_one_integer() -> None:
     assert attempt_number(0, 3) == 3
     assert attempt_number(2, 3) == 2_000_003
     assert dataclasses.replace(CLAIM, nesting=2, retries=3).attempt == 2_000_003
+    assert (attempt_number(-1, -1), attempt_number(2**63, 2**63)) == (0, 999_999_999_999)  # of a producer's making
 
 
 RETRIES = st.integers(0, 999_999)

@@ -116,7 +116,12 @@ class PostgresStore(Store):
         return cls(Address.of_url(url))
 
     def acquire(self, claim: Claim) -> Lease | Refusal:
-        ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
+        try:
+            ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
+        except StoreRefused as error:
+            if isinstance(error.__cause__, psycopg.DataError):  # as long as it is waited for, it is the same
+                raise ConfigurationError(str(error)) from error.__cause__
+            raise
         record = record_of(row, now)
         if verdict == "lease":
             if random.random() * self.purge_every < bool(self.purge_every):
