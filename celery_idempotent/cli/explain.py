@@ -147,6 +147,11 @@ def _task(task_id: object) -> str:
     return f"task {text[:8]}..." if _UUID.fullmatch(text) else f"task {text}" if text else "the same task"
 
 
+def _duration(seconds: object) -> str:
+    """Return a duration in words; what is none, as of a newer version or another program, as it is."""
+    return format_duration(seconds) if isinstance(seconds, (int, float)) else str(seconds)
+
+
 def _crashes(count: int) -> str:
     return f"{count} crash{'es' * (count != 1)}"
 
@@ -184,14 +189,14 @@ def _words(facts: dict[str, Any]) -> dict[str, Any]:
         "who": facts.get("holder") or "an unknown worker",
         "task": _task(facts.get("task_id")),
         "by": f", by {_task(facts['task_id'])}" if facts.get("task_id") else "",
-        "after": f" after {format_duration(facts['ran'])}" if "ran" in facts else "",
+        "after": f" after {_duration(facts['ran'])}" if "ran" in facts else "",
         "begun": f" ({', '.join(begun)})" if begun else "",
         "crashes": crashes,
         "crashed": f", after {crashes}" if "crashes" in facts else "",
         "reason": _why(reason),
         "failure": "its failure " if facts.get("state") == State.FAILED else "",
         "conflict": conflict or "waits for a retry",
-        "delay": format_duration(facts.get("delay", 0)),
+        "delay": _duration(facts.get("delay", 0)),
         "command": f" ({facts['command']})" if "command" in facts else "",
     }
     return defaultdict(str, facts | words)

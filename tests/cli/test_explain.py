@@ -177,6 +177,7 @@ def test_every_kind_of_event_that_is_noted_has_one() -> None:
 
 def test_what_this_version_does_not_know_is_told_by_its_name() -> None:
     assert describe_event({"event": "Teleported", "to": "host:2"}) == "Teleported"
+    assert describe_event({"event": "Completed", "ran": "PT31S"}) == "completed after PT31S"
 
 
 RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host:1")
