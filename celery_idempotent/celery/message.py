@@ -240,11 +240,11 @@ class MessageHeaders:
             for name in ("copy", "nesting")
         )
         for name in ("token", "sending", "fingerprint", "fingerprint_of", "retried", "operation", "part"):
-            setattr(self, name, str(message.get(name) or ""))
-        self.sender = str(message.get("from") or "")
+            setattr(self, name, _word(message.get(name)))
+        self.sender = _word(message.get("from"))
         within = message.get("within")
-        self.within = tuple(map(str, within)) if isinstance(within, (list, tuple)) else ()
-        self.meant_for = str(message.get("place") or "")
+        self.within = tuple(map(_word, within)) if isinstance(within, (list, tuple)) else ()
+        self.meant_for = _word(message.get("place"))
         self.place = self.place or self.meant_for
         self.reservation = Token.read(message.get(RESERVATION))
 
@@ -276,6 +276,12 @@ class MessageHeaders:
         """Return the header with the operations that a message is a part of: those of this one, and ``keys``."""
         within = list(dict.fromkeys([*self.within, *keys]))
         return {"within": within} if within else {}
+
+
+def _word(written: object) -> str:
+    """Return a text of that header; "" for one that not every store can keep, which this library has not written."""
+    text = str(written or "")
+    return text if text.isprintable() else ""
 
 
 class DeliveryState:

@@ -93,8 +93,13 @@ class Token:
             return None
         slot, owner, until = header.get("slot"), header.get("owner"), header.get("until")
         numbers = [header.get(name) or 0 for name in ("fence", "for", "throttle", "late")]
-        texts = all(isinstance(text, str) and text for text in (slot, owner)) and until in ("start", "done")
-        if not texts or not all(isinstance(n, (int, float)) and 0 <= n < MOST for n in numbers):
+        # Not every store can keep what cannot be printed, which this library does not write.
+        texts = all(isinstance(text, str) and text and text.isprintable() for text in (slot, owner))
+        if (
+            not texts
+            or until not in ("start", "done")
+            or not all(isinstance(n, (int, float)) and 0 <= n < MOST for n in numbers)
+        ):
             return None
         fence, hold, *others = numbers
         return cls(str(slot), str(owner), int(fence), str(until), hold, bool(header.get("newest")), *others)

@@ -1011,11 +1011,16 @@ def test_a_retry_with_another_key_goes_on_in_its_operation(app: Celery, store: F
     assert [(record.key, record.state) for record in store.scan()] == [(task.key_for("A"), State.COMPLETED)]
 
 
-@pytest.mark.parametrize(("written", "read"), [(2**63, 999_999), (-1, 0), ("x", 0)])
-def test_numbers_of_a_message_are_such_as_every_store_can_keep(written: object, read: int) -> None:
+@pytest.mark.parametrize(("written", "number", "word"), [(2**63, 999_999, str(2**63)), (-1, 0, "-1"), ("a\0", 0, "")])
+def test_the_header_of_a_message_is_read_such_that_every_store_can_keep_it(
+    written: object, number: int, word: str
+) -> None:
     """PostgreSQL would refuse to claim it, and the message wait for ever."""
-    identity = copies.MessageHeaders.take(Context(headers={"idempotency": {"copy": written, "nesting": written}}))
-    assert (identity.copy, identity.nesting) == (read, read)
+    token = {"slot": "s", "owner": written, "until": "start"}
+    header = {"copy": written, "nesting": written, "from": written, "within": [written], "unique": token}
+    identity = copies.MessageHeaders.take(Context(headers={"idempotency": header}))
+    assert (identity.copy, identity.nesting, identity.sender, identity.within) == (number, number, word, (word,))
+    assert identity.reservation is None
 
 
 def test_a_key_of_a_type_that_only_its_producer_knows_is_said_to_be_one(app: Celery, store: FailingStore) -> None:
