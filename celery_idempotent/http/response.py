@@ -133,6 +133,10 @@ def poll_at(result: Any, location: object, retry_after: int | None) -> tuple[dic
     return {"id": result.id, "location": where}, headers
 
 
+def _is_header(name: bytes, text: bytes) -> bool:
+    return bool(_NAME.fullmatch(name) and _VALUE.fullmatch(text))
+
+
 @dataclass(frozen=True)
 class Recorder:
     """Write what a record keeps of a response, and read it back.
@@ -151,7 +155,9 @@ class Recorder:
         """Return the value to record; of a ``fact``, and of what is too large, without headers and body."""
         if fact or len(response.body) > self.largest:
             return {"status": response.status, "location": response.header("location")}
-        kept = [[n.decode("latin-1"), v.decode("latin-1")] for n, v in response.headers if self._is_kept(n)]
+        # Without what is no header, which some servers send all the same: its record could not be read.
+        found = (pair for pair in response.headers if self._is_kept(pair[0]) and _is_header(*pair))
+        kept = [[name.decode("latin-1"), text.decode("latin-1")] for name, text in found]
         value: dict[str, Any] = {"status": response.status, "headers": kept}
         try:
             value["text"] = response.body.decode("utf-8")
@@ -172,10 +178,13 @@ class Recorder:
             headers = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in value["headers"]]
             # A record may be changed by other programs that write to the store: it must not make headers of its own.
             for name, text in headers:
-                if not (_NAME.fullmatch(name) and _VALUE.fullmatch(text)):
+                if not _is_header(name, text):
                     raise ValueError(f"the header {name!r} is malformed")
-            return Response(int(value["status"]), [pair for pair in headers if self._is_kept(pair[0])], body, True)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            status = int(value["status"])
+            if not 200 <= status <= 999:
+                raise ValueError(f"the status {status!r:.10} is that of no response")
+            return Response(status, [pair for pair in headers if self._is_kept(pair[0])], body, True)
+        except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
             raise RecordUnreadable(
                 f"Expected the record of a response, got {type(value).__name__} ({error}). Forget the key if another "
                 "program wrote it."

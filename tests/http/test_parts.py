@@ -112,6 +112,8 @@ def test_what_is_no_whole_response_is_refused(given: object) -> None:
         "text",
         {"headers": []},
         {"status": "x", "headers": [], "text": ""},
+        {"status": 20, "headers": [], "text": ""},
+        {"status": float("inf"), "headers": [], "text": ""},
         {"status": 200, "headers": [["X", "a\r\nSet-Cookie: b"]], "text": ""},
         {"status": 200, "headers": [["X Y", "a"]], "text": ""},
         {"status": 200, "headers": [], "base64": "?"},
@@ -120,6 +122,12 @@ def test_what_is_no_whole_response_is_refused(given: object) -> None:
 def test_a_record_that_another_wrote_is_not_replayed(record: object) -> None:
     with pytest.raises(RecordUnreadable, match="Expected the record of a response"):
         Recorder().read(record)
+
+
+@pytest.mark.parametrize("header", [(b"X Y", b"a"), (b"X-\xe9", b"a"), (b"X", b"a\nb")])
+def test_what_is_no_header_does_not_make_the_record_unreadable(header: tuple[bytes, bytes]) -> None:
+    written = Recorder().write(Response(201, (header, (b"x", b"1")), b"made"))
+    assert Recorder().read(written) == Response(201, [(b"x", b"1")], b"made")
 
 
 @pytest.mark.parametrize("name", [b"RateLimit", b"RateLimit-Policy", b"X-RateLimit-Remaining"])
