@@ -269,6 +269,17 @@ def test_a_record_of_an_unknown_state_is_unreadable(store: PostgresStore) -> Non
     assert passed_by == [KEY]
 
 
+@pytest.mark.parametrize(
+    "damage", ['waiting = \'{"b": ["x", 1, "t"]}\'', 'attempts = \'{"b": "x"}\'', "fence = 9223372036854775807"]
+)
+def test_a_record_that_is_damaged_is_unreadable(store: PostgresStore, damage: str) -> None:
+    """It is no store that refuses us, for which messages wait."""
+    store.release(take(store), Release(Reason.FAILED))
+    run(store, f"update {{table}} set {damage} returning key")
+    with pytest.raises(RecordUnreadable, match="Delete the key"):
+        store.acquire(claim(task_id="b", copy=1, token="x"))
+
+
 @pytest.mark.parametrize("key", ["a\\b", "\\0", "\0", "\\\0\\\\0", "\0" * 3, "a\\"])
 def test_a_key_with_what_postgresql_cannot_keep_is_kept_all_the_same(store: PostgresStore, key: str) -> None:
     assert unstored(stored(key)) == key

@@ -18,7 +18,15 @@ import psycopg
 from psycopg import errors, pq
 from psycopg.rows import tuple_row
 
-from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
+from ...errors import (
+    ConfigurationError,
+    IdempotencyError,
+    LeaseLost,
+    RecordUnreadable,
+    StoreError,
+    StoreRefused,
+    StoreUnreachable,
+)
 from ..base import Store, pass_by_unreadable
 from ..history import grouped, past_events
 from ..records import (
@@ -119,9 +127,7 @@ class PostgresStore(Store):
         try:
             ((verdict, now, took_over, *row),) = self._run(self._acquire, claim_args(claim))
         except StoreRefused as error:
-            if isinstance(error.__cause__, psycopg.DataError):  # as long as it is waited for, it is the same
-                raise ConfigurationError(str(error)) from error.__cause__
-            raise
+            raise _as_the_claims(claim, error) from error.__cause__
         record = record_of(row, now)
         if verdict == "lease":
             if random.random() * self.purge_every < bool(self.purge_every):
@@ -313,6 +319,19 @@ class PostgresStore(Store):
             return self._connections.run(statement, args, **options)
         except psycopg.Error as error:
             raise translate_error(error, self._place.shown) from error
+
+
+def _as_the_claims(claim: Claim, error: StoreRefused) -> IdempotencyError:
+    """Return the error for a refused claim, which is not to be waited for where its key or message is at fault."""
+    match error.__cause__:
+        case errors.InvalidTextRepresentation() | errors.NumericValueOutOfRange() as cause:
+            return RecordUnreadable(
+                f"The record {claim.key!r} is damaged or was written by another program "
+                f"({type(cause).__name__}: {str(cause).strip()}). Delete the key if it is garbage."
+            )
+        case psycopg.DataError():
+            return ConfigurationError(str(error))
+    return error
 
 
 def caller_connection(using: Any) -> psycopg.Connection[Any]:
