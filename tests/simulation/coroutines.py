@@ -61,6 +61,9 @@ class Loop(asyncio.BaseEventLoop):
         if self._waits:
             self.process.wakes = min(self.process.wakes, self._world.now)
 
+    def __del__(self) -> None:
+        pass  # it has nothing that is to be closed
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         pass  # what a task has raised, its exchange has
 
@@ -178,8 +181,14 @@ class Coroutines(Requests):
 
     kind = "asyncio"
 
-    def begins(self, simulation: Any) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self.servers: list[Any] = []
+
+    def begins(self, simulation: Any) -> None:
+        for server in self.servers:  # of a schedule that has broken the law
+            bury(server.loop)
+        self.servers = []
         self.outside = Server("outside", self)
         super().begins(simulation)
         self.impatience = self.choices.one_of("impatience", [0, 0.1, 0.1])
