@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from celery.exceptions import Ignore, Retry, Terminated, WorkerLostError
+from celery.exceptions import Ignore, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
 from celery.worker.request import Request
@@ -20,7 +20,7 @@ from ..core import lease
 from ..errors import IdempotencyError
 from ..events import Released, logger
 from ..stores.base import Store
-from ..stores.records import Claim, Reason, new_owner
+from ..stores.records import Claim, Reason, State, new_owner
 from . import canvas, monitoring, unique
 from . import message as messages
 from . import pool as shared
@@ -45,6 +45,8 @@ class IdempotentRequest(Request):
     _cut_off = False
     #: whether its operation goes on after its child was lost: the message comes back, or its retry was published
     _goes_on = False
+    #: whether another delivery was running when it hit its hard limit
+    _overtaken = False
     #: whether its token of the task's rate limit was given back
     _token_back = False
     #: the delivery of its task id that this worker had before, which it hides from Celery's remote control; weak, or
@@ -132,7 +134,12 @@ class IdempotentRequest(Request):
             super().acknowledge()
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """Do as Celery does, and release the lease once a child that hit its hard limit is gone."""
+        """Do as Celery does, and release the lease once a child that hit its hard limit is gone.
+
+        Not where the child had lost its lease before, as while it hung: its end is not that of the operation.
+        """
+        if not soft and self._put_back_if_overtaken():
+            return None
         if not soft:
             # What goes back to its queue to hit the limit again must not do so for ever.
             self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
@@ -157,6 +164,8 @@ class IdempotentRequest(Request):
             return self._announce_revoked("expired", False, None, True)
         if isinstance(error, Replaced):
             return self._announce_revoked(str(error), False, None, False)
+        if isinstance(error, TimeLimitExceeded) and self._put_back_if_overtaken():
+            return None
         own_exit, lost = isinstance(error, (SystemExit, KeyboardInterrupt)), isinstance(error, WorkerLostError)
         if not return_ok and (own_exit or lost or isinstance(error, Terminated)):
             # The child is gone. Released before Celery puts the message back, so that the next delivery does not wait
@@ -279,6 +288,29 @@ class IdempotentRequest(Request):
             logger.warning(
                 "%s[%s]: the lost child's lease was not released and runs out by itself: %s", self.name, self.id, error
             )
+
+    def _put_back_if_overtaken(self) -> bool:
+        """Put the message of a child that hit its hard limit back if another delivery runs; return whether it does.
+
+        On Redis it is that delivery's message too. The store has to say so at once; what was acked does not come back.
+        """
+        if not self._overtaken and not self.acknowledged and is_guarded(self.task):
+            found: list[bool] = []
+            self._within_limit(lambda: found.append(self._has_heir()))
+            self._overtaken = any(found)
+            if self._overtaken:
+                logger.warning("%s[%s] hit its hard time limit after it had lost its lease", self.name, self.id)
+                worker_state.task_ready(self)
+                self.reject(requeue=True)
+        return self._overtaken
+
+    def _has_heir(self) -> bool:
+        try:
+            record = self.task._binding.guard.store.get(self.claim().key)
+        except (IdempotencyError, TypeError):
+            return False
+        running = record is not None and record.state is State.IN_PROGRESS and record.remaining > 0
+        return bool(running and record.owner != self._owner)
 
     def _release_when_gone(self) -> None:
         if _is_gone(self.worker_pid):

@@ -16,11 +16,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, trace_task
 from celery.backends.base import BaseKeyValueStoreBackend
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from celery.worker.request import Request
 from kombu import Exchange, Queue, binding
@@ -1598,6 +1599,31 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
     wait_until(lambda: [record.state for record in store.scan()] == [State.RELEASED], message="the release")
     [record] = store.scan()
     assert record.reason == "failed"
+
+
+@pytest.mark.parametrize("heir", ["runs", "has ended", "is not known"])
+def test_a_child_that_hits_its_hard_limit_while_another_delivery_runs_does_not_end_its_message(
+    app: Celery, store: FailingStore, received: Callable[[Any], request.IdempotentRequest], heir: str
+) -> None:
+    """As one that was stopped, with its worker, for longer than its lease; on Redis the message is the other's too."""
+    task = declare(app, returning)
+    result, sent = task.delay("A"), received(task)
+    sent._on_ack, sent._on_reject = Mock(), Mock()
+    lease = store.acquire(replace(sent.claim(), owner=new_owner()))
+    assert isinstance(lease, Lease)
+    if heir == "has ended":
+        store.release(lease, Release(Reason.FAILED))
+    store.failing = frozenset(["get"] if heir == "is not known" else [])
+    try:
+        raise TimeLimitExceeded(1.0)
+    except TimeLimitExceeded:
+        sent.on_failure(ExceptionInfo())  # in this order, as billiard tells it
+    sent.on_timeout(soft=False, timeout=1.0)
+    if heir == "runs":
+        assert (result.state, sent._on_ack.mock_calls) == ("PENDING", [])
+        assert [call.args[-1] for call in sent._on_reject.mock_calls] == [True]
+    else:
+        assert (result.state, len(sent._on_ack.mock_calls)) == ("FAILURE", 1)
 
 
 def test_a_killed_child_is_gone_or_still_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,3 +68,24 @@ def test_a_holder_that_wakes_after_its_lease_and_finds_nobody_in_its_place_has_n
     assert after is not None
     assert after.fence == held.fence
     assert aftermath.journal.count("started") == 1
+
+
+@pytest.mark.ending("paused past its lease, then wakes")
+def test_a_holder_that_wakes_at_its_hard_limit_does_not_end_what_its_heir_does(
+    parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
+) -> None:
+    gate = gates.close("before ORD-1")
+    options: dict[str, Any] = {"visibility_timeout": 1, "concurrency": 1, "env": {"LEASE_TTL": "1"}}
+    zombie = start_worker(PARTING, extra_args=["--time-limit=2"], **options)
+    result = parting.module.part.delay("ORD-1")
+    gate.reached()
+    zombie.pause()
+    wait_for_no_reader(parting.conf.broker_url)
+    start_worker(PARTING, **options)
+    wait_until(lambda: aftermath.journal.count("started") == 2, message="the heir to run")
+    zombie.resume()
+    sign = "hit its hard time limit after it had lost its lease"
+    wait_until(lambda: sign in zombie.logs(), 30, lambda: f"the limit; its log:\n{zombie.logs()}")
+    gate.open()
+    aftermath.expect(result, "SUCCESS", State.COMPLETED)
+    assert aftermath.journal.count("started") == 2
