@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
@@ -229,6 +229,22 @@ def _unanswered(qos: Any) -> dict[str, Any]:
 
     qos._unanswered, qos.ack, qos.reject = failed, watched(qos.ack), watched(qos.reject)
     return failed
+
+
+def note_unanswered(request: Any = None, **_: Any) -> None:
+    """Have the message of a delivery time out whose end Celery has failed in, in a pool without children.
+
+    There Celery may fail once more, as where the result backend is away, and then answers the message never: it is to
+    be delivered again once it has timed out, as with Celery alone. If it is answered all the same, this is forgotten.
+    """
+    for delivery in copied(state.active_requests):
+        if delivery._request_dict is request:
+            known = getattr(getattr(delivery.message.channel, "qos", None), "_unanswered", None)
+            if known is not None:
+                known[delivery.message.delivery_tag] = delivery.message
+
+
+signals.task_internal_error.connect(note_unanswered, weak=False, dispatch_uid="celery_idempotent.unanswered")
 
 
 def _overdue() -> Iterable[str]:

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, signals
+from celery.worker import state
 from kombu import Connection, Queue
 
 from celery_idempotent.celery.visibility import BETWEEN_BATCHES, LONGEST_MUTEX, UnackedMessages, VisibilityStep, copied
@@ -157,6 +159,18 @@ def test_other_pools_keep_what_they_hold(
     assert [result.get(timeout=30) for result in (running, later)] == ["done running", "done later"]
     wait_until(lambda: messages(app.conf.broker_url) == 0, message="all messages to be worked off")
     assert [deliveries(result, node) for result in (running, later)] == [1, 1]
+
+
+@pytest.mark.parametrize("pool", ["threads", pytest.param("gevent", marks=pytest.mark.soak)])
+def test_what_a_pool_without_children_leaves_unanswered_times_out(
+    app: Celery, start_worker: StartWorker, sweeper: Sweeper, journal: Journal, pool: str
+) -> None:
+    """As where the result backend is away when a task ends: Celery fails once more, and neither acks nor rejects."""
+    start_worker(HELD, pool=pool, concurrency=1, visibility_timeout=1)
+    app.module.failing.delay("ORD-1")
+    sweeper.until(lambda: journal.count("ended", "ORD-1"), "the message to be delivered again")
+    wait_until(lambda: messages(app.conf.broker_url) == 0, message="all messages to be worked off")
+    assert journal.count("started", "ORD-1") == 2
 
 
 def test_a_worker_that_waits_for_its_last_task_before_it_stops_keeps_it(
@@ -510,6 +524,22 @@ class TestTheTagsOfAChannel:
         answer(again)
         assert held.tags() == []
         assert redis_client.zcard("unacked_index") == 0
+
+    @pytest.mark.parametrize("refreshed", [True, False])
+    def test_what_celery_fails_to_end_times_out_until_it_is_answered(
+        self, connect: Callable[..., Any], queue: Queue, refreshed: bool
+    ) -> None:
+        channel = connect()
+        message, other = queue.bind(channel).get(), Mock(_request_dict={})
+        held = UnackedMessages(channel) if refreshed else None
+        delivery = Mock(_request_dict={}, message=message)
+        state.active_requests.update([delivery, other])
+        signals.task_internal_error.send(sender=None, request=delivery._request_dict)
+        held = held or UnackedMessages(channel)
+        assert held.tags() == ([] if refreshed else [message.delivery_tag])
+        message.ack()
+        assert held.tags() == []
+        assert not held._unanswered
 
     @pytest.mark.smoke
     @pytest.mark.parametrize("prefix", ["", "shop:"])

@@ -36,3 +36,16 @@ def bounded(name: str) -> str:
 @app.task(acks_late=True)
 def plain(name: str) -> str:
     return work(name)
+
+
+def fail_too(*_: object) -> None:
+    raise ValueError("the hook fails too")
+
+
+@app.task(acks_late=True, on_failure=fail_too)
+def failing(name: str) -> str:
+    """A task that fails at first, and then in its hook."""
+    if not Journal.from_env().count("started", name):
+        Journal.from_env().write("started", name)
+        raise ValueError(f"no {name}")
+    return work(name)
