@@ -62,6 +62,7 @@ class Binding:
         policy.check_signature(signature, name, hidden=hidden)
         if policy.large_results not in (None, BACKEND):
             check_prefix(str(policy.large_results))
+        signature = keys.with_own_defaults(signature)
         self.name, self.signature, self.policy, self.namespace = name, signature, policy, namespace
         self.hidden = hidden
         self._defaults = keys.defaults_of(signature)

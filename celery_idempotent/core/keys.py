@@ -158,6 +158,15 @@ def own_signature(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function, follow_wrapped=False)
 
 
+def with_own_defaults(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature whose defaults are as they were declared, also once a body has changed a list among them."""
+    parameters = [
+        p.replace(default=copy.copy(p.default)) if type(p.default) in (list, dict, set) else p
+        for p in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters)
+
+
 def hides_arguments(function: Callable[..., Any]) -> bool:
     """Return whether a callable wraps another one and does not declare which arguments that one gets."""
     function = _outermost(function)

@@ -42,3 +42,16 @@ def test_arguments_are_named_as_the_call_itself_would_bind_them(
             binding.arguments(args, kwargs)
     else:
         assert binding.arguments(args, kwargs) == expected
+
+
+def test_a_default_that_a_body_changes_counts_as_it_was_declared() -> None:
+    def charge(order: object, options: dict[str, int] = {}) -> None:  # noqa: B006 - that is the point
+        options["cents"] = 999
+
+    policy = Policy(key=lambda order, options: f"{order} {sorted(options)}")
+    binding = Binding("task", inspect.signature(charge), policy, "idem")
+    calls: list[tuple[Any, ...]] = [("A",), ("A", {})]
+    before = [binding.operation(None, "id", args, {}, {}) for args in calls]
+    charge("A")
+    assert [binding.operation(None, "id", args, {}, {}) for args in calls] == before
+    assert len({key for key, _ in before}) == 1
