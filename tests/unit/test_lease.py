@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 
 from celery_idempotent.core import lease as deputy
-from celery_idempotent.stores import Claim, Lease, Reason, Release, State
+from celery_idempotent.errors import LeaseLost
+from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
-from tests.support.unit.scripted import ScriptedStore
+from tests.support.unit.scripted import Clock, ScriptedStore
 
 KEY = "idem:shop.charge::ORD-1"
 
@@ -48,9 +50,10 @@ def test_what_its_child_gave_back_itself_is_nobody_s_news(store: MemoryStore) ->
     assert not deputy.renew(store, child)
 
 
-def test_what_another_holds_by_now_is_left_alone(store: MemoryStore) -> None:
+@pytest.mark.parametrize("owners", ["ab", "ba"])
+def test_what_another_holds_by_now_is_left_alone(store: MemoryStore, owners: str) -> None:
     asked = ScriptedStore(store)
-    child, heir = claim_of(new_owner()), claim_of(new_owner())
+    child, heir = map(claim_of, owners)
     store.release(taken(store, child.owner), Release(Reason.FAILED))
     lease = taken(store, heir.owner)
     assert deputy.release(asked, child, Reason.CRASHED) is None
@@ -99,6 +102,43 @@ def test_the_number_of_a_call_that_raised_is_the_next_ones() -> None:
             pass
     assert given[1] == given[2]
     assert len(set(given)) == 3
+
+
+def test_a_number_that_comes_back_while_higher_ones_are_out_is_given_out_once() -> None:
+    ids = ids_of(KEY)
+    with ExitStack() as calls:
+        with suppress(OSError), ids.next("mail") as first:
+            second = calls.enter_context(ids.next("mail"))
+            raise OSError
+        third, fourth = (calls.enter_context(ids.next("mail")) for _ in range(2))
+    assert (first, second) == (third, ids.derive("mail", "2"))
+    assert fourth == ids.derive("mail", "3")
+
+
+@pytest.mark.parametrize(("age", "outlived"), [(9.9, False), (10.0, True), (59.9, True), (60.0, False)])
+def test_a_record_that_is_gone_was_the_results_between_their_times(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, age: float, outlived: bool
+) -> None:
+    clock = Clock().install(monkeypatch)
+    clock.now = 3.0 + age
+    held = deputy.HeldLease(store, Lease(claim_of("a"), 1), 3.0, result_ttl=10.0)
+    assert held.outlived_result is outlived
+    assert held.asked == age
+
+
+def test_what_an_earlier_run_settled_is_not_this_ones_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, scripted = Clock().install(monkeypatch), ScriptedStore()
+    held = deputy.HeldLease(scripted, Lease(claim_of("a"), 7), clock.now)
+    held.within = {b"mine": "mine"}
+    clock.advance(60)
+    for fence, lost in ((7, False), (6, True), (8, True)):
+        scripted.answer("renew", [held.lease])
+        scripted.answer("get", Record(KEY, State.COMPLETED, fence))
+        held.lost = False
+        with pytest.raises(LeaseLost) if lost else nullcontext():
+            held.check()
 
 
 def test_an_operation_within_another_has_ids_of_its_own_which_are_numbered_with_it() -> None:
