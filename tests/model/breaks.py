@@ -34,6 +34,14 @@ ELSEWHERE = {
     "a store that failed is not asked again": "the breaker",
     "messages are acked before they run": "Celery's options",
     "a lost child fails its task": "Celery's options",
+    "a lease is given back before its child is killed": "the worker's main process",
+    "a child that hit its hard limit keeps its lease": "the worker's main process",
+    "a hard limit with its message back is no crash": "the worker's main process",
+    "a final failure is released": "failures that are remembered",
+    "a final failure is a result": "failures that are remembered",
+    "a message fails for its own operation": 'on_conflict="raise"',
+    "what is replaced by itself is done": "replacements",
+    "what is replaced by itself is its continuation": "replacements",
 }
 
 #: What the model does not find, and why.
