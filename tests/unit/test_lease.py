@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
+from time import monotonic
 
 import pytest
 
 from celery_idempotent.core import lease as deputy
 from celery_idempotent.errors import LeaseLost
-from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import new_owner
 from tests.support.unit.scripted import Clock, ScriptedStore
@@ -124,6 +126,19 @@ def test_a_record_that_is_gone_was_the_results_between_their_times(
     held = deputy.HeldLease(store, Lease(claim_of("a"), 1), 3.0, result_ttl=10.0)
     assert held.outlived_result is outlived
     assert held.asked == age
+
+
+def test_a_run_whose_settle_is_refused_knows_that_it_has_lost_its_lease() -> None:
+    class Refusing(MemoryStore):
+        def settle_within(self, lease: Lease, outcome: Outcome, *, ttl: float, using: object) -> None:
+            raise LeaseLost("held by another")
+
+    encode = partial(Outcome, State.COMPLETED)
+    held = deputy.HeldLease(Refusing(), Lease(claim_of("a"), 7), monotonic(), encode=encode, result_ttl=10.0)
+    with pytest.raises(LeaseLost, match="taken over"):
+        held.settle(b"", using=[])
+    with pytest.raises(LeaseLost):
+        held.check()
 
 
 def test_what_an_earlier_run_settled_is_not_this_ones_transaction(
