@@ -109,8 +109,7 @@ class CeleryDelivery(Delivery):
                 canvas.give_errback_ids(self.request, self.task.app, remembered=remembered)
             raise
         finally:
-            if not self.state.begun:
-                pool.answer_unrun(self.state.identity.owner)
+            pool.end_run(self.state.identity.owner, begun=self.state.begun)
             if reservation is not None:
                 retry_if_interrupted(partial(self._leave, reservation, ended))
             # The request has its state, that has the lease, and that this delivery: nothing may wait for the collector.
@@ -211,6 +210,7 @@ class CeleryDelivery(Delivery):
             monitoring.send_resumed(held.key, task.name, request.id, state.identity.copy)
         state.give_up = partial(self._give_up, held)
         try:
+            pool.begin_run(state.identity.owner)
             pool.begin(held, task.name, request.id)
             with running(held):
                 value = check_returned(task.name, self.run(*self.args, **self.kwargs), UNFINISHED)

@@ -32,7 +32,7 @@ SLOTS = 1024
 #: Leases that one child can show: more than one only where a body runs others by ``apply()``.
 LEASES_PER_CHILD = 4
 LEASE_SIZE = 2048
-#: Owners for which there is an exit reason, or a mark that they ran no body.
+#: Owners for which there is an exit reason, or a mark of their run.
 OWNERS = 1024
 OWNER_SIZE = 32
 
@@ -40,8 +40,8 @@ OWNER_SIZE = 32
 _COUNTS = SLOTS * 8  # behind the pids
 _LEASES = _COUNTS + SLOTS * len(KINDS) * 8
 _EXIT_REASONS = _LEASES + SLOTS * LEASES_PER_CHILD * LEASE_SIZE
-_UNRUN = _EXIT_REASONS + OWNERS * OWNER_SIZE
-_STOPPING = _UNRUN + OWNERS * OWNER_SIZE
+_RUNS = _EXIT_REASONS + OWNERS * OWNER_SIZE
+_STOPPING = _RUNS + OWNERS * OWNER_SIZE
 _SIZE = _STOPPING + 1
 
 #: The slot of this process, or None: it has none.
@@ -235,13 +235,14 @@ def _read(memory: mmap.mmap, row: int, place: int, pid: int) -> dict[str, Any] |
     return None  # it changed each time: no delivery stays that short and is of interest
 
 
-# -- exit reasons, and deliveries that ran no body ---------------------------------------------------------------------
+# -- exit reasons, and what runs ---------------------------------------------------------------------------------------
 #
 # A child gets the same signal for a revoke, a hard time limit, a lost broker connection and a cold shutdown, and sees
 # no more than `SystemExit`. The record must hold which it was, since an operator's revoke is no crash: so the main
 # process writes the reason before it sends the signal.
 #
-# And a child marks a delivery that ends without having run its body: nothing else distinguishes a replay from a run.
+# And a child marks a delivery whose body runs, and one that ends without having run it: nothing else distinguishes a
+# replay from a run, or what a run has recorded from what another has.
 
 _REASONS = list(Reason)
 
@@ -257,14 +258,24 @@ def exit_reason(owner: str) -> Reason | None:
     return _REASONS[entry[0]] if entry[1:] == owner.encode() else None
 
 
-def answer_unrun(owner: str) -> None:
-    """Mark that the delivery of this owner ends without having run its body."""
-    _put_owner(_UNRUN, owner, b"\0")
+def begin_run(owner: str) -> None:
+    """Mark that the body of this owner's delivery runs."""
+    _put_owner(_RUNS, owner, b"\1")
+
+
+def end_run(owner: str, *, begun: bool) -> None:
+    """Mark that the delivery of this owner ends, and whether it has begun to run its body."""
+    _put_owner(_RUNS, owner, b"\2" if begun else b"\0")
+
+
+def runs(owner: str) -> bool:
+    """Return whether the delivery of this owner runs its body; the mark may have been overwritten."""
+    return _owner_at(_RUNS, owner) == b"\1" + owner.encode()
 
 
 def was_unrun(owner: str) -> bool:
-    """Return whether the delivery of this owner is marked by `answer_unrun`; the mark may have been overwritten."""
-    return _owner_at(_UNRUN, owner)[1:] == owner.encode()
+    """Return whether the delivery of this owner ended without having run its body; its mark may be overwritten."""
+    return _owner_at(_RUNS, owner) == b"\0" + owner.encode()
 
 
 def _put_owner(table: int, owner: str, first: bytes) -> None:

@@ -45,7 +45,7 @@ class IdempotentRequest(Request):
     _cut_off = False
     #: whether its operation goes on after its child was lost: the message comes back, or its retry was published
     _goes_on = False
-    #: whether another delivery was running when it hit its hard limit
+    #: whether another delivery had taken over when it hit its hard limit
     _overtaken = False
     #: whether its token of the task's rate limit was given back
     _token_back = False
@@ -290,9 +290,10 @@ class IdempotentRequest(Request):
             )
 
     def _put_back_if_overtaken(self) -> bool:
-        """Put the message of a child that hit its hard limit back if another delivery runs; return whether it does.
+        """Put the message of a child that hit its hard limit back if another delivery took over; return whether it did.
 
         On Redis it is that delivery's message too. The store has to say so at once; what was acked does not come back.
+        Where a run is to lose its lease before its limit (``max_lease``), such messages could go round for ever.
         """
         if not self._overtaken and not self.acknowledged and is_guarded(self.task):
             found: list[bool] = []
@@ -305,12 +306,19 @@ class IdempotentRequest(Request):
         return self._overtaken
 
     def _has_heir(self) -> bool:
+        """Return whether the operation is another delivery's, or was done while the body runs that hit its limit."""
+        binding = self.task._binding
+        if (binding.policy.max_lease or float("inf")) < (self._hard_limit() or 0):
+            return False
         try:
-            record = self.task._binding.guard.store.get(self.claim().key)
+            record = binding.guard.store.get(self.claim().key)
         except (IdempotencyError, TypeError):
             return False
-        running = record is not None and record.state is State.IN_PROGRESS and record.remaining > 0
-        return bool(running and record.owner != self._owner)
+        if record is None or record.state is State.RELEASED:
+            return False
+        if record.state is State.IN_PROGRESS:
+            return bool(record.remaining > 0 and record.owner != self._owner)
+        return shared.runs(self._owner)  # else it may be this one, which hangs in a hook, and would do so again
 
     def _release_when_gone(self) -> None:
         if _is_gone(self.worker_pid):

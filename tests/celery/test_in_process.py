@@ -45,7 +45,7 @@ from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired
 from celery_idempotent.core.guard import Busy
 from celery_idempotent.core.reservations import Token
-from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import attempt_number, new_owner
 from tests.support.waiting import wait_until
@@ -181,15 +181,29 @@ def test_an_exit_reason_that_another_overwrote_is_lost_and_not_mistaken(
 def test_a_delivery_says_that_its_body_did_not_run_and_no_other_one_does(shared_memory: None) -> None:
     owner = new_owner()
     assert not pool.was_unrun(owner)
-    pool.answer_unrun(owner)
+    pool.end_run(owner, begun=False)
     assert pool.was_unrun(owner)
+    assert not pool.runs(owner)
     assert not pool.was_unrun(new_owner())
+
+
+def test_a_delivery_says_while_its_body_runs_that_it_does(app: Celery, shared_memory: None) -> None:
+    def look(self: Any, order_id: str) -> tuple[str, bool]:
+        owner = self.lease.lease.owner
+        return owner, pool.runs(owner) and not pool.was_unrun(owner)
+
+    owner, ran = declare(app, look).apply(("A",)).get()
+    assert ran
+    assert not pool.runs(owner)
+    assert not pool.was_unrun(owner)
 
 
 def test_without_a_worker_there_is_no_exit_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_memory", None)
     owner = new_owner()
-    pool.answer_unrun(owner)
+    pool.begin_run(owner)
+    assert not pool.runs(owner)
+    pool.end_run(owner, begun=False)
     assert not pool.was_unrun(owner)
     pool.set_exit_reason(owner, Reason.REVOKED)
     assert pool.exit_reason(owner) is None
@@ -1601,25 +1615,38 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
     assert record.reason == "failed"
 
 
-@pytest.mark.parametrize("heir", ["runs", "has ended", "is not known"])
-def test_a_child_that_hits_its_hard_limit_while_another_delivery_runs_does_not_end_its_message(
-    app: Celery, store: FailingStore, received: Callable[[Any], request.IdempotentRequest], heir: str
+@pytest.mark.parametrize("heir", ["runs", "has done it", "has failed", "is not known", "is itself", "is wanted"])
+def test_a_child_that_hits_its_hard_limit_after_another_delivery_took_over_does_not_end_its_message(
+    app: Celery,
+    store: FailingStore,
+    received: Callable[[Any], request.IdempotentRequest],
+    shared_memory: None,
+    heir: str,
 ) -> None:
-    """As one that was stopped, with its worker, for longer than its lease; on Redis the message is the other's too."""
-    task = declare(app, returning)
+    """As one that was stopped, with its worker, for longer than its lease; on Redis the message is the other's too.
+
+    But not where it hangs after its own end, or the policy lets others run before its limit: that could go on for ever.
+    """
+    options = {"max_lease": 60} if heir == "is wanted" else {}
+    task = declare(app, returning, idempotency={"key": "order_id", **options}, time_limit=90)
     result, sent = task.delay("A"), received(task)
+    pool.begin_run(sent._owner)
     sent._on_ack, sent._on_reject = Mock(), Mock()
     lease = store.acquire(replace(sent.claim(), owner=new_owner()))
     assert isinstance(lease, Lease)
-    if heir == "has ended":
+    if heir == "has failed":
         store.release(lease, Release(Reason.FAILED))
+    if heir in ("has done it", "is itself"):
+        store.settle(lease, Outcome(State.COMPLETED, b""), ttl=60)
+    if heir == "is itself":
+        pool.end_run(sent._owner, begun=True)
     store.failing = frozenset(["get"] if heir == "is not known" else [])
     try:
         raise TimeLimitExceeded(1.0)
     except TimeLimitExceeded:
         sent.on_failure(ExceptionInfo())  # in this order, as billiard tells it
     sent.on_timeout(soft=False, timeout=1.0)
-    if heir == "runs":
+    if heir in ("runs", "has done it"):
         assert (result.state, sent._on_ack.mock_calls) == ("PENDING", [])
         assert [call.args[-1] for call in sent._on_reject.mock_calls] == [True]
     else:
