@@ -161,10 +161,20 @@ def own_signature(function: Callable[..., Any]) -> inspect.Signature:
 def with_own_defaults(signature: inspect.Signature) -> inspect.Signature:
     """Return a signature whose defaults are as they were declared, also once a body has changed a list among them."""
     parameters = [
-        p.replace(default=copy.copy(p.default)) if type(p.default) in (list, dict, set) else p
+        p.replace(default=_own(p.default)) if type(p.default) in (list, dict, set, tuple) else p
         for p in signature.parameters.values()
     ]
     return signature.replace(parameters=parameters)
+
+
+def _own(value: Any) -> Any:
+    """Return a copy of a collection and of those in it; other objects as they are, which may equal no copy."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _own(each) for key, each in value.items()}
+    if kind in (list, tuple):
+        return kind(_own(each) for each in value)
+    return value.copy() if kind is set else value
 
 
 def hides_arguments(function: Callable[..., Any]) -> bool:

@@ -45,12 +45,16 @@ def test_arguments_are_named_as_the_call_itself_would_bind_them(
 
 
 def test_a_default_that_a_body_changes_counts_as_it_was_declared() -> None:
-    def charge(order: object, options: dict[str, int] = {}) -> None:  # noqa: B006 - that is the point
+    anything = object()  # it equals no copy
+
+    def charge(order: object, options: Any = {"of": ([anything], {1})}) -> None:  # noqa: B006 - that is the point
+        options["of"][0].append(999)
+        options["of"][1].add(999)
         options["cents"] = 999
 
-    policy = Policy(key=lambda order, options: f"{order} {sorted(options)}")
+    policy = Policy(key=lambda order, options: f"{order} {sorted(options)} {[*map(len, options['of'])]}")
     binding = Binding("task", inspect.signature(charge), policy, "idem")
-    calls: list[tuple[Any, ...]] = [("A",), ("A", {})]
+    calls: list[tuple[Any, ...]] = [("A",), ("A", {"of": ([anything], {1})})]
     before = [binding.operation(None, "id", args, {}, {}) for args in calls]
     charge("A")
     assert [binding.operation(None, "id", args, {}, {}) for args in calls] == before
