@@ -310,6 +310,8 @@ class _Exchange:
         try:
             if failure is None:
                 value = self.delivery.result_of(self._response(b""), sent=True)
+            elif isinstance(failure, Exception):
+                value, failure = self.delivery.result_of_error(failure), None
         except Exception as error:  # noqa: BLE001 - recorded
             failure = error
         with suppress(Exception):  # the application's own is raised by who calls this

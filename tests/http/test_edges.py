@@ -351,6 +351,18 @@ def test_a_stream_that_breaks_is_reported_and_free(body: Any) -> None:
     assert (app.runs, app.closed) == (2, 2)
 
 
+def test_an_exception_in_mid_stream_may_be_remembered() -> None:
+    app, middleware = app_of(breaking, remember=lambda response: True)
+    with pytest.raises(ValueError, match="in mid-stream"):
+        request_wsgi(middleware)
+    assert (request_wsgi(middleware).status, app.runs) == (500, 1)
+    part = {"type": "http.response.body", "body": b"x" * 2000, "more_body": True}
+    stream = AsgiApp(START, part, error=ValueError("in mid-stream"))
+    outer = guarded(stream, remember=lambda response: True, response_max_bytes=1000)
+    assert asyncio.run(exchange(outer)) == [START, part]
+    assert (asyncio.run(exchange(outer))[0]["status"], stream.runs) == (500, 1)
+
+
 def test_a_client_that_goes_in_mid_response_has_had_what_was_done() -> None:
     app, middleware = app_of(large)
     environ = {"REQUEST_METHOD": "POST", "PATH_INFO": "/orders", "HTTP_IDEMPOTENCY_KEY": "k"}
