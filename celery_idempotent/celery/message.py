@@ -228,7 +228,7 @@ class MessageHeaders:
         if message and isinstance(message, dict):  # a message of a producer alone has none
             identity._read(message)
             # A copy carries them out of Celery's sight; to the body they are the same, the expiry to a retry too.
-            if message.get("expires"):
+            if _is_date(message.get("expires")):
                 request.expires = message["expires"]
             if identity.copy:
                 request.eta = message.get("eta")
@@ -282,6 +282,14 @@ def _word(written: object) -> str:
     """Return a text of that header; "" for one that not every store can keep, which this library has not written."""
     text = str(written or "")
     return text if text.isprintable() else ""
+
+
+def _is_date(written: object) -> bool:
+    """Return whether that header has a date here; no other expiry was written by this library."""
+    try:
+        return isinstance(written, str) and bool(maybe_iso8601(written))
+    except ValueError:
+        return False
 
 
 class DeliveryState:

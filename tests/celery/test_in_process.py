@@ -1038,6 +1038,15 @@ def test_the_header_of_a_message_is_read_such_that_every_store_can_keep_it(
     assert identity.reservation is None
 
 
+@pytest.mark.parametrize(
+    ("written", "expires"), [("soon", None), (5, None), ("2027-01-01T00:00:00", "2027-01-01T00:00:00")]
+)
+def test_an_expiry_that_is_no_date_is_none(written: object, expires: str | None) -> None:
+    request = Context(headers={"idempotency": {"expires": written}})
+    copies.MessageHeaders.take(request)
+    assert request.expires == expires
+
+
 def test_a_key_of_a_type_that_only_its_producer_knows_is_said_to_be_one(app: Celery, store: FailingStore) -> None:
     task = declare(app, returning)
     for written in ('{"__type__": "money", "__value__": "9.99 EUR"}', "{"):

@@ -118,6 +118,8 @@ GARBAGE: dict[str, Any] = {
     "a lease whose end is no number": {"state": "in_progress", "fence": "1", "owner": "x", "lease_end": "soon"},
     "an end of too many digits": {"state": "in_progress", "fence": "1", "owner": "x", "lease_end": "9" * 400},
     "crashes that are no number": {"state": "released", "fence": "1", "crashes": "some"},
+    "crashes with a zero in front": {"state": "in_progress", "fence": "1", "lease_end": "9" * 16, "crashes": "01"},
+    "more crashes than are counted": {"state": "in_progress", "fence": "1", "lease_end": "9" * 16, "crashes": "9" * 19},
     "a retry that is due at no number": {"state": "released", "fence": "1", "not_before": "soon"},
     "a record of a newer version": {"state": "released", "fence": "1", "version": "2"},
     "a completed record of a newer version": {"state": "completed", "fence": "1", "version": "2", "value": "x"},

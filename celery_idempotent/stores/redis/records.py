@@ -103,6 +103,14 @@ def whole(digits: bytes) -> int:
     return int(digits)
 
 
+def count(digits: bytes) -> int:
+    """Return the number, if it is one that the server adds to: with no zero in front, and not too large."""
+    number = whole(digits)
+    if b"%d" % number != digits or len(digits) > 18:
+        raise ValueError(f"{digits!r} is no count")
+    return number
+
+
 def by_name(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     """Return the fields of a hash by their names."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
@@ -147,7 +155,7 @@ def record_of(key: str, raw: Mapping[bytes, bytes], now: int, kept: int = 0) -> 
             owner=raw.get(b"owner", b"").decode(),
             task_id=unpacked(raw.get(b"task", b"")),
             holder=raw.get(b"holder", b"").decode(),
-            crashes=whole(raw.get(b"crashes", b"0")),
+            crashes=count(raw.get(b"crashes", b"0")),
             reason=raw.get(b"reason", b"").decode(),
             fingerprint=unpacked(raw.get(b"args", b"")),
             payload=raw.get(b"value", b""),

@@ -70,12 +70,16 @@ end
 local function is_whole(number)
   return not number or (#number <= 20 and string.find(number, '^%d+$'))
 end
+-- What HINCRBY counts on: no zero in front, and not too large.
+local function is_count(number)
+  return not number or number == '0' or (#number <= 18 and string.find(number, '^[1-9]%d*$'))
+end
 local running = state == 'in_progress'
 local released = state == 'released'
 local settled = state == 'completed' or state == 'failed'
 local has_state = released or settled or (running and lease_end)
 local has_numbers = fence and is_whole(fence) and is_whole(lease_end)
-  and is_whole(crashes) and is_whole(not_before)
+  and is_count(crashes) and is_whole(not_before)
 local arrived, last_token = string.match(values[15] or ' ', '^(%S*) (.*)$')
 if not (has_state and has_numbers and arrived and not version) then
   values = redis.call('HGETALL', key)
