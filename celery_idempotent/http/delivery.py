@@ -326,6 +326,13 @@ class HttpDelivery(Delivery):
         logger.error("A request with the key %s raised, which is kept as 500: %r", self.key, error, exc_info=error)
         return kept
 
+    def ended_by(self, error: Exception) -> tuple[Response | Fact | None, Exception | None]:
+        """Return what is recorded of such an exception, or else the exception to be recorded as the end."""
+        try:
+            return self.result_of_error(error), None
+        except Exception as failure:  # noqa: BLE001 - as a rule the same
+            return None, failure
+
     def answer(self, decision: Decision) -> Response:
         """Return the response for what the guard has decided."""
         match decision:

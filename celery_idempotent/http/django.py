@@ -194,6 +194,8 @@ class IdempotencyMiddleware:
                     return response
                 response.streaming_content, own = iter(body), replace(own, body=b"".join(body))
             value = delivery.result_of(own)
+        except Exception as error:  # noqa: BLE001 - recorded, and raised again
+            value, failure = delivery.ended_by(error)
         except BaseException as error:  # noqa: BLE001 - recorded, and raised again
             failure = error
         try:
@@ -284,8 +286,14 @@ class IdempotencyMiddleware:
             found.append((response, own))
             return delivery.result_of(own)
 
+        async def ended() -> Response | Fact:
+            try:
+                return await body()
+            except Exception as error:  # noqa: BLE001 - raised again unless it is to be remembered
+                return delivery.result_of_error(error)
+
         try:
-            answer = await delivery.response_of(body)
+            answer = await delivery.response_of(ended)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             if passed.done():  # the server has it already
                 return None
@@ -445,6 +453,8 @@ class _End:
                 value = self._delivery.result_of(self._response, sent=True)
         except Exception as error:  # noqa: BLE001 - recorded
             failure = error
+        if isinstance(failure, Exception):
+            value, failure = self._delivery.ended_by(failure)
         middleware = self._middleware
         with suppress(Exception):  # the view's own is raised by who calls this
             timeout = middleware.options.settle_timeout

@@ -603,6 +603,44 @@ async def main():
 
 assert asyncio.run(main()) == b"done"
 """,
+        """
+from celery_idempotent.stores.memory import MemoryStore
+
+options = {"response_max_bytes": 1000, "remember": lambda response: True}
+
+def parts(size):
+    runs.append(size)
+    yield b"x" * size
+    raise ValueError("of the view")
+
+def view(request):
+    return StreamingHttpResponse(parts(sizes[0]))
+
+async def view_async(request):
+    async def parts_async():
+        for part in parts(sizes[0]):
+            yield part
+    return StreamingHttpResponse(parts_async())
+
+async def statuses():
+    response = await middleware_async(post_async())
+    try:
+        [part async for part in response.streaming_content] if response.streaming else None
+    except ValueError:
+        pass
+    return (await middleware_async(post_async())).status_code
+
+for size in (10, 2000):
+    runs, sizes = [], [size]
+    middleware = guard(view, store=MemoryStore(), **options)
+    try:
+        list(middleware(post()))
+    except ValueError:
+        pass
+    assert (middleware(post()).status_code, runs) == (500, [size])
+    middleware_async = guard(view_async, store=MemoryStore(), **options)
+    assert (asyncio.run(statuses()), runs) == (500, [size] * 2)
+""",
     ],
     ids=[
         "scope of the database",
@@ -620,6 +658,7 @@ assert asyncio.run(main()) == b"done"
         "cleans up in its thread",
         "its server ends",
         "fails in mid-stream",
+        "fails in mid-stream and is remembered",
     ],
 )
 def test_django_keeps_to_it(code: str) -> None:
