@@ -118,8 +118,12 @@ def _body_of(value: Any) -> object:
     return getattr(value, "content", None) if hasattr(value, "content") else getattr(value, "body", None)
 
 
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode("latin-1") if isinstance(text, str) else text
+def _bytes(text: object) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    if not isinstance(text, str):
+        raise TypeError(f"names and values of headers are text, got {type(text).__name__}")
+    return text.encode("latin-1")
 
 
 def poll_at(result: Any, location: object, retry_after: int | None) -> tuple[dict[str, str], dict[str, str]]:

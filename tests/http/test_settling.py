@@ -94,7 +94,7 @@ def test_what_was_not_committed_is_not_sent(tmp_path: Path) -> None:
     [
         ({"id": 1}, "got dict"),
         (({"id": 1}, 201, {}), "got (dict, int, dict)"),
-        ((201, {"Location": 1}, ""), "got (int, dict, str): 'int' object has no attribute 'decode'"),
+        ((201, {"Location": 1}, ""), "got (int, dict, str): names and values of headers are text, got int"),
         ((201, {"X-Name": "\u0142"}, ""), "got (int, dict, str): 'latin-1' codec can't encode"),
         ((201, ["Location"], ""), "got (int, list, str): too many values to unpack"),
         (SimpleNamespace(status_code=201, headers={}, is_rendered=False), "got SimpleNamespace: it is not rendered"),
