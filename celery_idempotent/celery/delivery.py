@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -526,6 +527,15 @@ def is_outage(app: Any, error: Exception) -> bool:
 def is_nacked(error: Exception) -> bool:
     """Return whether RabbitMQ has refused a message for now, as a queue that is full does."""
     return isinstance(error.__cause__ or error, MessageNacked)
+
+
+#: What a Redis answers that takes no writes for now: it is full, busy, cannot save, follows another, or lacks replicas.
+_NO_WRITES = re.compile("OOM |MISCONF |BUSY |READONLY |NOREPLICAS |.*(memory > 'maxmemory'|read only replica)")
+
+
+def takes_no_writes(error: Exception) -> bool:
+    """Return whether a broker on Redis has refused a message for now; put back, it would be refused too."""
+    return _NO_WRITES.match(str(error.__cause__ or error)) is not None
 
 
 class Expired(Ignore):

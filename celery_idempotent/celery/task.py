@@ -28,7 +28,7 @@ from ..events import logger
 from . import canvas, declarations, message, propagation, unique
 from .app import LAYERS, TaskBinding, is_idempotent, is_shared
 from .declarations import REQUEST, mistaken_key
-from .delivery import SLOT_PAUSE, CeleryDelivery, is_nacked, is_outage, put_back, was_acked
+from .delivery import SLOT_PAUSE, CeleryDelivery, is_nacked, is_outage, put_back, takes_no_writes, was_acked
 from .message import KEY_HEADER, META_HEADER, STATE_ATTRIBUTE, UNGUARDED, DeliveryState
 
 if TYPE_CHECKING:
@@ -414,7 +414,8 @@ class IdempotentTask(BaseTask):
         Raises:
             errors.LeaseLost: the lease is lost; nothing was published.
             Reject: the broker could not be reached, or its queue is full; the message goes back. One that was acked
-                before it ran (``allow_early_ack``) is not there any more: it waits until the broker takes the retry.
+                before it ran (``allow_early_ack``) is not there any more: it waits until the broker takes the retry,
+                as any does while a Redis takes no writes.
             ConfigurationError: an option is meant as the key of the message, and is not; ``signature()`` refuses it.
         """
         self._check_lease("Retrying")
@@ -431,12 +432,15 @@ class IdempotentTask(BaseTask):
                 # Celery drops the message when it cannot publish the retry; with the broker away, or a queue that is
                 # full, that loses the task.
                 refused = rejected.reason
-                if not (isinstance(refused, Exception) and (is_outage(self.app, refused) or is_nacked(refused))):
+                if not isinstance(refused, Exception):
+                    raise
+                full = takes_no_writes(refused)
+                if not (full or is_outage(self.app, refused) or is_nacked(refused)):
                     raise
                 reason = f"The broker took no retry of this message ({str(refused) or repr(refused.__cause__)})."
-                if not was_acked(self, self.request):
+                if not (full or was_acked(self, self.request)):
                     raise put_back(reason) from rejected
-                logger.error("%s[%s]: %s It was acked, and waits in its slot.", self.name, self.request.id, reason)
+                logger.error("%s[%s]: %s It waits in its slot.", self.name, self.request.id, reason)
                 sleep(SLOT_PAUSE)
         if state is not None and state.give_up is not None:
             state.give_up(retry)

@@ -250,6 +250,27 @@ def test_a_retry_that_the_broker_cannot_take_puts_the_message_back(
     assert result.get(timeout=60) == "ORD-1 after 1"
 
 
+def test_a_retry_that_a_full_broker_refuses_waits_in_its_slot(
+    client_app: Callable[..., Celery],
+    start_worker: StartWorker,
+    own_redis: Callable[..., RedisServer],
+    gates: Gates,
+) -> None:
+    """Celery drops the message, and the operation with it."""
+    broker = own_redis(maxmemory_policy="noeviction")
+    app = client_app(SHOP, BROKER_URL=broker.url())
+    gate = gates.close("before ORD-1")
+    node = start_worker(SHOP, broker_url=broker.url())
+    result = app.module.flaky.delay("ORD-1", failures=1)
+    gate.reached()
+    with broker.client() as client:
+        client.config_set("maxmemory", 1)
+        gate.open()
+        node.wait_for_log("It waits in its slot", timeout=60)
+        client.config_set("maxmemory", 0)
+    assert result.get(timeout=60) == "ORD-1 after 1"
+
+
 def test_what_was_acked_before_it_runs_waits_in_its_slot_for_a_broker_that_takes_nothing(
     app: Celery,
     start_worker: StartWorker,
