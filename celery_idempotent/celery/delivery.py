@@ -530,12 +530,12 @@ def is_nacked(error: Exception) -> bool:
 
 
 #: What a Redis answers that takes no writes for now: it is full, busy, cannot save, follows another, or lacks replicas.
-_NO_WRITES = re.compile("OOM |MISCONF |BUSY |READONLY |NOREPLICAS |.*(memory > 'maxmemory'|read only replica)")
+_NO_WRITES = re.compile("(^|: )(OOM|MISCONF|BUSY|READONLY|NOREPLICAS) |memory > 'maxmemory'|read only replica")
 
 
 def takes_no_writes(error: Exception) -> bool:
     """Return whether a broker on Redis has refused a message for now; put back, it would be refused too."""
-    return _NO_WRITES.match(str(error.__cause__ or error)) is not None
+    return _NO_WRITES.search(str(error.__cause__ or error)) is not None
 
 
 class Expired(Ignore):

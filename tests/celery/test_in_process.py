@@ -42,7 +42,7 @@ from celery_idempotent.celery import canvas as fanout
 from celery_idempotent.celery import delivery, pool, request, unique
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
-from celery_idempotent.celery.delivery import CeleryDelivery, Expired
+from celery_idempotent.celery.delivery import CeleryDelivery, Expired, takes_no_writes
 from celery_idempotent.core.guard import Busy
 from celery_idempotent.core.reservations import Token
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
@@ -1036,6 +1036,19 @@ def test_the_header_of_a_message_is_read_such_that_every_store_can_keep_it(
     identity = copies.MessageHeaders.take(Context(headers={"idempotency": header}))
     assert (identity.copy, identity.nesting, identity.sender, identity.within) == (number, number, word, (word,))
     assert identity.reservation is None
+
+
+@pytest.mark.parametrize(
+    ("said", "takes_none"),
+    [
+        ("BUSY Redis is busy running a script.", True),
+        ("Command # 1 (LLEN celery) of pipeline caused error: MISCONF Redis is configured to save", True),
+        ("You can't write against a read only replica.", True),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
+    ],
+)
+def test_a_redis_that_takes_no_writes_for_now_is_told_from_one_that_refuses(said: str, takes_none: bool) -> None:
+    assert takes_no_writes(OperationalError(said)) is takes_none
 
 
 @pytest.mark.parametrize(
