@@ -572,7 +572,7 @@ def _ran(held: HeldLease, value: object) -> Ran:
 
 async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
     """Return the lease for a body, started, or the decision without one; raises what `Guard.run` raises before it."""
-    looked_up = False
+    held: HeldLease | None = None
     call: Callable[[], HeldLease | Decision | float] = functools.partial(
         _step, guard, delivery, guard.acquire(delivery)
     )
@@ -583,12 +583,12 @@ async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
         except (asyncio.CancelledError, GeneratorExit):
             future.cancel()
             # The store may grant, or have granted, what no call waits for any more.
-            future.add_done_callback(functools.partial(_give_back, guard, delivery))
+            future.add_done_callback(functools.partial(_give_back, guard, delivery, held))
             raise
         found = future.result()
-        if isinstance(found, HeldLease) and found.fence and found.doubtful and not looked_up:
+        if isinstance(found, HeldLease) and found.fence and found.doubtful and held is None:
             # This process was stopped, or the store away, before the loop came to it: another may have run by now.
-            call, looked_up = functools.partial(_look_up, guard, delivery, found), True
+            held, call = found, functools.partial(_look_up, guard, delivery, found)
             continue
         if not isinstance(found, float):
             return found
@@ -614,10 +614,13 @@ def _look_up(guard: Guard, delivery: Delivery, held: HeldLease) -> HeldLease | D
     return held
 
 
-def _give_back(guard: Guard, delivery: Delivery, future: Future[HeldLease | Decision | float]) -> None:
-    if future.cancelled() or future.exception():
+def _give_back(
+    guard: Guard, delivery: Delivery, held: HeldLease | None, future: Future[HeldLease | Decision | float]
+) -> None:
+    """Give back what a thread was granted, or ``held`` where it did not come to look that up."""
+    if not future.cancelled() and future.exception():
         return
-    found = future.result()
+    found = held if future.cancelled() else future.result()
     if isinstance(found, HeldLease) and found.fence:
         _ending.submit(lambda: guard.finish(delivery, found, error=asyncio.CancelledError()))
     elif isinstance(found, float):

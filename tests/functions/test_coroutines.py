@@ -28,7 +28,7 @@ from celery_idempotent.core import binding, guard, lease
 from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.events import Event, StoreFailed
-from celery_idempotent.functions import THREADS
+from celery_idempotent.functions import THREADS, _beginning
 from celery_idempotent.stores import State, Store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.functions.calls import PROMPTLY, names, told_in_pairs
@@ -556,6 +556,32 @@ def test_a_body_whose_loop_comes_to_it_when_its_lease_may_have_run_out_does_not_
         assert run(main()) == {"another ran": "theirs", "nobody ran": 1}[meanwhile]
     assert len(runs) == (meanwhile == "nobody ran")
     wait_until(lambda: heartbeat.holdings() == [])
+
+
+def test_who_is_cancelled_before_a_thread_looks_at_its_lease_gives_it_back(scripted: ScriptedStore) -> None:
+    door = Door()
+
+    async def main() -> None:
+        call = asyncio.create_task(charge("ORD-1"))
+        await asyncio.sleep(0)
+        wait_until(heartbeat.holdings)
+        scripted.down("renew")
+        time.sleep(0.6)
+        for _ in range(THREADS):
+            _beginning.submit(door.pass_through)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(lambda: known(scripted, KEY).state is State.RELEASED)
+
+    charge, runs = counted(scripted, lease_ttl=0.5)
+    try:
+        run(main())
+    finally:
+        door.open()
+    assert runs == heartbeat.holdings() == []
 
 
 def test_who_is_cancelled_while_waiting_for_another_run_asks_no_more(scripted: ScriptedStore) -> None:
