@@ -28,7 +28,7 @@ from ..core.policy import Unique, UniqueOptions
 from ..core.reservations import Token
 from ..core.serialization import serialization
 from ..errors import MissingKey
-from ..stores.records import new_owner
+from ..stores.records import RETRIES_LIMIT, new_owner
 
 if TYPE_CHECKING:
     from kombu.connection import Connection
@@ -47,7 +47,7 @@ META_FIELDS = {
     *("place", "unique", "expires", "eta", "retried"),
 }
 #: The largest number in it that every store can keep.
-MOST = 999_999
+MOST = RETRIES_LIMIT - 1
 #: Where a message has the token of its reservation, within that header.
 RESERVATION = "unique"
 #: Entry of the request, set by the worker's main process for one delivery and never published.
