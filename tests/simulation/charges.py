@@ -727,7 +727,7 @@ class Charges(Law):
         runs, kind = [run for run in self.runs if run.order == order], type(error).__name__
         self.counts[kind] += 1
         if kind == "KeyError":
-            self.check_final(task_id, runs, error)
+            self.check_final(order, task_id, error)
         elif kind == "CrashLoop":
             if task_id not in self.loops:
                 self.fail(f"{task_id} failed as a crash loop, and the store did not say so")
@@ -748,12 +748,12 @@ class Charges(Law):
             return any(run.unanswered and run.task_id == task_id for run in runs)
         return kind in ("ValueError", "StoreUnreachable") and any(run.ending == "raised" for run in runs)
 
-    def check_final(self, task_id: str, runs: list[Run], error: object) -> None:
+    def check_final(self, order: str, task_id: str, error: object) -> None:
         """Check that a caller got the failure that was settled, or one that could not be."""
         (refusal,) = getattr(error, "args", ("",))
-        own = {f"refusal {run.number}" for run in runs if run.task_id == task_id and run.unsettled}
-        settled = {answer for run in runs[:1] for answer in self.answers[run.order]}
-        if refusal not in own and not any(refusal.encode() in answer for answer in settled):
+        own = {f"refusal {run.number}" for run in self.runs if run.task_id == task_id and run.unsettled}
+        settled = self.answers[order]
+        if refusal not in own and not any(f'"{refusal}"'.encode() in answer for answer in settled):
             self.fail(f"{task_id} failed with {error!r}, and {settled} was settled")
 
 
