@@ -258,6 +258,9 @@ class Guard:
         try:
             try:
                 self._begin(delivery, held)
+                # A hook may have taken too long, or the process was stopped in it.
+                if (held.lost or monotonic() >= held.deadline) and (decided := self._confirm(delivery, held)):
+                    return decided
                 value = delivery.body(held)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
                 return self._raised(delivery, held, error)
@@ -338,6 +341,18 @@ class Guard:
     def _begin(self, delivery: Delivery, held: HeldLease) -> None:
         self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
         delivery.emit_start(held)
+
+    def _confirm(self, delivery: Delivery, held: HeldLease) -> Decision | None:
+        """Return what is decided without the body, if its lease is lost, or in doubt and the store away."""
+        try:
+            held.check()
+        except (LeaseLost, StoreError) as error:
+            self.heartbeat.forget(held)
+            self.release(delivery, held, Release(Reason.SHUTDOWN), error)
+            if isinstance(error, StoreError):
+                return Busy(STORE_PAUSE[1], error=error)
+            return self._answer_as_duplicate(delivery)
+        return None
 
     def finish(
         self, delivery: Delivery, held: HeldLease, value: object = None, error: BaseException | None = None

@@ -60,6 +60,7 @@ class RqDelivery(Delivery):
         self.binding, self.job, self.run, self.args, self.kwargs = binding, job, run, args, kwargs
         self.given, self.key, self.ran = job.meta.get(jobs.KEY), "", False
         self.handover = HorseEnd.take()
+        jobs.schedule_at_once(job)
         for name, value in job.meta.items():
             known = name == jobs.KEY or (name == jobs.META and isinstance(value, dict))
             if str(name).lower().startswith("idempot") and not known:
@@ -90,11 +91,16 @@ class RqDelivery(Delivery):
         finally:
             history.flush()  # a horse ends without any further ado
 
+    def emit_start(self, held: HeldLease) -> None:
+        """Emit that the run begins, and mark the job: now, as its body may write the job's meta itself."""
+        super().emit_start(held)
+        self._mark(outcome="ran", key=held.key, fence=held.fence)
+
     def body(self, held: HeldLease) -> Any:
         """Run the job's function; a `Retry` that it returns is no result."""
         self.ran = True
-        # Before the body, which may write the job's meta itself.
-        self._mark(outcome="ran", key=held.key, fence=held.fence)
+        if not held.fence:  # it runs unprotected, which `emit_start` does not emit
+            self._mark(outcome="ran", key=held.key, fence=0)
         with running(held):
             value = check_returned(self.binding.name, self.run(*self.args, **self.kwargs))
         if isinstance(value, Retry):

@@ -214,18 +214,21 @@ def defer(job: Job, delay: int) -> Retry:
     """
     # RQ calls this where a job returned anything but a Retry, before it takes the job for finished.
     job._success_callback = partial(_fail_as_dropped, job.number_of_retries)
-    job.set_status = partial(_set_status_as_scheduled, job.set_status, job)  # type: ignore[method-assign]
     if _COUNTS or not delay:
         job.number_of_retries = (job.number_of_retries or 0) - 1
     return Retry(max=ALWAYS, interval=delay)
 
 
-def _set_status_as_scheduled(write: Any, job: Job, status: JobStatus, pipeline: Any = None) -> None:
-    """Write that a job is scheduled only together with what schedules it.
+def schedule_at_once(job: Job) -> None:
+    """Have RQ write that a job is scheduled, for a retry or as it was put off, together with what schedules it.
 
     RQ writes it before, from 2.8 on. A worker that is killed in between would leave a job that is in no registry, and
     which RQ's maintenance does not take for abandoned.
     """
+    job.set_status = partial(_set_status_as_scheduled, job.set_status, job)  # type: ignore[method-assign]
+
+
+def _set_status_as_scheduled(write: Any, job: Job, status: JobStatus, pipeline: Any = None) -> None:
     if pipeline is None and status is JobStatus.SCHEDULED:
         job._status = status
     else:

@@ -22,7 +22,7 @@ from ..errors import IdempotencyError
 from ..events import Released, emit, logger
 from ..stores.records import Claim, Lease, Reason
 from .horse import HorseClaim, WorkerEnd
-from .job import store_of
+from .job import schedule_at_once, store_of
 
 #: Seconds between two looks whether the worker is to stop. No thread is woken instead: a handler of signals must
 #: take no lock.
@@ -45,6 +45,7 @@ class _Leases:
     def fork_work_horse(self, job: Any, queue: Any) -> None:
         """Start the horse, which is given the owner of its delivery."""
         self._reaped, self._began, self._reported = None, monotonic(), False
+        schedule_at_once(job)
         self._close()
         self._offer = WorkerEnd(self.job_monitoring_interval)
         with self._offer.made():

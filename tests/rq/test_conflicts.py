@@ -362,7 +362,7 @@ def away(proxy: Proxy) -> None:
 def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
     with desk.scheduler() as scheduler:
-        job = desk.run("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
+        job = desk.run("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=5, retry=Retry(max=1))
         assert desk.scheduled(job)
         assert (job.retries_left, desk.effects("ORD-1")) == (1, 0)
         through.heal()
@@ -373,7 +373,7 @@ def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(des
 
 def test_without_one_it_goes_behind_the_others_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
-    job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=2, retry=Retry(max=1))
+    job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=5, retry=Retry(max=1))
     desk.burst(jobs=1)
     assert (desk.status(job), desk.again(job).retries_left, desk.effects("ORD-1")) == ("queued", 1, 0)
     through.heal()

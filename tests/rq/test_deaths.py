@@ -105,6 +105,20 @@ def test_a_job_whose_worker_and_horse_are_killed_as_they_put_it_off_is_not_lost(
     assert desk.wait_for(job, "finished", 20).return_value() == "ORD-1 charged 1"
 
 
+def test_a_job_whose_worker_and_horse_are_killed_as_they_schedule_its_retry_is_not_lost(
+    desk: Desk, start_rq: StartRq
+) -> None:
+    job_class = f"{KilledAsItIsScheduled.__module__}.{KilledAsItIsScheduled.__qualname__}"
+    with desk.scheduler() as scheduler:
+        node = start_rq(options=("--job-class", job_class))
+        job = desk.queue.enqueue(shop.charge, "ORD-1", ending="raise at first", retry=Retry(max=1, interval=60))
+        wait_until(lambda: not node.running or desk.scheduled(job), 30, "the retry to be scheduled")
+        desk.clean_up()
+        desk.bring_back(scheduler)
+    start_rq()
+    assert desk.wait_for(job, "finished", 20).return_value() == "ORD-1 charged 2"
+
+
 def test_after_worker_and_horse_were_killed_the_retry_waits_for_the_lease_and_runs(
     desk: Desk, start_rq: StartRq
 ) -> None:

@@ -18,6 +18,7 @@ from tests.support.gauntlet.breaks import PACKAGE, ROOT, Edit
 RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
 CANVAS, HTTP = "celery/canvas.py", "http/delivery.py"
 RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
+RQ_DELIVERY, RQ_JOB, RQ_WORKER = "rq/delivery.py", "rq/job.py", "rq/worker.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 
 BREAKS: dict[str, tuple[Edit, ...]] = {
@@ -507,11 +508,54 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "goes_on = mine",
             )
         ],
+        "a body begins with a lease that ran out in a hook": [
+            (GUARD, "if (held.lost or monotonic() >= held.deadline) and (decided", "if False and (decided")
+        ],
+        "a lost horse keeps its lease": [(RQ_WORKER, "if self._reaped[1] != 0:", "if False:")],
+        "a worker renews no lease of its horse": [(RQ_WORKER, 'self._act("renewed", self._renew)', "pass")],
+        "a horse is an owner that its worker does not know": [
+            (RQ_DELIVERY, "self.handover.owner if self.handover is not None else new_owner()", "new_owner()")
+        ],
+        "a job that is interrupted before its body keeps its lease": [
+            (
+                RQ_DELIVERY,
+                "if isinstance(ending, Release):\n                guard.release",
+                "if False:\n                guard.release",
+            )
+        ],
+        "a job whose lease was lost is done": [
+            (RQ_DELIVERY, "return self._stand_aside(Busy(jobs.FIRST_DELAY))", "return None")
+        ],
+        "a retry that a body returns is a result": [
+            (RQ_DELIVERY, "if isinstance(value, Retry):\n            raise", "if False:\n            raise")
+        ],
+        "a deferral is a retry": [
+            (RQ_JOB, "job.number_of_retries = (job.number_of_retries or 0) - 1", "pass"),
+        ],
+        "a job is scheduled before its scheduler knows it": [
+            (RQ_JOB, "if pipeline is None and status is JobStatus.SCHEDULED:", "if False:")
+        ],
+        "a crash loop is retried": [
+            (RQ_DELIVERY, "if self._is_permanent(error) and self.job.retries_left:", "if False:"),
+        ],
+        "the alarm of a worker rings in its release": [
+            (RQ_WORKER, "signal.alarm(0)  # nothing is waited for any more, and to release must not", "pass  #")
+        ],
+        "a job comes back though nothing would enqueue it": [
+            (RQ_DELIVERY, "if self._can_be_scheduled:\n            delay", "if True:\n            delay")
+        ],
+        "a failure that is retried frees the key": [
+            (RQ_DELIVERY, "if again and isinstance(ending, Release)", "if False and isinstance(ending, Release)")
+        ],
     }.items()
 }
 
 #: What finds a break, where that is not what charges orders; some follow from their files.
 KINDS = {
+    RQ_DELIVERY: "rq",
+    RQ_JOB: "rq",
+    RQ_WORKER: "rq",
+    "a body begins with a lease that ran out in a hook": "rq",
     RESERVED: "unique",
     UNIQUE: "unique",
     CANVAS: "canvases",

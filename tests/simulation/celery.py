@@ -102,6 +102,8 @@ REFUNDING = {"key": "order", "remember_failures": KeyError, "on_conflict": "rais
 TURNS = {"key": "document", "result_ttl": 0}
 CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
 
+#: What else is on the clock of the simulation.
+PATCHES: list[Callable[[pytest.MonkeyPatch], None]] = []
 #: The one that runs now; the library's modules have one clock.
 current: Simulation
 
@@ -862,8 +864,10 @@ class Simulation:
             self._slow(worker)
         elif kind == "killed":
             worker.kill(self.choices.between("down for", 0.0, 20.0) if worker in self.workers else 0.0)
-        else:
+        elif worker in self.workers:
             worker.disconnect()
+        else:
+            worker.suffer(kind)
 
     def ripen(self, host: Host, *kinds: str, factor: float = MOMENT) -> None:
         """Something has happened to a host after which these faults would do most harm."""
@@ -1148,6 +1152,8 @@ def simulated_clock() -> Iterator[None]:
         patch.setattr(main_process, "sleep", sleep)
         _patch_threads(patch)
         _patch_celery(patch)
+        for more in PATCHES:
+            more(patch)
         logging.disable(logging.CRITICAL)
         add_hook(_hear)
         try:

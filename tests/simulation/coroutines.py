@@ -126,7 +126,7 @@ class AsyncServer(Server):
 
         exchange.task.add_done_callback(end)
 
-    def disconnect(self) -> None:
+    def suffer(self, kind: str) -> None:
         """Shut down: cancel what is being done, and end a while later."""
         world = self.law.world
         world.tell(f"{self.name}: shut down")

@@ -8,12 +8,13 @@ from .canvases import Canvases
 from .charges import Charges
 from .coroutines import Coroutines
 from .indexing import Indexing
+from .jobs import Jobs
 from .law import Law
 from .requests import Requests
 from .transactions import Transactions
 
 #: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests, Charges, Coroutines)
+TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests, Charges, Coroutines, Jobs)
 KINDS = {law.kind: law for law in TURNS}
 
 

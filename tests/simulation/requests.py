@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,8 @@ class Requests(Law):
     """One effect and one answer for each key, however often a request is sent."""
 
     kind = "http"
+    #: How many deaths in a row are too many.
+    most_deaths = MAX_CRASHES
     #: How often a client gives up before its time.
     impatience = 0.0
 
@@ -88,8 +90,12 @@ class Requests(Law):
         self.unanswered = 0
         #: by key: how often it was found to kill its servers
         self.loops: Counter[str] = Counter()
-        for key in ("KEY-1", "KEY-2")[: choices.one_of("keys", [1, 1, 2])]:
-            for number in range(choices.one_of(f"clients of {key}", [1, 2, 2])):
+        self.clients(("KEY-1", "KEY-2")[: choices.one_of("keys", [1, 1, 2])])
+
+    def clients(self, keys: Sequence[str]) -> None:
+        """Have clients send requests with these keys."""
+        for key in keys:
+            for number in range(self.choices.one_of(f"clients of {key}", [1, 2, 2])):
                 self.unanswered += 1
                 client = Host(f"client-{number} of {key}")
                 self.world.start(client, client.name, lambda key=key: self.request(key))
@@ -193,7 +199,7 @@ class Requests(Law):
         run = Run(key, held, getcurrent(), len(self.runs) + 1)
         if held.key in self.settled:
             self.fail(f"run {run.number} of {key} begins, which was settled")
-        if self.in_a_row[key] >= MAX_CRASHES:
+        if self.in_a_row[key] >= self.most_deaths:
             self.fail(f"{key} has killed its server {self.in_a_row[key]} times in a row, and is run again")
         self.runs.append(run)
         self.counts["runs"] += 1
@@ -287,7 +293,7 @@ class Requests(Law):
             done = [run.number for run in runs if run.ending == "returned" and not run.excused]
             if len(done) > 1:
                 self.fail(f"runs {done} of {key} were carried out, and none was cut off")
-            if self.deaths[key] > MAX_CRASHES * (self.loops[key] + 1):
+            if self.deaths[key] > self.most_deaths * (self.loops[key] + 1):
                 self.fail(f"{key} has killed its server {self.deaths[key]} times")
             unsettled = [run for run in runs if run.excused]
             if len(self.answers[key]) > 1 and not unsettled:

@@ -283,6 +283,78 @@ def test_a_lease_is_renewed_before_any_hook_gets_its_first_event(bench: Bench, t
     assert renewed == [[KEY]]
 
 
+@pytest.fixture
+def before_body(bench: Bench) -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Have a hook do something when the body is about to begin."""
+    hooks: list[Callable[[Event], None]] = []
+
+    def add(act: Callable[[], object]) -> None:
+        hooks.append(lambda event: void(act()))
+        events.add_hook(hooks[-1], {events.Acquired})
+
+    yield add
+    for hook in hooks:
+        events.remove_hook(hook)
+
+
+def void(_: object) -> None:
+    """Return nothing."""
+
+
+BeforeBody = Callable[[Callable[[], object]], None]
+
+
+def test_a_body_does_not_begin_whose_operation_was_done_while_a_hook_took_too_long(
+    bench: Bench, before_body: BeforeBody
+) -> None:
+    """A process that is stopped there renews nothing."""
+
+    def overtaken() -> None:
+        bench.clock.advance(bench.policy.lease_ttl)
+        bench.done_elsewhere()
+
+    before_body(overtaken)
+    decision = bench.deliver()
+    assert isinstance(decision, Replayed)
+    assert (decision.value, bench.runs, bench.told) == ("theirs", [], ["Acquired", "LeaseLost", "Replayed"])
+    assert bench.heartbeat.holdings() == []
+
+
+def test_a_body_does_not_begin_whose_lease_a_renewal_found_lost(bench: Bench, before_body: BeforeBody) -> None:
+    def overtaken() -> None:
+        bench.overtake()
+        bench.heartbeat.beat(bench.clock())
+
+    before_body(overtaken)
+    met = bench.deliver()
+    assert isinstance(met, Busy)
+    assert (bench.runs, bench.told) == ([], ["Acquired", "LeaseLost"])
+    assert bench.record.owner == "owner-2"
+
+
+def test_a_body_begins_whose_lease_nobody_took_while_a_hook_took_too_long(
+    bench: Bench, before_body: BeforeBody
+) -> None:
+    before_body(lambda: bench.clock.advance(bench.policy.lease_ttl))
+    assert bench.deliver() == Ran(42)
+    assert bench.runs[0].deadline > bench.clock()
+
+
+def test_a_delivery_comes_back_whose_lease_is_in_doubt_before_its_body_and_the_store_away(
+    bench: Bench, before_body: BeforeBody
+) -> None:
+    def cut_off() -> None:
+        bench.clock.advance(bench.policy.lease_ttl)
+        bench.store.down("renew")
+
+    before_body(cut_off)
+    met = bench.deliver()
+    assert isinstance(met, Busy)
+    assert (met.remaining, type(met.error)) == (STORE_PAUSE[1], StoreUnreachable)
+    assert (bench.runs, bench.told) == ([], ["Acquired", "Released"])
+    assert (bench.record.state, bench.record.reason) == (State.RELEASED, Reason.SHUTDOWN.value)
+
+
 def ringing(kind: type[Event]) -> Callable[[Event], None]:
     """Return a hook in which the task's time limit rings at the first event of a kind."""
     rung: list[Event] = []
