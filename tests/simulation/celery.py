@@ -329,6 +329,9 @@ class Host:
         name: What a story calls it.
     """
 
+    #: what its child raises whose time is over
+    time_limit: type[Exception] = SoftTimeLimitExceeded
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.stopped_until = 0.0
@@ -917,7 +920,7 @@ class Simulation:
 
     def _interrupt(self, worker: Worker) -> None:
         worker.child.interruptible = False  # it rings once
-        self.world.interrupt(worker.child, SoftTimeLimitExceeded("its time is over"))
+        self.world.interrupt(worker.child, worker.time_limit("its time is over"))
 
     @property
     def hasty(self) -> bool:

@@ -19,7 +19,7 @@ from redis.client import Pipeline
 from rq import Queue, Retry, get_current_job
 from rq.job import Job, JobStatus
 from rq.scheduler import RQScheduler
-from rq.timeouts import BaseDeathPenalty
+from rq.timeouts import BaseDeathPenalty, JobTimeoutException
 from rq.worker import Worker
 
 from celery_idempotent.core.binding import BINDING
@@ -106,11 +106,14 @@ class Alarm:
     def set(seconds: float, error: Callable[[], BaseException]) -> None:
         process, world = getcurrent(), simulated.current.world
         Alarm.clear()
+        process.interruptible = True
 
         def ring() -> None:
             world.sleep(seconds)
             process.alarm = None
-            world.interrupt(process, error())
+            if process.interruptible:  # it rings once
+                process.interruptible = False
+                world.interrupt(process, error())
 
         process.alarm = world.start(process.host, f"{process.name} alarm", ring)
 
@@ -118,6 +121,7 @@ class Alarm:
     def clear(seconds: int = 0) -> int:
         """Have it not ring; as `signal.alarm(0)`."""
         process: Any = getcurrent()
+        process.interruptible = False
         alarm, process.alarm = getattr(process, "alarm", None), None
         if alarm is not None:
             simulated.current.world.kill(alarm)
@@ -220,6 +224,7 @@ class OfProcess(Host):
 
     def kill(self, _: float) -> None:
         if self.status is None:
+            self.law.killed_jobs.add(getattr(self, "job_id", ""))
             self.law.world.tell(f"{self.name}: killed")
             self.end(9)
 
@@ -234,6 +239,9 @@ class OfProcess(Host):
 
 class Horse(OfProcess):
     """The process of a job."""
+
+    time_limit = JobTimeoutException
+    child: Any = None
 
     def __init__(self, law: Jobs, parent: Main, worker: Any, job: Any) -> None:
         super().__init__(law, f"{parent.name}'s horse {job.id}")
@@ -257,6 +265,8 @@ class Horse(OfProcess):
     def faults(self) -> Iterator[tuple[str, float]]:
         """Return what may happen to it."""
         yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2), ("slow store", 0.2))
+        if self.child is not None and self.child.interruptible:
+            yield "soft time limit", 0.2
 
     def run(self) -> None:
         """Perform the job."""
@@ -273,6 +283,8 @@ class Horse(OfProcess):
 
     def end(self, status: int) -> None:
         super().end(status)
+        if self.parent.status is not None:
+            self.law.orphans.add(self.job_id)
         self.law.horses.remove(self)
         if self.parent.waiting is not None:
             self.parent.waiting.wakes = self.law.world.now
@@ -302,7 +314,6 @@ class Main(OfProcess):
         if kind == "shut down":
             self.worker._stop_requested = True
         elif kind == "job stopped":
-            self.law.excused.add(self.horse.job_id)
             self.worker._stopped_job_id = self.horse.job_id
             self.horse.kill(0.0)
         else:
@@ -355,7 +366,7 @@ class Forking(Worker):
         main.horse = horse = Horse(law, main, self, job)
         law.horses.append(horse)
         self._horse_pid = horse.pid
-        law.world.start(horse, horse.name, horse.run)
+        horse.child = law.world.start(horse, horse.name, horse.run)
 
     def kill_horse(self, sig: Any = None) -> None:
         assert self.main.horse is not None
@@ -416,8 +427,8 @@ class Jobs(Requests):
         self.horses: list[Horse] = []
         #: by horse: how often the store had failed its worker when that saw its end
         self.failures_at_death: dict[int, int] = {}
-        #: the jobs that failed for what has happened to them
-        self.excused: set[str] = set()
+        #: the jobs whose horses were killed when nobody looked after them any more
+        self.orphans: set[str] = set()
         self.retries: dict[str, int] = {}
         self.calls: list[tuple[float, str, str]] = []
         of_horses.os = Pipes()  # type: ignore[assignment]
@@ -434,6 +445,10 @@ class Jobs(Requests):
         if choices.one_of("a scheduler", [True, True, True, False]):
             self.redis.set(RQScheduler.get_locking_key(QUEUE), "scheduler", ex=10**7)
         self.looking: Any = None
+        #: whether a body that fails returns a retry
+        self.returns = choices.one_of("returns a retry", [False, True])
+        #: the jobs of which a horse was killed
+        self.killed_jobs: set[str] = set()
         #: when the scheduler has something to do, and whether that may have changed
         self.due, self.changed = INFINITE, True
         super().begins(simulation)
@@ -517,8 +532,8 @@ class Jobs(Requests):
             self.charge(run)
             world.sleep(choices.one_of(f"{key}: after", self.long), f"run {run.number} has charged {key}")
             if choices.chance(f"{key}: fails", self.fails):
-                if choices.chance(f"{key}: returns a retry", 0.3):
-                    run.ending = "failed"
+                if self.returns:
+                    run.ending = "retried"
                     return Retry(max=RETRIES_RETURNED, interval=choices.one_of(f"{key}: again after", [0, 3]))
                 raise ValueError("no")
         except BaseException:
@@ -531,16 +546,22 @@ class Jobs(Requests):
 
     def is_over(self) -> bool:
         """Return whether all jobs are at their ends."""
-        return not self.calls and all(self.status_of(job_id) in FINAL for job_id in self.retries)
+        return not self.calls and all(
+            self.status_of(job_id) in FINAL or self.is_lost_by_rq(job_id) for job_id in self.retries
+        )
+
+    def is_lost_by_rq(self, job_id: str) -> bool:
+        """Return whether a job is nowhere that its horse has begun late and not ended.
+
+        RQ takes a job off its lists that has not begun, as its worker was killed and its horse was stopped.
+        """
+        begun = job_id in self.orphans and self.status_of(job_id) is JobStatus.STARTED
+        return begun and not self.redis.exists(self.outside.started_job_registry.key)
 
     def status_of(self, job_id: str) -> Any:
         """Return what RQ says of a job."""
         status = self.redis.hget(Job.key_for(job_id), "status")
         return JobStatus(status.decode()) if status else None
-
-    def killed(self, process: Process) -> None:
-        super().killed(process)
-        self.excused.add(getattr(process.host, "job_id", ""))
 
     def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
         if verb != "acquire":
@@ -562,6 +583,12 @@ class Jobs(Requests):
             if record is not None and record.state is State.IN_PROGRESS and record.owner == horse.owner:
                 self.fail(f"the lease of {horse.name} was not released")
 
+    def check_retries(self, job_id: str) -> None:
+        """Check that a job that has returned retries until it failed has had them all."""
+        endings = [run.ending for run in self.runs if run.job_id == job_id]
+        if endings and len(endings) <= RETRIES_RETURNED and endings[-1] == "retried":
+            self.fail(f"{job_id} failed after {len(endings)} runs, of {RETRIES_RETURNED + 1}")
+
     def check(self) -> None:
         super(Requests, self).check()
         for horse in list(self.horses):
@@ -573,6 +600,9 @@ class Jobs(Requests):
         for job_id in self.retries:
             key = job_id.rpartition("-")[0]
             status = self.status_of(job_id)
+            if self.is_lost_by_rq(job_id):
+                self.counts["jobs lost by RQ"] += 1
+                continue
             if status not in FINAL:
                 self.fail(f"{job_id} is {status} for ever")
             self.counts[f"jobs {status.value}"] += 1
@@ -581,9 +611,11 @@ class Jobs(Requests):
                 if value not in {f"receipt {run.number}" for run in self.runs}:
                     self.fail(f"{job_id} has ended with {value!r}, which no run has returned")
                 self.answers[key].add(("201 Created", value.encode()))
+            elif self.returns and job_id not in self.killed_jobs and status is JobStatus.FAILED:
+                self.check_retries(job_id)
             elif self.simulation.untroubled and self.simulation.calm and not self.deadly:
                 runs = [run for run in self.runs if run.job_id == job_id]
-                if len(runs) <= self.retries[job_id] or {run.ending for run in runs} != {"failed"}:
+                if len(runs) <= self.retries[job_id] or {run.ending for run in runs} - {"failed", "retried"}:
                     self.fail(f"{job_id} is {status.value} after {len(runs)} runs, and nothing has happened")
         super().ended()
 
@@ -633,6 +665,8 @@ def _at_once(write: Callable[..., None]) -> Callable[..., None]:
         if pipeline is None and status is JobStatus.SCHEDULED and not cared_for:
             job._status = status
         else:
+            if pipeline is None and status is JobStatus.SCHEDULED:  # which would do most harm if it ended here
+                simulated.current.ripen(host.parent if isinstance(host, Horse) else host, "killed with its horse")
             write(job, status, pipeline=pipeline)
 
     return set_status
