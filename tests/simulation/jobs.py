@@ -30,7 +30,7 @@ from celery_idempotent.rq import worker as of_workers
 from celery_idempotent.stores import Lease, State
 
 from . import celery as simulated
-from .celery import EPOCH, INFINITE, KEPT, LEASE_TTL, MAX_CRASHES, PATCHES, Host, HostStore, Thread
+from .celery import EPOCH, INFINITE, KEPT, LEASE_TTL, MAX_CRASHES, MOMENT, PATCHES, Host, HostStore, Thread
 from .requests import Requests
 from .world import Process, Step
 
@@ -445,6 +445,8 @@ class Jobs(Requests):
         if choices.one_of("a scheduler", [True, True, True, False]):
             self.redis.set(RQScheduler.get_locking_key(QUEUE), "scheduler", ex=10**7)
         self.looking: Any = None
+        #: the keys that were claimed, in order
+        self.claimed: dict[str, bool] = {}
         #: whether a body that fails returns a retry
         self.returns = choices.one_of("returns a retry", [False, True])
         #: the jobs of which a horse was killed
@@ -568,8 +570,10 @@ class Jobs(Requests):
             return super().watch(verb, args, host, call)
         before = self.simulation.store.get(args[0].key)
         answer = super().watch(verb, args, host, call)
+        self.claimed[args[0].key] = True
         if isinstance(host, Horse):
             host.owner = args[0].owner
+            host.ripe_for = {"soft time limit": MOMENT}  # with a grant that it has not heard of
         if isinstance(answer, Lease) and answer.taken_over and self.worker_class is Looking:
             for horse in self.horses:
                 if horse.owner == before.owner and horse.is_renewed and self.world.now - horse.began < JOB_TIMEOUT:
@@ -578,7 +582,7 @@ class Jobs(Requests):
 
     def check_released(self, horse: Horse) -> None:
         """Check that a horse that has ended has no lease, as could be seen to."""
-        for key in {run.held.key for run in self.runs}:
+        for key in self.claimed:
             record = self.simulation.store.get(key)
             if record is not None and record.state is State.IN_PROGRESS and record.owner == horse.owner:
                 self.fail(f"the lease of {horse.name} was not released")
