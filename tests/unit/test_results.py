@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import sys
 from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from kombu import compression, serialization
 from kombu.utils import json as kombu_json
 
-from celery_idempotent.core.results import Codec, Kind, Payload
+from celery_idempotent.core.results import Codec, Kind, Payload, why_unavailable
 from celery_idempotent.errors import ConfigurationError, PreviouslyFailed, RecordUnreadable
 
 
@@ -83,7 +85,8 @@ def test_a_tuple_comes_back_as_the_list_that_the_first_consumer_got() -> None:
 def test_a_small_payload_is_readable_and_tiny() -> None:
     assert JSON.encode_value(42) == b"json:42"
     assert JSON.encode_value(None) == b"json:null"
-    assert codec(serializer="pickle").encode_value(42).startswith(b"pickle:\x80")
+    for value in (42, None):
+        assert codec(serializer="pickle").encode_value(value) == b"pickle:" + serialization.dumps(value, "pickle")[2]
 
 
 def test_a_large_value_is_compressed_where_that_helps() -> None:
@@ -97,6 +100,15 @@ def test_a_large_value_is_compressed_where_that_helps() -> None:
     assert codec(compress_above=0).encode_value(42) == b"json:42"
 
 
+@pytest.mark.parametrize(("saved", "head"), [(4, b'json:"'), (5, b"json+cut:x")], ids=["nothing saved", "a byte saved"])
+def test_a_value_is_compressed_where_that_saves_more_than_its_longer_head_costs(saved: int, head: bytes) -> None:
+    compression.register(lambda body: body[1:-1][saved - 2 :], lambda _: b'"%b"' % (b"x" * 100), "x-cut", ["cut"])
+    try:
+        assert codec(compression="cut", compress_above=50).encode_value("x" * 100).startswith(head)
+    finally:
+        del compression._encoders["x-cut"], compression._decoders["x-cut"], compression._aliases["cut"]
+
+
 def test_the_compression_can_be_chosen_and_any_is_read() -> None:
     packed = codec(compression="bzip2", compress_above=10).encode_value("x" * 500)
     assert packed.startswith(b"json+bzip2:")
@@ -107,6 +119,7 @@ def test_a_value_above_the_limit_is_unavailable_and_says_why() -> None:
     reader = codec(result_max_bytes=10, compress_above=10**9)
     assert reader.encode_value("x" * 8) == b'json:"xxxxxxxx"'
     assert reader.encode_value("x" * 9) == b"!unavailable:the result has 11 bytes, result_max_bytes is 10"
+    assert codec(result_max_bytes=3).encode_value(None).startswith(b"!unavailable:the result has 4 bytes")
     assert codec(result_max_bytes=100).encode_value("x" * 5000).startswith(b"json+zlib:")  # what is kept counts
     read = reader.decode(reader.encode_value("x" * 9))
     assert read == Payload(Kind.UNAVAILABLE, reason="the result has 11 bytes, result_max_bytes is 10")
@@ -151,6 +164,19 @@ def test_a_value_that_is_written_and_cannot_be_read_is_unavailable() -> None:
     assert value_of(JSON.encode_value({"__type__": "bytes", "__value__": "abc"})) == b"abc"
 
 
+def test_however_deep_a_value_is_what_is_kept_can_be_read() -> None:
+    value: object = 1
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 260)  # near which the deepest are written and not read
+    try:
+        for depth in range(300):
+            value = [value]
+            if depth > 200:
+                JSON.decode(JSON.encode_value(value))
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 def test_store_result_off_keeps_the_fact_alone() -> None:
     assert JSON.encode_value(42, store_result=False) == b"!unavailable:store_result is off"
     assert JSON.decode(b"!unavailable:store_result is off").reason == "store_result is off"
@@ -160,6 +186,11 @@ def test_an_ignored_ending_keeps_a_reference() -> None:
     assert JSON.encode_ignored() == b"!ignored:"
     assert JSON.decode(JSON.encode_ignored()) == Payload(Kind.IGNORED)
     assert JSON.decode(JSON.encode_ignored("id-\u00e9-\ud800")) == Payload(Kind.IGNORED, reason="id-\u00e9-\ud800")
+
+
+def test_an_ending_by_replacement_keeps_how_often_too() -> None:
+    assert JSON.encode_ignored("a:b", 12) == b"!replaced:12:a:b"
+    assert JSON.decode(JSON.encode_ignored("a:b", 0)) == Payload(Kind.IGNORED, 0, "a:b")
 
 
 def test_a_kind_prints_as_its_word_on_every_python() -> None:
@@ -339,4 +370,19 @@ def test_a_payload_that_holds_no_exception_still_raises() -> None:
     back = JSON.rebuild_exception(JSON.decode(b"!unavailable:it is of pickle"), (ValueError,))
     assert type(back) is PreviouslyFailed
     assert "got it is of pickle" in str(back)
-    assert "got a payload of kind value" in str(JSON.rebuild_exception(Payload(Kind.VALUE, 42), (ValueError,)))
+    for value in (42, {"type": 1}):
+        assert "got a payload of kind value" in str(JSON.rebuild_exception(Payload(Kind.VALUE, value), (ValueError,)))
+
+
+def test_the_arguments_of_an_exception_are_kept_up_to_the_last_byte_that_there_is_room_for() -> None:
+    whole = JSON.encode_exception(ValueError("no"))
+    room = len(whole.removeprefix(b"!exception:json:"))
+    assert codec(result_max_bytes=room).encode_exception(ValueError("no")) == whole
+    assert b"args" not in codec(result_max_bytes=room - 1).encode_exception(ValueError("no"))
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"), [(b"!unavailable:it is large", "it is large"), (b"json:1", ""), (b"!ignored:id", "")]
+)
+def test_why_a_payload_has_no_value_is_told_without_its_codec(payload: bytes, why: str) -> None:
+    assert why_unavailable(payload) == why
