@@ -449,6 +449,7 @@ def of_first(order_id: str, /, amount: int = 0) -> str:
     [
         (lambda *args: str(args), "nothing for \\*args"),
         (of_first, "nothing for order_id"),
+        (lambda order_id="A", /: order_id, "nothing for order_id"),
         (operator.itemgetter("order_id"), "nothing for the object"),
         (operator.attrgetter("order_id"), "nothing for the object"),
     ],

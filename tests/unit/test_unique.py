@@ -160,7 +160,9 @@ def test_a_debounced_task_waits_at_most_ten_times_as_long() -> None:
     assert Unique(debounce=30, max_wait=timedelta(minutes=1)).longest_wait == 60
     assert Unique(debounce=30).newest
     assert Unique(on_duplicate="replace").newest
+    assert Unique(debounce=30, max_wait=30).longest_wait == 30
     assert not Unique(throttle="1m").newest
+    assert not Unique(on_duplicate="raise", until="done").newest
 
 
 @pytest.mark.parametrize(
