@@ -66,8 +66,13 @@ def _unread(app: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _open(store: object) -> None:
-    if isinstance(store, str):
+    if isinstance(store, str) and not ("django://" in store and _within_tests()):
         open_store(store).close()  # nothing is connected
+
+
+def _within_tests() -> bool:
+    """Tell whether Django's test runner has put its database in memory in place of a file, as it does by default."""
+    return any(str(each.settings_dict["NAME"]).startswith("file:memorydb_") for each in connections.all())
 
 
 def check_middleware(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:

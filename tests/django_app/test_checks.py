@@ -83,6 +83,19 @@ def test_the_middleware_in_its_place_passes(sqlite_project: Project) -> None:
     assert sqlite_project.run(found, MIDDLEWARE=[SESSIONS, USERS, OURS], IDEMPOTENCY_HTTP=options) == []
 
 
+def within_tests() -> Found:
+    """Return what is found once Django's test runner has made its database."""
+    from django.db import connection
+
+    connection.close()
+    connection.creation.create_test_db(verbosity=0, autoclobber=True)
+    return found()
+
+
+def test_the_database_in_memory_of_djangos_test_runner_is_no_error(sqlite_project: Project) -> None:
+    assert sqlite_project.run(within_tests) == []
+
+
 def test_a_store_of_one_process_is_no_store_of_a_deployment(sqlite_project: Project) -> None:
     assert sqlite_project.run(found, **{STORE: "memory://"}) == []
     assert [code for code, _ in sqlite_project.run(deployed, **{STORE: "memory://"})] == ["W004"]
