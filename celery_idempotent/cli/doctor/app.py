@@ -332,7 +332,7 @@ def result_backend_missing(config: AppConfig) -> Findings:
     read = [each.name for each in _read(config)]
     if read and isinstance(config.app.backend, DisabledBackend):
         yield info(
-            f"There is no result backend, and {listed(read)} returns results: no caller can have them.",
+            f"There is no result backend: no caller can have the results of {listed(read)}.",
             'app.conf.result_backend = "redis://host:6379/0", or app.conf.task_ignore_result = True',
         )
 
