@@ -101,6 +101,8 @@ class UnackedMessages:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever it is, the consumer has to go on
+            if self.channel.closed:  # by a shutdown, while this thread was on its connection
+                return False
             if text not in self._failing:
                 logger.warning(text, error)
             self._failing.add(text)

@@ -71,7 +71,7 @@ def _open(store: object) -> None:
 
 
 def _within_tests() -> bool:
-    """Tell whether Django's test runner has put its database in memory in place of a file, as it does by default."""
+    """Return whether Django's test runner has put its database in memory in place of a file, as it does by default."""
     return any(str(each.settings_dict["NAME"]).startswith("file:memorydb_") for each in connections.all())
 
 

@@ -676,6 +676,25 @@ class TestTheTagsOfAChannel:
             assert fail() == 2
         message.ack()
 
+    def test_a_channel_that_a_shutdown_closes_meanwhile_is_no_error(
+        self, connect: Callable[..., Any], queue: Queue, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for work in (UnackedMessages.refresh, UnackedMessages.restore):
+            channel = connect()
+            queue.bind(channel).get()
+            channel._active_queues.append("celery")
+            held = UnackedMessages(channel)
+
+            def closing(channel: Any = channel) -> None:
+                del channel.conn_or_acquire
+                channel.close()
+                raise redis.ConnectionError("Connection closed")
+
+            channel.conn_or_acquire = closing
+            work(held)
+            assert channel.closed
+        assert not caplog.records
+
 
 class TestTheStep:
     """With a timer that the test turns, and kombu's channels."""
