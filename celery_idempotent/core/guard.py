@@ -255,15 +255,20 @@ class Guard:
             return held
         if not held.fence:
             return Ran(held.result(delivery.body(held)))
+        value = doubt = None
         try:
             try:
                 self._begin(delivery, held)
-                # A hook may have taken too long, or the process was stopped in it.
-                if (held.lost or monotonic() >= held.deadline) and (decided := self._confirm(delivery, held)):
-                    return decided
-                value = delivery.body(held)
+                if held.lost or monotonic() >= held.deadline:  # a hook took too long, or the process was stopped in it
+                    doubt = self._doubt(delivery, held)
+                if doubt is None:
+                    value = delivery.body(held)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
                 return self._raised(delivery, held, error)
+            if isinstance(doubt, StoreError):
+                return Busy(STORE_PAUSE[1], error=doubt)
+            if doubt is not None:
+                return self._answer_as_duplicate(delivery)
             return self._returned(delivery, held, value)
         finally:
             self._leave(delivery, held)
@@ -342,16 +347,14 @@ class Guard:
         self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
         delivery.emit_start(held)
 
-    def _confirm(self, delivery: Delivery, held: HeldLease) -> Decision | None:
-        """Return what is decided without the body, if its lease is lost, or in doubt and the store away."""
+    def _doubt(self, delivery: Delivery, held: HeldLease) -> LeaseLost | StoreError | None:
+        """Return why the body may not begin: its lease is lost, or in doubt and the store away; it is released then."""
         try:
             held.check()
         except (LeaseLost, StoreError) as error:
             self.heartbeat.forget(held)
             self.release(delivery, held, Release(Reason.SHUTDOWN), error)
-            if isinstance(error, StoreError):
-                return Busy(STORE_PAUSE[1], error=error)
-            return self._answer_as_duplicate(delivery)
+            return error
         return None
 
     def finish(

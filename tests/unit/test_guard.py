@@ -320,6 +320,15 @@ def test_a_body_does_not_begin_whose_operation_was_done_while_a_hook_took_too_lo
     assert bench.heartbeat.holdings() == []
 
 
+def test_what_failed_for_good_while_a_hook_took_too_long_is_raised_once(bench: Bench, before_body: BeforeBody) -> None:
+    def overtaken() -> None:
+        bench.fail(bench.overtake(), Declined("no funds"))
+
+    before_body(overtaken)
+    sure(PreviouslyFailed, bench.deliver)
+    assert (bench.runs, bench.told) == ([], ["Acquired", "LeaseLost", "Replayed"])
+
+
 def test_a_body_does_not_begin_whose_lease_a_renewal_found_lost(bench: Bench, before_body: BeforeBody) -> None:
     def overtaken() -> None:
         bench.overtake()
