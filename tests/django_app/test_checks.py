@@ -87,9 +87,13 @@ def within_tests() -> Found:
     """Return what is found once Django's test runner has made its database."""
     from django.db import connection
 
+    name = connection.settings_dict["NAME"]
     connection.close()
     connection.creation.create_test_db(verbosity=0, autoclobber=True)
-    return found()
+    try:
+        return found()
+    finally:  # the project's process is that of other tests, too
+        connection.creation.destroy_test_db(name, verbosity=0)
 
 
 def test_the_database_in_memory_of_djangos_test_runner_is_no_error(sqlite_project: Project) -> None:

@@ -442,7 +442,8 @@ class Jobs(Requests):
             "prepare_for_work": False,
             "log_job_description": False,
         }
-        if choices.one_of("a scheduler", [True, True, True, False]):
+        self.has_scheduler = choices.one_of("a scheduler", [True, True, True, False])
+        if self.has_scheduler:
             self.redis.set(RQScheduler.get_locking_key(QUEUE), "scheduler", ex=10**7)
         self.looking: Any = None
         #: the keys that were claimed, in order
@@ -497,7 +498,7 @@ class Jobs(Requests):
         if self.changed:
             self.changed = False
             found = self.redis.zrange(self.outside.scheduled_job_registry.key, 0, 0, withscores=True)
-            self.due = found[0][1] - EPOCH.timestamp() if found else INFINITE
+            self.due = found[0][1] - EPOCH.timestamp() if found and self.has_scheduler else INFINITE
             if self.redis.llen(self.outside.key):
                 self._wake()
         return self.due
@@ -509,7 +510,7 @@ class Jobs(Requests):
 
     def _enqueue(self, _: None) -> None:
         _, key, job_id = self.calls.pop(0)
-        retry = self.choices.one_of("retries", RETRIES)
+        retry = self.choices.one_of("retries", RETRIES if self.has_scheduler else RETRIES[:3])
         self.retries[job_id] = retry.max if retry else 0
         self.outside.enqueue_call(
             charge, (key,), job_id=job_id, timeout=JOB_TIMEOUT, result_ttl=-1, failure_ttl=-1, retry=retry
@@ -535,8 +536,8 @@ class Jobs(Requests):
             world.sleep(choices.one_of(f"{key}: after", self.long), f"run {run.number} has charged {key}")
             if choices.chance(f"{key}: fails", self.fails):
                 if self.returns:
-                    run.ending = "retried"
-                    return Retry(max=RETRIES_RETURNED, interval=choices.one_of(f"{key}: again after", [0, 3]))
+                    run.ending, pauses = "retried", [0, 3] if self.has_scheduler else [0]
+                    return Retry(max=RETRIES_RETURNED, interval=choices.one_of(f"{key}: again after", pauses))
                 raise ValueError("no")
         except BaseException:
             run.ending = "failed"
