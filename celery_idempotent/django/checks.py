@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core import checks
@@ -66,13 +67,17 @@ def _unread(app: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _open(store: object) -> None:
-    if isinstance(store, str) and not ("django://" in store and _within_tests()):
+    if isinstance(store, str) and not _is_of_test_runner(store):
         open_store(store).close()  # nothing is connected
 
 
-def _within_tests() -> bool:
-    """Return whether Django's test runner has put its database in memory in place of a file, as it does by default."""
-    return any(str(each.settings_dict["NAME"]).startswith("file:memorydb_") for each in connections.all())
+def _is_of_test_runner(store: str) -> bool:
+    """Return whether a store is in the database in memory which Django's test runner makes in place of a file."""
+    address = urlsplit(store.removeprefix("cached+"))
+    alias = address.netloc or "default"
+    if address.scheme != "django" or alias not in connections:
+        return False
+    return str(connections[alias].settings_dict["NAME"]).startswith(f"file:memorydb_{alias}")
 
 
 def check_middleware(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:

@@ -98,6 +98,8 @@ def within_tests() -> Found:
 
 def test_the_database_in_memory_of_djangos_test_runner_is_no_error(sqlite_project: Project) -> None:
     assert sqlite_project.run(within_tests) == []
+    assert sqlite_project.run(within_tests, **{STORE: "django://"}) == []
+    assert [code for code, _ in sqlite_project.run(within_tests, **{STORE: "django://defualt"})] == ["E001"]
 
 
 def test_a_store_of_one_process_is_no_store_of_a_deployment(sqlite_project: Project) -> None:
