@@ -629,7 +629,8 @@ async def statuses():
     except ValueError:
         pass
     # What broke off in mid-stream reaches its client before it is recorded.
-    while (status := (await middleware_async(post_async())).status_code) == 409:
+    end = time.monotonic() + 20
+    while (status := (await middleware_async(post_async())).status_code) == 409 and time.monotonic() < end:
         await asyncio.sleep(0.01)
     return status
 

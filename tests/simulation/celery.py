@@ -1125,6 +1125,11 @@ class Condition:
             self._waiting.wakes = current.world.now
 
 
+def uniform(low: float, high: float) -> float:
+    """Return a pause."""
+    return current.choices.between("a pause", low, high)
+
+
 @contextmanager
 def simulated_clock() -> Iterator[None]:
     """Have the library's modules on the clock of the current simulation, on its threads, and without its log."""
@@ -1134,9 +1139,6 @@ def simulated_clock() -> Iterator[None]:
 
     def sleep(seconds: float) -> None:
         current.world.sleep(seconds)
-
-    def uniform(low: float, high: float) -> float:
-        return current.choices.between("a pause", low, high)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, asgi, wsgi):

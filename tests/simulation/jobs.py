@@ -34,7 +34,6 @@ from .celery import EPOCH, INFINITE, KEPT, LEASE_TTL, MAX_CRASHES, MOMENT, PATCH
 from .requests import Requests
 from .world import Process, Step
 
-WORKERS = 2
 QUEUE = "charges"
 #: Seconds between two looks of a worker at its horse, after which a job is interrupted, and between maintenances.
 INTERVAL, JOB_TIMEOUT, MAINTENANCE = 2, 60, 30
@@ -48,6 +47,8 @@ RETRIES: list[Retry | None] = [None, None, Retry(max=2), Retry(max=2, interval=3
 RETRIES_RETURNED = 3
 #: Commands that change nothing, in which a process that is killed has done as much before as after.
 READS = ("HGET", "HGETALL", "EXISTS", "TTL", "ZSCORE", "LLEN", "ZRANGEBYSCORE", "LRANGE", "SMEMBERS", "ZRANGE", "INFO")
+#: How a process ends that is killed.
+KILLED = 9
 FINAL = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
@@ -224,9 +225,8 @@ class OfProcess(Host):
 
     def kill(self, _: float) -> None:
         if self.status is None:
-            self.law.killed_jobs.add(getattr(self, "job_id", ""))
             self.law.world.tell(f"{self.name}: killed")
-            self.end(9)
+            self.end(KILLED)
 
     def end(self, status: int) -> None:
         """End this process with all its threads."""
@@ -283,6 +283,8 @@ class Horse(OfProcess):
 
     def end(self, status: int) -> None:
         super().end(status)
+        if status == KILLED:
+            self.law.killed_jobs.add(self.job_id)
         if self.parent.status is not None:
             self.law.orphans.add(self.job_id)
         self.law.horses.remove(self)
@@ -325,7 +327,7 @@ class Main(OfProcess):
         self.law.start_again(self)
 
     def run(self, down_for: float) -> None:
-        """Work, as `Worker.work` does, until all jobs are at their ends."""
+        """Work, as `Worker.work` does."""
         world, law = self.law.world, self.law
         world.sleep(down_for)
         self.worker = worker = law.worker_class([QUEUE], name=f"{self.name}-{self.pid}", **law.options)
@@ -588,11 +590,15 @@ class Jobs(Requests):
             if record is not None and record.state is State.IN_PROGRESS and record.owner == horse.owner:
                 self.fail(f"the lease of {horse.name} was not released")
 
-    def check_retries(self, job_id: str) -> None:
-        """Check that a job that has returned retries until it failed has had them all."""
+    def check_failed(self, job_id: str, status: JobStatus) -> None:
+        """Check that a job that has failed has had all its retries, where nothing has happened to it."""
         endings = [run.ending for run in self.runs if run.job_id == job_id]
-        if endings and len(endings) <= RETRIES_RETURNED and endings[-1] == "retried":
+        again = self.returns and status is JobStatus.FAILED and job_id not in self.killed_jobs
+        if again and 0 < len(endings) <= RETRIES_RETURNED and endings[-1] == "retried":
             self.fail(f"{job_id} failed after {len(endings)} runs, of {RETRIES_RETURNED + 1}")
+        undisturbed = self.simulation.untroubled and self.simulation.calm and not self.deadly
+        if undisturbed and (len(endings) <= self.retries[job_id] or set(endings) - {"failed", "retried"}):
+            self.fail(f"{job_id} is {status.value} after {len(endings)} runs, and nothing has happened")
 
     def check(self) -> None:
         super(Requests, self).check()
@@ -616,12 +622,8 @@ class Jobs(Requests):
                 if value not in {f"receipt {run.number}" for run in self.runs}:
                     self.fail(f"{job_id} has ended with {value!r}, which no run has returned")
                 self.answers[key].add(("201 Created", value.encode()))
-            elif self.returns and job_id not in self.killed_jobs and status is JobStatus.FAILED:
-                self.check_retries(job_id)
-            elif self.simulation.untroubled and self.simulation.calm and not self.deadly:
-                runs = [run for run in self.runs if run.job_id == job_id]
-                if len(runs) <= self.retries[job_id] or {run.ending for run in runs} - {"failed", "retried"}:
-                    self.fail(f"{job_id} is {status.value} after {len(runs)} runs, and nothing has happened")
+            else:
+                self.check_failed(job_id, status)
         super().ended()
 
 
@@ -648,7 +650,7 @@ def _patch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Job, "set_status", _at_once(Job.set_status))
     patch.setattr(jobs, "now", now)
     patch.setattr(jobs, "opened", lambda wanted: HostStore(simulated.current))
-    patch.setattr(jobs, "random", SimpleNamespace(uniform=uniform))
+    patch.setattr(jobs, "random", SimpleNamespace(uniform=simulated.uniform))
     for module in (delivery, of_workers):
         patch.setattr(module, "monotonic", lambda: simulated.current.world.now)
     patch.setattr(of_horses, "os", os)
@@ -681,11 +683,6 @@ def new_id() -> Any:
     """Return what stands for a random number."""
     simulated.current.law.pids += 1
     return SimpleNamespace(hex=f"{simulated.current.law.pids:08}")
-
-
-def uniform(low: float, high: float) -> float:
-    """Return a pause."""
-    return simulated.current.choices.between("a pause", low, high)
 
 
 PATCHES.append(_patch)

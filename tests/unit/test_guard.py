@@ -289,16 +289,15 @@ def before_body(bench: Bench) -> Iterator[Callable[[Callable[[], object]], None]
     hooks: list[Callable[[Event], None]] = []
 
     def add(act: Callable[[], object]) -> None:
-        hooks.append(lambda event: void(act()))
-        events.add_hook(hooks[-1], {events.Acquired})
+        def hook(event: Event) -> None:
+            act()
+
+        hooks.append(hook)
+        events.add_hook(hook, {events.Acquired})
 
     yield add
     for hook in hooks:
         events.remove_hook(hook)
-
-
-def void(_: object) -> None:
-    """Return nothing."""
 
 
 BeforeBody = Callable[[Callable[[], object]], None]
