@@ -207,7 +207,21 @@ def policy_of(given: object, options: Mapping[str, Any]) -> Policy:
             f"Expected options of @idempotent, got the function {given.__qualname__}: write @idempotent(...), "
             "with parentheses."
         )
+    for name in options:
+        if owner := _OTHERS.get(name):
+            raise ConfigurationError(
+                f"Expected options of Policy in @idempotent, got {name}={options[name]!r}: {owner}."
+            )
     return Policy.of(options, base=Policy.of(given))  # type: ignore[arg-type]
+
+
+_CELERYS = "it is an option of a Celery task: write @app.task(base=IdempotentTask, idempotency={...}), and it there"
+_RQS = "it is an option of RQ: give it to enqueue(), or to @job above this decorator"
+#: Options of others that are mistaken for ones of the decorator, and where they belong.
+_OTHERS = {
+    **dict.fromkeys(("acks_late", "autoretry_for", "base", "bind", "ignore_result", "max_retries"), _CELERYS),
+    **dict.fromkeys(("connection", "depends_on", "job_id", "job_timeout", "queue", "retry"), _RQS),
+}
 
 
 def check_function(function: Any) -> None:
@@ -602,7 +616,7 @@ async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
 def _step(guard: Guard, delivery: Delivery, steps: Acquiring) -> HeldLease | Decision | float:
     found = guard.step(delivery, steps)
     if isinstance(found, HeldLease) and found.fence:
-        guard.start(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
+        return guard.start(delivery, found)  # here: a loop that is busy may come to it when the lease has run out
     return found
 
 

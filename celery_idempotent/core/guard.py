@@ -258,18 +258,12 @@ class Guard:
         value = doubt = None
         try:
             try:
-                self._begin(delivery, held)
-                if held.lost or monotonic() >= held.deadline:  # a hook took too long, or the process was stopped in it
-                    doubt = self._doubt(delivery, held)
+                doubt = self._begin(delivery, held)
                 if doubt is None:
                     value = delivery.body(held)
             except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
                 return self._raised(delivery, held, error)
-            if isinstance(doubt, StoreError):
-                return Busy(STORE_PAUSE[1], error=doubt)
-            if doubt is not None:
-                return self._answer_as_duplicate(delivery)
-            return self._returned(delivery, held, value)
+            return self._returned(delivery, held, value) if doubt is None else self._answer_doubt(delivery, doubt)
         finally:
             self._leave(delivery, held)
 
@@ -330,32 +324,51 @@ class Guard:
                 return found
             yield pause
 
-    def start(self, delivery: Delivery, held: HeldLease) -> None:
-        """Renew the lease from now on, and emit that the body begins; `finish` follows.
+    def begin(self, delivery: Delivery) -> HeldLease | Decision:
+        """Return the lease for a body that begins now and that `finish` follows, or the decision without one.
+
+        A lease that holds nothing (fence 0) has nothing to finish. Raises what `run` raises before the body.
+        """
+        held = self.acquire_now(delivery)
+        return self.start(delivery, held) if isinstance(held, HeldLease) and held.fence else held
+
+    def start(self, delivery: Delivery, held: HeldLease) -> HeldLease | Decision:
+        """Renew the lease from now on, and emit that the body begins; return the lease, or the decision if it ran out.
 
         What is raised here, as where no thread can be started, ends the run: the lease is given back.
         """
         try:
-            self._begin(delivery, held)
+            doubt = self._begin(delivery, held)
         except BaseException as error:  # noqa: BLE001 - raised again
             try:
                 self.finish(delivery, held, error=error)
             finally:
                 raise error
+        if doubt is None:
+            return held
+        try:
+            return self._answer_doubt(delivery, doubt)
+        finally:
+            self._leave(delivery, held)
 
-    def _begin(self, delivery: Delivery, held: HeldLease) -> None:
+    def _begin(self, delivery: Delivery, held: HeldLease) -> LeaseLost | StoreError | None:
+        """Return why the body may not begin: its lease is lost, or in doubt and the store away; it is released then."""
         self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
         delivery.emit_start(held)
-
-    def _doubt(self, delivery: Delivery, held: HeldLease) -> LeaseLost | StoreError | None:
-        """Return why the body may not begin: its lease is lost, or in doubt and the store away; it is released then."""
+        if not held.lost and monotonic() < held.deadline:
+            return None
         try:
-            held.check()
+            held.check()  # a hook took too long, or the process was stopped in it
         except (LeaseLost, StoreError) as error:
             self.heartbeat.forget(held)
             self.release(delivery, held, Release(Reason.SHUTDOWN), error)
             return error
         return None
+
+    def _answer_doubt(self, delivery: Delivery, doubt: LeaseLost | StoreError) -> Decision:
+        if isinstance(doubt, StoreError):
+            return Busy(STORE_PAUSE[1], error=doubt)
+        return self._answer_as_duplicate(delivery)
 
     def finish(
         self, delivery: Delivery, held: HeldLease, value: object = None, error: BaseException | None = None

@@ -123,7 +123,7 @@ class Policy:
         before = written.pop("_given", written)  # dataclasses.replace() passes every field, also this one
         for name in written:
             if name not in _CHECKS:
-                raise unfit("idempotency", "options of Policy", name, _hint(name, _CHECKS))
+                raise unfit("idempotency", "options of Policy", name, _BESIDE.get(name) or _hint(name, _CHECKS))
         for name, default in _DEFAULTS.items():
             object.__setattr__(self, name, _CHECKS[name](written[name], name) if name in written else default)
         given = frozenset(n for n in written if n in before or getattr(self, n) != _DEFAULTS[n])
@@ -223,7 +223,8 @@ class Unique:
             given["for"] = for_
         for name in given:
             if name not in _UNIQUE_CHECKS:
-                raise unfit("unique", "options of Unique", name, _hint(name, _UNIQUE_CHECKS))
+                own = f"write idempotency={{{name!r}: ...}} beside unique" if name in _CHECKS else ""
+                raise unfit("unique", "options of Unique", name, own or _hint(name, _UNIQUE_CHECKS))
         for name, default in _UNIQUE_DEFAULTS.items():
             value = _UNIQUE_CHECKS[name](given[name], name) if name in given else default
             object.__setattr__(self, _attribute(name), value)
@@ -525,6 +526,15 @@ _UNIQUE_CHECKS: dict[str, Callable[[object, str], object]] = {
 }
 _UNIQUE_DEFAULTS = {
     option.name.rstrip("_"): cast(object, option.default) for option in fields(Unique) if option.name != "_given"
+}
+#: What to write instead of what belongs to a unique task.
+_BESIDE = {
+    "unique": "a Celery task has it beside idempotency, as in @app.task(base=IdempotentTask, unique=...)",
+    **{
+        name: f"a Celery task has it beside idempotency, as in unique={{{name!r}: ...}}"
+        for name in _UNIQUE_CHECKS
+        if name not in _CHECKS
+    },
 }
 #: The names of its options that nothing else is called.
 UNIQUE_OPTIONS = ("debounce", "throttle")

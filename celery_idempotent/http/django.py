@@ -164,15 +164,12 @@ class IdempotencyMiddleware:
         return response if answer is own else _as_django(answer)
 
     def _carry_out(self, delivery: HttpDelivery, request: Any) -> Any:
-        guard = self.binding.guard
         try:
-            held = guard.acquire_now(delivery)
+            held = self.binding.guard.begin(delivery)
             if not isinstance(held, HeldLease):
                 return _as_django(delivery.answer(held))
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             return _as_django(delivery.answer_error(error))
-        if held.fence:
-            guard.start(delivery, held)
         response = self._call_view(delivery, held, request)
         return self._conclude(delivery, held, response)
 

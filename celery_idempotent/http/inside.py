@@ -148,12 +148,8 @@ class Pending:
     def begin(self, account: object) -> HeldLease | None:
         """Do what the function `begin` does."""
         if (delivery := self._delivery(account)) is not None:
-            guard = self.binding.guard
             with self._deciding(delivery):
-                held = guard.acquire_now(delivery)
-                if isinstance(held, HeldLease) and held.fence:
-                    guard.start(delivery, held)
-                self._decide(delivery, held)
+                self._decide(delivery, self.binding.guard.begin(delivery))
         return self._outcome()
 
     async def abegin(self, account: object) -> HeldLease | None:

@@ -124,9 +124,8 @@ class IdempotencyMiddleware:
         return body
 
     def _carry_out(self, delivery: HttpDelivery, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        guard = self.binding.guard
         try:
-            held = guard.acquire_now(delivery)
+            held = self.binding.guard.begin(delivery)
             answer = held if isinstance(held, HeldLease) else delivery.answer(held)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             answer = delivery.answer_error(error)
@@ -136,7 +135,6 @@ class IdempotencyMiddleware:
         exchange = _Exchange(self.app, delivery, held, environ, start_response)
         if not held.fence:
             return exchange.run_unguarded()
-        guard.start(delivery, held)
         return exchange.run()
 
 

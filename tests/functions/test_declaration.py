@@ -59,6 +59,8 @@ def of_a_module(order: str) -> str:
         ({**BOTH, "name": 7}, "Expected name of .*plain to be text, got 7"),
         ({**BOTH, "namespace": ""}, "Expected namespace of .*plain to be text"),
         ({**BOTH, "store": ""}, "store"),
+        ({**BOTH, "bind": True}, r"got bind=True: .* write @app.task\(base=IdempotentTask"),
+        ({**BOTH, "retry": 3}, r"got retry=3: it is an option of RQ: give it to enqueue\(\)"),
     ],
     ids=str,
 )

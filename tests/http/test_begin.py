@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 
-from celery_idempotent import current_lease, idempotent
+from celery_idempotent import current_lease, events, idempotent
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.http import INSIDE, UNGUARDED, Answered, IdempotencyMiddleware, abegin, begin, wsgi
+from celery_idempotent.stores import Reason, Release
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
 from tests.support.waiting import wait_until
@@ -133,6 +135,34 @@ def test_the_lease_is_renewed_from_begin_on() -> None:
         wait_until(lambda: lease.renewals > 1)
 
     assert statuses(on_wsgi(work, lease_ttl=0.6)[1], 1) == [201]
+
+
+@pytest.mark.parametrize("kind", ["middleware", "begin", "abegin", "to_thread"])
+def test_a_view_does_no_work_whose_lease_was_taken_over_before_it_began(kind: str) -> None:
+    """Its process was stopped meanwhile, or a hook took too long."""
+
+    def overtake(event: events.Event) -> None:
+        [held] = app.binding.guard.heartbeat.holdings()
+        held.store.release(held.lease, Release(Reason.FAILED))
+        held.store.acquire(replace(held.lease.claim, owner="another", token="another"))
+        held.deadline = 0.0
+
+    async def abegun(scope: Any) -> None:
+        await abegin(scope, "anna")
+
+    works: dict[str, Any] = {"abegin": abegun, "to_thread": lambda scope: abegin_in_its_thread(scope, "anna")}
+    if kind in works:
+        view, app = on_asgi(works[kind])
+    elif kind == "begin":
+        view, app = on_wsgi(lambda environ: begin(environ, "anna"))
+    else:
+        view, app = on_wsgi(lambda environ: None, scope=None)
+    events.add_hook(overtake, {events.Acquired})
+    try:
+        assert statuses(app, 1) == [409]
+    finally:
+        events.remove_hook(overtake)
+    assert view.runs == 0
 
 
 def test_tasks_that_are_published_after_begin_have_the_ids_of_the_request() -> None:

@@ -509,7 +509,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             )
         ],
         "a body begins with a lease that ran out in a hook": [
-            (GUARD, "if held.lost or monotonic() >= held.deadline:", "if False:")
+            (GUARD, "if not held.lost and monotonic() < held.deadline:", "if True:")
         ],
         "a lost horse keeps its lease": [(RQ_WORKER, "if self._reaped[1] != 0:", "if False:")],
         "a worker renews no lease of its horse": [(RQ_WORKER, 'self._act("renewed", self._renew)', "pass")],

@@ -1015,6 +1015,19 @@ class TestStartAndFinish:
         assert bench.record.state is State.RELEASED
         assert bench.heartbeat.holdings() == []
 
+    def test_a_body_whose_lease_ran_out_before_it_does_not_begin(self, bench: Bench, before_body: BeforeBody) -> None:
+        before_body(bench.overtake)
+        guard, delivery = bench.guard(), bench.delivery()
+        assert isinstance(guard.begin(delivery), Busy)
+        assert (bench.told, bench.heartbeat.holdings()) == (["Acquired", "LeaseLost"], [])
+
+    def test_a_body_begins_whose_lease_nobody_took_before_it(self, bench: Bench, before_body: BeforeBody) -> None:
+        before_body(lambda: bench.clock.advance(bench.policy.lease_ttl))
+        held = bench.guard().begin(bench.delivery())
+        assert isinstance(held, HeldLease), held
+        assert held.deadline > bench.clock()
+        assert bench.heartbeat.holdings() == [held]
+
 
 def test_whatever_ends_a_run_its_lease_is_not_renewed_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode_value(*args: Any, **options: Any) -> bytes:

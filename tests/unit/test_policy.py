@@ -212,6 +212,10 @@ def test_an_unknown_option_is_refused_with_a_suggestion(make: Callable[[dict[str
         make({"lese_ttl": 3})
     with pytest.raises(ConfigurationError, match=r"got 'qqq': write one of store, key, scope, lease_ttl"):
         make({"qqq": 3})
+    with pytest.raises(ConfigurationError, match=r"got 'until': a Celery task .* as in unique=\{'until': \.\.\.\}"):
+        make({"until": "done"})
+    with pytest.raises(ConfigurationError, match=r"got 'unique': .*@app.task\(base=IdempotentTask, unique=\.\.\.\)"):
+        make({"unique": "order_id"})
 
 
 def test_an_option_that_is_no_text_is_refused() -> None:

@@ -169,6 +169,7 @@ def test_a_debounced_task_waits_at_most_ten_times_as_long() -> None:
     ("options", "said"),
     [
         ({"debounc": 3}, "expected options of Unique, got 'debounc': did you mean 'debounce'"),
+        ({"lease_ttl": 3}, "got 'lease_ttl': write idempotency={'lease_ttl': ...} beside unique"),
         ({"until": "end"}, "until: expected one of 'start', 'done', got 'end'"),
         ({"for": "soon"}, "for: expected a duration"),
         ({"for": "1h", "for_": "2h"}, "for: expected no for_ beside it, got '1h'"),
