@@ -136,17 +136,21 @@ class IdempotentRequest(Request):
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Do as Celery does, and release the lease once a child that hit its hard limit is gone.
 
-        Not where the child had lost its lease before, as while it hung: its end is not that of the operation.
+        Not as Celery does where the child had lost its lease before, as while it hung: its end is not that of the
+        operation. But until it is killed, it may be granted another.
         """
-        if not soft and self._put_back_if_overtaken():
-            return None
-        if not soft:
+        if soft:
+            return super().on_timeout(soft, timeout)
+        answer = None
+        if self._put_back_if_overtaken():
+            self._announce(Reason.REQUEUED)
+        else:
             # What goes back to its queue to hit the limit again must not do so for ever.
             self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
-        answer = super().on_timeout(soft, timeout)
-        if not soft and _acks_on_timeout(self.task):
-            self._end_reservation(Reason.DONE)
-        if not soft and self.worker_pid and shared.enforces_limits:
+            answer = super().on_timeout(soft, timeout)
+            if _acks_on_timeout(self.task):
+                self._end_reservation(Reason.DONE)
+        if self.worker_pid and shared.enforces_limits:
             # billiard reports first and kills afterwards: free the key when the body has really ended. In other pools
             # the body has ended, and its "pid" is no process's.
             self._in_background(self._release_when_gone)

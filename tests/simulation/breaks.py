@@ -20,6 +20,7 @@ CANVAS, HTTP = "celery/canvas.py", "http/delivery.py"
 RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
 RQ_DELIVERY, RQ_JOB, RQ_WORKER = "rq/delivery.py", "rq/job.py", "rq/worker.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
+SHUTDOWN, BACKOFF = "celery/worker.py", "core/backoff.py"
 
 BREAKS: dict[str, tuple[Edit, ...]] = {
     name: tuple(Edit(*edit) for edit in edits)
@@ -531,6 +532,33 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "a deferral is a retry": [
             (RQ_JOB, "job.number_of_retries = (job.number_of_retries or 0) - 1", "pass"),
+        ],
+        "a shutdown that was announced is a crash": [
+            (RULES, "died = lapsed and row.reason != Reason.SHUTDOWN", "died = lapsed")
+        ],
+        "a shutdown is not announced": [(SHUTDOWN, "self.mark_running()", "pass")],
+        "what a shutdown cuts off is not announced": [(REQUEST, "cut_off.append(self)", "pass")],
+        "a child that a shutdown cuts off has crashed": [
+            (
+                DELIVERY,
+                "if pool.is_stopping() or self.request.is_eager:\n            return",
+                "if False:\n            return",
+            ),
+            (DELIVERY, "error.code in SIGNALLED and pool.stops_soon()", "False"),
+        ],
+        "a slot waits on in a worker that is to end": [(BACKOFF, "if left <= 0 or self.stopping():", "if left <= 0:")],
+        "a pause goes on in a worker that is to end": [
+            (BACKOFF, "seconds > LOOK_EVERY and not stopping():", "seconds > LOOK_EVERY:")
+        ],
+        "a body that leaves keeps its lease": [
+            (
+                GUARD,
+                "recorded = retry_if_interrupted(lambda: self._record_failure(delivery, held, ending, error))",
+                "recorded = isinstance(error, SystemExit) or self._record_failure(delivery, held, ending, error)",
+            )
+        ],
+        "a child at its limit that was overtaken keeps what it is granted then": [
+            (REQUEST, "if self.worker_pid and shared.enforces_limits:", "if not self._overtaken and self.worker_pid:")
         ],
         "a job is scheduled before its scheduler knows it": [
             (RQ_JOB, "if pipeline is None and status is JobStatus.SCHEDULED:", "if False:")

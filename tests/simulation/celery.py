@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from billiard import einfo
 from billiard.einfo import ExceptionInfo
+from billiard.exceptions import Terminated
 from celery import Celery, canvas
 from celery.app import base as app_base
 from celery.app import task as app_task
@@ -34,8 +35,11 @@ from celery_idempotent import IdempotentTask, add_hook, functions, remove_hook
 from celery_idempotent.celery import delivery, message, unique
 from celery_idempotent.celery import pool as shared
 from celery_idempotent.celery import request as main_process
+from celery_idempotent.celery import worker as shutdown
 from celery_idempotent.celery.request import IdempotentRequest
+from celery_idempotent.celery.worker import ShutdownMarks
 from celery_idempotent.core import backoff, breaker, guard, heartbeat, lease, reservations
+from celery_idempotent.core.backoff import never
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.http import asgi, wsgi
 from celery_idempotent.stores import memory as memory_store
@@ -66,7 +70,7 @@ PREFETCH = 2
 INFINITE = float("inf")
 
 #: What may happen to a worker, and how likely it is.
-FAULTS_OF_WORKERS = (("killed", 0.1), ("connection lost", 0.1))
+FAULTS_OF_WORKERS = (("killed", 0.1), ("connection lost", 0.1), ("warm shutdown", 0.2), ("cold shutdown", 0.2))
 FAULTS_OF_CHILDREN = (
     ("child killed", 0.3),
     ("child stopped", 0.4),
@@ -86,6 +90,8 @@ RELEASE = " release"
 LOSING = ("child stopped", "cut off from the store")
 #: How often the broker is away when a copy or a retry is about to be published.
 COPY_FAILS, RETRY_FAILS = 0.03, 0.3
+#: Seconds after which processes have seen that their worker is about to end, and acted.
+SEEN_WITHIN = 3.0
 #: With what a delivery ends.
 ENDINGS = ("settle", "release")
 #: How much more likely a fault is that does most harm just now: a moment, or for a while.
@@ -345,10 +351,12 @@ class Host:
         self.ripe_for: dict[str, float] = {}
         #: whether another delivery waits for what its child holds
         self.awaited = False
-        #: how often the store has failed it
-        self.failures = 0
+        #: how often the store has failed it, and how often it has failed it or was slow
+        self.failures = self.troubles = 0
         #: whether what it runs kills it at its next step
         self.doomed: Any = False
+        #: whether it is about to end, as its processes can see
+        self.stopping = False
         self.new_process()
         #: for how long the holder remains that a delivery has met, as it was told
         self.holder_remains = INFINITE
@@ -399,6 +407,7 @@ class HostStore(ScriptedStore):
         world.step()
         fate = simulation.fate_of_call(host)
         host.failures += fate not in ("", "slow reply")
+        host.troubles += fate != ""
         if fate in ("request", "late"):
             if fate == "late" and verb != "settle_within":  # that is the connection's own, and ends with it
                 self._send_late(verb, args, options)
@@ -472,6 +481,11 @@ class Request(IdempotentRequest):
             work()
         return SimpleNamespace(join=lambda timeout: None)
 
+    def on_success(self, *args: Any, **options: Any) -> Any:
+        answer = super().on_success(*args, **options)
+        self.worker.succeeded.add(self.id)
+        return answer
+
 
 class Pool:
     """One child, which runs what the worker's main process gives it."""
@@ -482,6 +496,11 @@ class Pool:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
+    def terminate_job(self, pid: int, signal: object) -> None:
+        obeys = current.choices.one_of("a child obeys", [True, True, False])  # it may be deep within a call
+        if obeys and self.worker.is_alive(pid):
+            self.worker.cut_off()
+
     def apply_async(
         self, target: Any, args: Any, callback: Any, error_callback: Any, accept_callback: Any, **_: Any
     ) -> Any:
@@ -491,12 +510,15 @@ class Pool:
             child = getcurrent()
             child.interruptible = True
             try:
-                found = target(*args, app=worker.app)
-            except Exception:  # noqa: BLE001 - as a child of billiard's returns it
-                info = ExceptionInfo()
-                worker.ends(child, lambda: error_callback(info))
-            else:
-                worker.ends(child, lambda: callback(found))
+                try:
+                    found = target(*args, app=worker.app)
+                except Exception:  # noqa: BLE001 - as a child of billiard's returns it
+                    info = ExceptionInfo()
+                    worker.ends(child, lambda: error_callback(info))
+                else:
+                    worker.ends(child, lambda: callback(found))
+            except SystemExit:
+                worker.doomed = worker.doomed or "exited"
 
         worker.children += 1
         accept_callback(worker.children, current.world.now)
@@ -526,6 +548,13 @@ class Worker(Host):
         self.limiting = False
         #: whether the child dies at its next step
         self.doomed = ""
+        #: how it is being shut down, and what announces that to the store
+        self.ends_by = ""
+        self.marks: Any = None
+        #: when that began, when the last task began, and the troubles there had been then
+        self.ends_since, self.began, self.troubles_before = 0.0, (0.0, 0), 0
+        #: the tasks that have succeeded here, as it knows
+        self.succeeded: set[str] = set()
         kinds = [kind for kind, _ in (*FAULTS_OF_CHILDREN, *FAULTS_OF_WORKERS)]
         self.names = {kind: f"{name}: {kind}" for kind in ("starts a task", "gets a message", *kinds)}
         self.new_child()
@@ -533,7 +562,10 @@ class Worker(Host):
     def new_child(self) -> None:
         """Fork a child: a process of its own, with a heartbeat and a breaker of its own."""
         self.new_process()
-        install_store(self.app, HostStore(self.simulation, self), self.heartbeat, self.breaker)
+        store = HostStore(self.simulation, self)
+        install_store(self.app, store, self.heartbeat, self.breaker)
+        if self.marks is not None:
+            self.marks._store = store
 
     @property
     def idle(self) -> bool:
@@ -563,7 +595,7 @@ class Worker(Host):
             headers=received.headers,
             decoded=False,
         )
-        request.serial = payload["properties"]["serial"]
+        request.serial, request.worker = payload["properties"]["serial"], self
         request.due = (request.eta - EPOCH).total_seconds() if request.eta is not None else 0.0
         self.reserved.append((request, tag))
         self.simulation.world.tell(f"{self.name} receives {request.id} as {tag}")
@@ -582,6 +614,7 @@ class Worker(Host):
 
     def starts(self, run: Callable[[], None], lost: Any) -> None:
         self.lost, self.failures_before, self.awaited = lost, self.failures, False
+        self.began = (self.simulation.world.now, self.troubles)
         self.child = self.simulation.world.start(self, f"{self.name} child", run)
 
     def ends(self, child: Process, call: Callable[[], object]) -> None:
@@ -602,9 +635,9 @@ class Worker(Host):
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def kill_child(self) -> None:
+    def kill_child(self, error: type[Exception] = WorkerLostError) -> None:
         world = self.simulation.world
-        world.tell(f"{self.name}: child killed")
+        world.tell(f"{self.name}: child {'killed' if error is WorkerLostError else 'exits'}")
         if self.limiting:  # its main process looks for it no more
             self._kill_processes(self)
             self.doomed = ""
@@ -614,8 +647,8 @@ class Worker(Host):
 
         def notice() -> None:
             try:
-                raise WorkerLostError("killed")
-            except WorkerLostError:
+                raise error("killed")
+            except error:
                 lost(ExceptionInfo())
 
         self.ending = world.start(self.main, f"{self.name} main", lambda: self._ended(notice))
@@ -650,9 +683,20 @@ class Worker(Host):
 
         world.start(self.main, f"{self.name} main", limit)
 
+    def cut_off(self) -> None:
+        """The main process sends a signal to the child by which it ends itself."""
+        self.child.interruptible, self.child.signalled = False, True
+        self.simulation.world.interrupt(self.child, SystemExit(-241))
+
+    def child_exited(self) -> None:
+        """The child has ended itself, as it was told."""
+        self.simulation.law.finished(self.request, self)
+        self.kill_child(Terminated)
+
     def _end_child(self) -> None:
         """The child is gone, and there is another one."""
-        self.simulation.law.killed(self.child)
+        if not self.child.cut_off:
+            self.simulation.law.killed(self.child)
         self._kill_processes(self)
         self.child, self.doomed, self.stopped_until = None, "", 0.0
         self.failures_before = self.failures
@@ -664,18 +708,73 @@ class Worker(Host):
 
     def kill(self, down_for: float) -> None:
         """Kill the whole worker; another is started in its place."""
-        world = self.simulation.world
-        world.tell(f"{self.name}: killed")
-        if self.child is not None:
+        self.simulation.world.tell(f"{self.name}: killed")
+        self._end(down_for)
+        if self.simulation.broker.visibility is None:
+            self.simulation.broker.lose(self)
+
+    def _end(self, down_for: float) -> None:
+        if self.stopping and self.troubles == self.troubles_before:
+            self.simulation.law.announced(self.request, self.ends_since)
+        if self.child is not None and not self.child.cut_off:
             self.simulation.law.killed(self.child)
         self._kill_processes(self, self.main)
         self.child, self.ending, self.doomed, self.limiting = None, None, "", False
+        self.stopping = self.main.stopping = False
+        self.ends_by, self.marks = "", None
+        self.succeeded.clear()
         self.reserved.clear()
         self.stopped_until = 0.0
-        self.down_until = world.now + down_for
+        self.down_until = self.simulation.world.now + down_for
         self.new_child()
-        if self.simulation.broker.visibility is None:
-            self.simulation.broker.lose(self)
+
+    # -- shutdowns -----------------------------------------------------------------------------------------------------
+
+    def shut_down(self, *, cold: bool) -> None:
+        """The worker gets a signal to end: once what it runs has ended, or after it has cut that off."""
+        simulation, begun = self.simulation, self.stopping
+        self.ends_by = "cold" if cold else "warm"
+        simulation.world.tell(f"{self.name}: {self.ends_by} shutdown")
+        self.stopping = self.main.stopping = True
+        self.ends_since, self.troubles_before = simulation.world.now, self.troubles
+        simulation.law.counts["shutdowns"] += 1
+        if not begun:
+            waits = simulation.choices.one_of("a supervisor waits for", [INFINITE, 1.0, 4.0])
+            if waits < INFINITE:
+                simulation.world.start(self.main, f"{self.name} supervisor", lambda: self._wait_no_longer(waits))
+            self.marks = marks = ShutdownMarks(self.app.guarded[0]._binding.guard.store)
+            simulation.world.start(self.main, f"{self.name} marks", lambda: marks.keep_looking(never))
+        simulation.world.start(self.main, f"{self.name} stops", lambda: self._stop(cold=cold))
+
+    def _wait_no_longer(self, seconds: float) -> None:
+        self.simulation.world.sleep(seconds)
+        self.doomed = "worker"
+
+    def _stop(self, *, cold: bool) -> None:
+        world, request, patience = self.simulation.world, self.request, INFINITE
+        if cold:
+            patience = world.now + world.choices.one_of("a cold shutdown takes", [0.0, 4.0, 4.0])
+            running = self.child is not None and not self.limiting
+            if running and not request.acknowledged and request.id not in self.succeeded:
+                request.cancel(self.pool, "TERM")
+        while world.now < patience and (self.child is not None or self.ending is not None or self.limiting):
+            world.sleep(0.5)
+            self._check_slot()
+        self.doomed = "stopped"
+
+    def _check_slot(self) -> None:
+        """Check that no delivery waits for its lease in a worker that is about to end."""
+        (began, troubles), law = self.began, self.simulation.law
+        since = max(began, self.ends_since, self.stopped_until, self.simulation.broker.away_until)
+        held_up = self.child is None or self.limiting or self.child.cut_off or troubles != self.troubles
+        if not held_up and self.simulation.world.now - since > SEEN_WITHIN and not law.has_begun(self.child):
+            law.fail(f"{self.request.id} waits in {self.name}, which is about to end")
+
+    def stop(self) -> None:
+        """The worker has ended, and its messages go back; another is started in its place."""
+        self.simulation.world.tell(f"{self.name}: ends")
+        self._end(self.simulation.choices.between("down for", 0.0, 20.0))
+        self.simulation.broker.lose(self)
 
     def _kill_processes(self, *hosts: Host) -> None:
         world = self.simulation.world
@@ -707,7 +806,7 @@ class Simulation:
         current = self
         self.choices, self.law = choices, law
         self._ids = 0
-        self.world = World(choices, law.interrupted, story)
+        self.world = World(choices, self._interrupted, story)
         self.store = law.store()
         self.broker = Broker(self.world, choices.one_of("visibility", [None, VISIBILITY, 30.0]))
         self.faults = choices.one_of("faults", [0, 1, 1, 2, 2, 3, 4])
@@ -739,7 +838,7 @@ class Simulation:
         for names in (state.active_requests, state.reserved_requests, state.revoked):
             names.clear()
         delivery._requeue_pauses.pause = delivery.REQUEUE_PAUSE[0]
-        self._clear(unique._skipped_for, unique._looked_in, unique._late)
+        self._clear(main_process.cut_off, unique._skipped_for, unique._looked_in, unique._late)
         law.begins(self)
         if choices.made is not None:
             choices.made.kind = law.kind
@@ -753,6 +852,13 @@ class Simulation:
     def _clear(*known: Any) -> None:
         for each in known:
             each.clear()
+
+    def _interrupted(self, process: Process) -> None:
+        if process.signalled:
+            process.cut_off = True
+            self.law.cut_off(process)
+        else:
+            self.law.interrupted(process)
 
     def fate_of_call(self, host: Host) -> str:
         if host.cut_off_until > self.world.now:
@@ -796,6 +902,10 @@ class Simulation:
             worker.kill(0.0)
         elif kind == "child":
             worker.kill_child()
+        elif kind == "exited":
+            worker.child_exited()
+        elif kind == "stopped":
+            worker.stop()
         elif not worker.limiting:
             worker.limit_child()
 
@@ -812,6 +922,8 @@ class Simulation:
             if worker.down_until > now:
                 continue
             reserved, names = worker.reserved, worker.names
+            if worker.stopping:
+                continue
             if reserved and worker.child is None and worker.ending is None and worker.due(now) is not None:
                 steps.append((names["starts a task"], 6.0, Worker.execute, worker))
             if broker.queue and len(reserved) < PREFETCH:
@@ -837,6 +949,8 @@ class Simulation:
             child, names = worker.child, worker.names
             kinds = FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if worker.reserved else ()
             for kind, weight in kinds:
+                if worker.ends_by and kind in ("warm shutdown", f"{worker.ends_by} shutdown", "connection lost"):
+                    continue
                 if not kind.endswith("time limit") or (child.interruptible and not worker.limiting):
                     # Trouble seldom comes alone, and does most harm where a reply is on its way.
                     weight = haste * (weight * 3 if worker is self.troubled else weight)
@@ -867,6 +981,8 @@ class Simulation:
             self._slow(worker)
         elif kind == "killed":
             worker.kill(self.choices.between("down for", 0.0, 20.0) if worker in self.workers else 0.0)
+        elif kind in ("warm shutdown", "cold shutdown"):
+            worker.shut_down(cold=kind == "cold shutdown")
         elif worker in self.workers:
             worker.disconnect()
         else:
@@ -1022,6 +1138,22 @@ class MainProcess:
         return worker_of(getcurrent().host).is_alive(pid)
 
 
+class ActiveRequests:
+    """What runs in the worker that asks."""
+
+    @property
+    def active_requests(self) -> list[Request]:
+        asking = getcurrent().host
+        return sorted(
+            (each for each in state.active_requests if each.worker.main is asking), key=lambda each: each.serial
+        )
+
+
+def is_stopping() -> bool:
+    """Return whether the worker is about to end whose process asks."""
+    return getattr(getattr(getcurrent(), "host", None), "stopping", False)
+
+
 class SimpleQueue:
     """A queue from which one thread gets."""
 
@@ -1153,6 +1285,12 @@ def simulated_clock() -> Iterator[None]:
         for module in (backoff, message):
             patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
         patch.setattr(main_process, "shared", MainProcess())
+        patch.setattr(shared, "is_stopping", is_stopping)
+        patch.setattr(delivery.CeleryDelivery, "stopping", staticmethod(is_stopping))
+        patch.setattr(delivery._requeue_pauses, "stopping", is_stopping)
+        patch.setattr(shutdown, "worker_state", ActiveRequests())
+        patch.setattr(shutdown, "heartbeat", OfHost("heartbeat"))
+        patch.setattr(shutdown, "sleep", sleep)
         patch.setattr(main_process, "monotonic", now)
         patch.setattr(main_process, "sleep", sleep)
         _patch_threads(patch)

@@ -27,6 +27,7 @@ from .celery import (
     LONG_WAIT,
     MAX_CRASHES,
     RELEASE,
+    SEEN_WITHIN,
     SETTLED_KEPT,
     STEADY,
     VISIBILITY,
@@ -126,6 +127,8 @@ class Charges(Law):
         self.outlived: dict[str, int] = defaultdict(int)
         #: by order: the last fence when an operator released it
         self.freed_up_to: dict[str, int] = defaultdict(int)
+        #: by owner: when its worker ended, which the store was to know by then
+        self.ends_known: dict[str, float] = {}
         #: owners whose retries have taken their leases
         self.overtaken: set[str] = set()
         self.time_is_over: set[str] = set()
@@ -389,6 +392,19 @@ class Charges(Law):
             elif run.process is process:
                 run.excused = True  # it had returned, and was not settled yet
 
+    def cut_off(self, process: Process) -> None:
+        self.counts["cut off"] += 1
+        for run in self.runs:
+            if run.process is process:
+                run.ending, run.excused = run.ending or "cut off", True
+
+    def announced(self, request: Any, since: float) -> None:
+        if request is not None and self.world.now - since > SEEN_WITHIN:
+            self.ends_known[request._owner] = self.world.now
+
+    def has_begun(self, process: Process) -> bool:
+        return any(run.process is process for run in self.runs)
+
     def interrupted(self, process: Process) -> None:
         super().interrupted(process)
         self.time_is_over.add(process.host.request.id)
@@ -484,6 +500,9 @@ class Charges(Law):
             self.check_answer(args[0], answer)
             if isinstance(answer, Lease) and answer.taken_over and before is not None:
                 self.check_taken_over(args[0], before)
+                known = self.ends_known.get(before.owner, 0.0) > simulated(before.fence) + SEEN_WITHIN
+                if known and answer.crashes > before.crashes:
+                    self.fail(f"the end of a worker that was shut down is a crash to {args[0].task_id}")
         elif verb == "release" and answer:
             self.released(args[0], args[1])
         for order in ORDERS:

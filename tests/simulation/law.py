@@ -97,6 +97,18 @@ class Law:
         """A soft time limit rings in a child."""
         self.counts["interruptions"] += 1
 
+    def cut_off(self, process: Process) -> None:
+        """A signal ends a child, since its worker is shut down."""
+        self.killed(process)
+        self.counts["cut off"] += 1
+
+    def announced(self, request: Any, since: float) -> None:
+        """A worker ends that has been about to since then; the store was to be told."""
+
+    def has_begun(self, process: Process) -> bool:
+        """Return whether the body of a child's delivery has begun, as far as is known."""
+        return True
+
     def timed_out(self, process: Process) -> None:
         """A hard time limit has passed for a child, which is about to be killed."""
         self.counts["time limits"] += 1

@@ -115,6 +115,8 @@ class Process(greenlet):
         self.interruption: BaseException | None = None
         #: whether a signal may
         self.interruptible = False
+        #: whether that ends its process, and whether it has been raised
+        self.signalled = self.cut_off = False
         #: whether the last that it wrote into the result backend is the count of a chord's parts
         self.counted = False
         #: whether another one waits for it
