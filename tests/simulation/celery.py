@@ -856,7 +856,7 @@ class Simulation:
     def _interrupted(self, process: Process) -> None:
         if process.signalled:
             process.cut_off = True
-            self.law.cut_off(process)
+            self.law.shut_down(process)
         else:
             self.law.interrupted(process)
 

@@ -392,7 +392,7 @@ class Charges(Law):
             elif run.process is process:
                 run.excused = True  # it had returned, and was not settled yet
 
-    def cut_off(self, process: Process) -> None:
+    def shut_down(self, process: Process) -> None:
         self.counts["cut off"] += 1
         for run in self.runs:
             if run.process is process:

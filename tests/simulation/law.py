@@ -97,7 +97,7 @@ class Law:
         """A soft time limit rings in a child."""
         self.counts["interruptions"] += 1
 
-    def cut_off(self, process: Process) -> None:
+    def shut_down(self, process: Process) -> None:
         """A signal ends a child, since its worker is shut down."""
         self.killed(process)
         self.counts["cut off"] += 1
