@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -70,6 +72,8 @@ class CeleryDelivery(Delivery):
     stopping = staticmethod(pool.is_stopping)
     #: The arguments as they came, once a body runs that may change them in place.
     sent: bytes | None = None
+    #: Whether it was logged that the broker takes no copy.
+    unpublished = False
 
     def __init__(self, task: Any, request: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> None:
         super().__init__()
@@ -452,7 +456,9 @@ class CeleryDelivery(Delivery):
             else:
                 reason = f"The broker took no copy of this message ({error}), so it goes back to its queue."
                 raise put_back(reason) from error
-            events.logger.error(logged, task.name, request.id, error)
+            level = logging.DEBUG if self.unpublished else logging.ERROR
+            events.logger.log(level, logged, task.name, request.id, error)
+            self.unpublished = True
             time.sleep(min(delay, SLOT_PAUSE))
             return
         _requeue_pauses.pause = REQUEUE_PAUSE[0]
@@ -521,7 +527,21 @@ def is_outage(app: Any, error: Exception) -> bool:
     """Return whether the broker cannot be reached, as opposed to a broker or a serializer that refuses the message."""
     cause = error.__cause__ or error
     outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
-    return isinstance(cause, outage) or (cause is error and isinstance(error, (BrokerError, OperationalError)))
+    if cause is error and (isinstance(error, (BrokerError, OperationalError)) or _is_of_closed_channel(error)):
+        return True
+    return isinstance(cause, outage)
+
+
+def _is_of_closed_channel(error: Exception) -> bool:
+    """Return whether kombu has published on a channel that it had closed itself.
+
+    It does so on Redis, where the connection breaks as it declares the queue: it connects again, and declares on the
+    new channel.
+    """
+    if not isinstance(error, AttributeError) or error.obj is not None:
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("kombu.transport.")
 
 
 def is_nacked(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FunctionType
@@ -419,7 +420,7 @@ class IdempotentTask(BaseTask):
             ConfigurationError: an option is meant as the key of the message, and is not; ``signature()`` refuses it.
         """
         self._check_lease("Retrying")
-        state = _state_of(self.request_stack.top)
+        state, level = _state_of(self.request_stack.top), logging.ERROR
         while True:
             try:
                 retry: Retry = super().retry(*args, **options)
@@ -440,7 +441,8 @@ class IdempotentTask(BaseTask):
                 reason = f"The broker took no retry of this message ({str(refused) or repr(refused.__cause__)})."
                 if not (full or was_acked(self, self.request)):
                     raise put_back(reason) from rejected
-                logger.error("%s[%s]: %s It waits in its slot.", self.name, self.request.id, reason)
+                logger.log(level, "%s[%s]: %s It waits in its slot.", self.name, self.request.id, reason)
+                level = logging.DEBUG  # once for each retry
                 sleep(SLOT_PAUSE)
         if state is not None and state.give_up is not None:
             state.give_up(retry)

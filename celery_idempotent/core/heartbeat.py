@@ -97,6 +97,8 @@ class _Server:
         self.step = float("inf")
         #: whether a lease came since the thread began its last step
         self.used = False
+        #: whether the last renewal failed, which was logged
+        self.failing = False
         self.thread: threading.Thread | None = None
         self._lock = heartbeat._lock
         self._wake = threading.Condition(self._lock)
@@ -157,10 +159,13 @@ class _Server:
             if changed:  # to a longer one, meanwhile, which the old renewal may have cut short
                 store.renew(changed)
         except Exception as error:  # noqa: BLE001 - none may keep the leases in other stores from being renewed
-            logger.warning("%d leases could not be renewed, trying again: %r", len(holdings), error)
+            level = logging.DEBUG if self.failing else logging.WARNING
+            logger.log(level, "%d leases could not be renewed, trying again: %r", len(holdings), error)
+            self.failing = True
             for holding in holdings:
                 holding.due = monotonic() + min(RETRY_PAUSE, holding.lease.claim.lease_ttl / 10)
             return
+        self.failing = False
         for holding in holdings:
             if (holding.lease.key, holding.lease.owner) not in lost:
                 holding.trust(since)

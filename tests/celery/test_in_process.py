@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from celery.worker.request import Request
-from kombu import Exchange, Queue, binding
+from kombu import Connection, Exchange, Producer, Queue, binding
 from kombu.exceptions import OperationalError
 
 from celery_idempotent import (
@@ -474,6 +475,51 @@ def test_a_broker_that_is_away_gets_the_message_back_after_a_pause(
         deferring._stand_aside(Busy(1.0))
     assert caught.value.requeue
     assert waits == [True]
+
+
+def test_a_copy_on_a_channel_that_kombu_had_closed_itself_puts_the_message_back(
+    deferring: CeleryDelivery, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the connection to Redis breaks while kombu declares the queue; Celery drops a retry for it."""
+    monkeypatch.setattr(delivery._requeue_pauses, "wait", lambda: None)
+    with Connection(broker_url) as connection:
+        channel = connection.channel()
+        channel.close()
+        monkeypatch.setattr(copies, "publish_copy", lambda *_, **__: Producer(channel).publish({}, routing_key="x"))
+        with pytest.raises(Reject) as caught:
+            deferring._stand_aside(Busy(1.0))
+    assert caught.value.requeue
+
+
+def test_that_no_copy_of_a_message_can_be_published_is_logged_once(
+    deferring: CeleryDelivery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(copies, "publish_copy", lambda *_, **__: {}.no_such_name)  # type: ignore[attr-defined]
+    for _ in range(3):
+        deferring._stand_aside(Busy(1.0))
+    assert [line.levelname for line in caplog.records if "it waits in its slot" in line.message] == ["ERROR"]
+
+
+def test_that_the_broker_takes_no_retry_is_logged_once(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish, refusals = Task.retry, [OperationalError("OOM command not allowed")] * 3
+
+    def refused(task: Any, *args: Any, **options: Any) -> Any:
+        if refusals:
+            raise Reject(refusals.pop(), requeue=False)
+        return publish(task, *args, **options)
+
+    monkeypatch.setattr(Task, "retry", refused)
+    monkeypatch.setattr(listening, "sleep", lambda _: None)
+
+    def flaky(self: Any, order_id: str) -> str:
+        raise self.retry(countdown=0)
+
+    with pytest.raises(Retry):
+        declare(app, flaky).apply(("A",))
+    assert [line.levelname for line in caplog.records if "waits in its slot" in line.message] == ["ERROR"]
 
 
 def test_a_retry_goes_on_where_the_store_cannot_say_whether_the_lease_holds(app: Celery, store: FailingStore) -> None:

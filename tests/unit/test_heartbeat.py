@@ -393,6 +393,23 @@ def test_a_store_that_fails_is_asked_again_after_a_tenth_of_the_ttl_and_at_most_
     assert store.count("renew") == 2
 
 
+def test_an_outage_is_logged_once(
+    heart: Heartbeat, store: ScriptedStore, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each process with a lease would say so each second, for as long as the store is away."""
+    heart.watch(hold(store, clock))
+    clock.advance(20.0)
+    for times in (1, 2):
+        store.down("renew", error=StoreUnreachable("no route"))
+        for _ in range(5):
+            heart.beat(clock())
+            clock.advance(1.0)
+        store.up()
+        heart.beat(clock())
+        clock.advance(20.0)
+        assert caplog.text.count("could not be renewed") == times
+
+
 def test_the_pause_counts_from_when_the_store_failed(heart: Heartbeat, store: ScriptedStore, clock: Clock) -> None:
     def slowly() -> None:
         clock.advance(2.0)
