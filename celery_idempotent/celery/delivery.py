@@ -549,8 +549,12 @@ def is_nacked(error: Exception) -> bool:
     return isinstance(error.__cause__ or error, MessageNacked)
 
 
-#: What a Redis answers that takes no writes for now: it is full, busy, cannot save, follows another, or lacks replicas.
-_NO_WRITES = re.compile("(^|: )(OOM|MISCONF|BUSY|READONLY|NOREPLICAS) |memory > 'maxmemory'|read only replica")
+#: What a Redis answers that takes no writes for now: it is full, busy, cannot save, follows another that may be away,
+#: lacks replicas, or has the rights of its user changed.
+_NO_WRITES = re.compile(
+    "(^|: )(OOM|MISCONF|BUSY|READONLY|NOREPLICAS) |memory > 'maxmemory'|read only replica"
+    "|Link with MASTER is down|user has no permissions"
+)
 
 
 def takes_no_writes(error: Exception) -> bool:

@@ -1090,6 +1090,8 @@ def test_the_header_of_a_message_is_read_such_that_every_store_can_keep_it(
         ("BUSY Redis is busy running a script.", True),
         ("Command # 1 (LLEN celery) of pipeline caused error: MISCONF Redis is configured to save", True),
         ("You can't write against a read only replica.", True),
+        ("Link with MASTER is down and replica-serve-stale-data is set to 'no'.", True),
+        ("this user has no permissions to run the 'lpush' command", True),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
     ],
 )
