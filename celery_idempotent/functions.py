@@ -116,7 +116,7 @@ def idempotent(
 
             # A server that reads on within the body begins its connection's next request in the context of the body.
             here = slot_within()
-            asyncio.get_running_loop()  # before anything is requested that another framework could not wait for
+            running_loop()  # before anything is requested that another framework could not wait for
             delivery = CallDelivery(binding, function, args, kwargs)
             return await run_guarded(binding.guard, delivery, body, delivery.conclude)
 
@@ -639,6 +639,21 @@ def _give_back(
         _ending.submit(lambda: guard.finish(delivery, found, error=asyncio.CancelledError()))
     elif isinstance(found, float):
         _ending.submit(lambda: guard.abandon(delivery, asyncio.CancelledError()))
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return asyncio's event loop.
+
+    Raises:
+        ConfigurationError: another framework runs this coroutine.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "Expected asyncio's event loop, got none: another framework, such as Trio, runs this coroutine. Run it on "
+            'asyncio, as asyncio.run() and anyio\'s backend "asyncio" do.'
+        ) from None
 
 
 async def _done(future: Future[Any], timeout: float | None = None) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from ..core.lease import LeaseSlot, current_lease, running
 from ..errors import ConfigurationError
 from ..events import logger
+from ..functions import running_loop
 from . import problems
 from .delivery import Fact, HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending, pass_by
@@ -161,7 +162,7 @@ class _Exchange:
         #: whether the client has gone, and when the application may learn that
         self.gone, self.listening = False, asyncio.Event()
         #: until the response is complete, or the application has returned
-        self.waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting: asyncio.Future[None] = running_loop().create_future()
         self.flushing: asyncio.Task[None] | None = None
         self.running: asyncio.Task[None] | None = None
 

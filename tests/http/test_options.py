@@ -114,6 +114,15 @@ def test_the_middleware_for_asgi_takes_an_application_that_shows_no_signature_or
         IdempotencyMiddleware(app, store="memory://", scope=None)
 
 
+def test_a_guarded_request_outside_of_asyncio_is_an_error_that_says_so() -> None:
+    shop = Shop()
+    app = IdempotencyMiddleware(shop.asgi, store="memory://", scope=None)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k")]}
+    with pytest.raises(ConfigurationError, match=r"asyncio's event loop, got none.* Run it on asyncio"):
+        app(scope, None, None).send(None)  # type: ignore[arg-type, attr-defined]
+    assert shop.runs == 0
+
+
 class Shop:
     """An application for WSGI and ASGI that counts its runs."""
 
