@@ -446,7 +446,8 @@ def check_settings(app: Any) -> None:
     """
     for name, meant in mistaken_settings(app).items():
         hint = f"Did you mean {meant}?" if meant else "Leave it out."
-        if option := _option_in(name.lower()):
+        option = _option_in(name.lower())
+        if option and meant == in_namespace(app, "idempotency"):
             hint = f'Write {meant} = {{"{option}": ...}}.'
         if meant and name.isupper() and not app.namespace:
             hint += f" In Django's settings, write CELERY_{meant.upper()}, and {NAMESPACED}."

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core import checks
 from django.db import connections
+from django.utils.module_loading import import_string
 
 from ..celery import declarations
 from ..celery.app import default_unique
@@ -81,14 +82,14 @@ def _is_of_test_runner(store: str) -> bool:
 
 
 def check_middleware(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
-    """Find a middleware without options, or outside of what it should be within."""
+    """Find a middleware without options or outside of what it should be within, and options without a middleware."""
     from ..http.options import Options
 
     used = list(settings.MIDDLEWARE or ())
-    if MIDDLEWARE not in used:
-        return []
-    found: list[checks.CheckMessage] = []
     given = getattr(settings, "IDEMPOTENCY_HTTP", None)
+    if MIDDLEWARE not in used:
+        return [] if given is None or any(map(_is_derived, used)) else [_without_middleware()]
+    found: list[checks.CheckMessage] = []
     try:
         if isinstance(given, dict):
             Options.of(given)
@@ -113,6 +114,25 @@ def check_middleware(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:
             )
         )
     return found
+
+
+def _is_derived(name: str) -> bool:
+    """Return whether a name in MIDDLEWARE may be that of a class of the project's own, which guards requests too."""
+    from ..http.django import IdempotencyMiddleware
+
+    try:
+        found = import_string(name)
+    except ImportError:
+        return False
+    return isinstance(found, type) and issubclass(found, IdempotencyMiddleware)
+
+
+def _without_middleware() -> checks.CheckMessage:
+    return _warning(
+        "IDEMPOTENCY_HTTP is set, and no middleware reads it: a request that is repeated is carried out again.",
+        f'Add "{MIDDLEWARE}" to MIDDLEWARE, behind those that authenticate.',
+        "W006",
+    )
 
 
 def check_production(app_configs: Any, **_: Any) -> list[checks.CheckMessage]:

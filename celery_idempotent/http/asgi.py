@@ -21,7 +21,7 @@ from ..functions import running_loop
 from . import problems
 from .delivery import Fact, HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending, pass_by
-from .options import INSIDE, UNGUARDED, HttpOptions, Options
+from .options import INSIDE, UNGUARDED, HttpOptions, Options, check_application, takes
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
@@ -53,7 +53,7 @@ class IdempotencyMiddleware:
             them.
 
     Raises:
-        ConfigurationError: an option is wrong or missing, or the application is one for WSGI.
+        ConfigurationError: an option is wrong or missing, or the application is one for WSGI, or none.
 
     Example::
 
@@ -61,6 +61,7 @@ class IdempotencyMiddleware:
     """
 
     def __init__(self, app: App, **options: Unpack[HttpOptions]) -> None:
+        check_application(app)
         if _is_wsgi(app):
             raise ConfigurationError(
                 f"Expected an application for ASGI, got {app!r}, which is one for WSGI. Write from "
@@ -97,16 +98,7 @@ class IdempotencyMiddleware:
 
 def _is_wsgi(app: Any) -> bool:
     """Return whether an application takes environ and start_response, and so cannot take three arguments."""
-    try:
-        signature = inspect.signature(app, follow_wrapped=False)
-        signature.bind({}, None)
-    except (TypeError, ValueError):  # it takes other arguments, or shows none
-        return False
-    try:
-        signature.bind({}, None, None)
-    except TypeError:
-        return True
-    return False
+    return takes(app, 2) and not takes(app, 3)
 
 
 class _Incomplete(Exception):

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from inspect import iscoroutinefunction
+from inspect import iscoroutinefunction, signature
 from typing import Any, Literal, TypedDict
 
 from ..core.policy import OnStoreError, Policy
+from ..errors import ConfigurationError
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE
 from ..units import Duration, parse_duration, parse_size, unfit
@@ -189,6 +190,29 @@ class Options:
             return False
         within = path.removeprefix(prefix) if prefix else path
         return (self.paths is None or _matches(self.paths, path, within)) and not _matches(self.exempt, path, within)
+
+
+def check_application(app: Any) -> None:
+    """Refuse what Django gives to its middlewares in place of an application.
+
+    Raises:
+        ConfigurationError: it takes a request, and nothing else.
+    """
+    if takes(app, 1) and not takes(app, 2):
+        raise ConfigurationError(
+            f"Expected an application, got {app!r}, which takes a request alone, as what Django gives to a middleware. "
+            'Write "celery_idempotent.http.django.IdempotencyMiddleware" in MIDDLEWARE, and its options in the setting '
+            "IDEMPOTENCY_HTTP."
+        )
+
+
+def takes(app: Any, count: int) -> bool:
+    """Return whether an application shows that it takes so many arguments."""
+    try:
+        signature(app, follow_wrapped=False).bind(*[None] * count)
+    except (TypeError, ValueError):  # it takes others, or shows none
+        return False
+    return True
 
 
 def _matches(paths: Any, path: str, within: str) -> bool:

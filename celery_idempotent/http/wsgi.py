@@ -20,7 +20,7 @@ from ..functions import finish_within
 from . import problems
 from .delivery import HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending, pass_by
-from .options import INSIDE, UNGUARDED, HttpOptions, Options
+from .options import INSIDE, UNGUARDED, HttpOptions, Options, check_application
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, poll_at
@@ -47,7 +47,7 @@ class IdempotencyMiddleware:
             them.
 
     Raises:
-        ConfigurationError: an option is wrong or missing, or the application is one for ASGI.
+        ConfigurationError: an option is wrong or missing, or the application is one for ASGI, or none.
 
     Example::
 
@@ -55,6 +55,7 @@ class IdempotencyMiddleware:
     """
 
     def __init__(self, app: App, **options: Unpack[HttpOptions]) -> None:
+        check_application(app)
         if iscoroutinefunction(app) or iscoroutinefunction(type(app).__call__):
             raise ConfigurationError(
                 f"Expected an application for WSGI, got {app!r}, which is one for ASGI. Write from "

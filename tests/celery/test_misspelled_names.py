@@ -454,13 +454,20 @@ def test_a_setting_that_nothing_reads_is_found(
             r"Did you mean idempotency\? In Django's settings, write CELERY_IDEMPOTENCY, and ",
         ),
         ("CELERY", "IDEMPOTENCY", r"Did you mean CELERY_IDEMPOTENCY\?$"),
+        ("CELERY", "IDEMPOTENCY_STORE", r"Did you mean CELERY_IDEMPOTENCY_STORE\?$"),
+        (
+            None,
+            "IDEMPOTENCY_STORE",
+            r"Did you mean idempotency_store\? In Django's settings, write CELERY_IDEMPOTENCY_STORE, and ",
+        ),
     ],
 )
 def test_a_setting_without_its_namespace_is_refused_with_what_reads_it(
     namespace: str | None, name: str, hint: str
 ) -> None:
     app = Celery("settings", set_as_current=False)
-    app.config_from_object(type("Settings", (), {name: {"result_ttl": "30d"}}), namespace=namespace)
+    value = "redis://localhost/1" if name.endswith("STORE") else {"result_ttl": "30d"}
+    app.config_from_object(type("Settings", (), {name: value}), namespace=namespace)
     with pytest.raises(ConfigurationError, match=hint):
         declarations.check_settings(app)
 

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_idempotent.celery.declarations import check_settings
 from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.http.django import IdempotencyMiddleware
 from tests.django_app.test_migrations import STORE, execute
 from tests.support.django_app.project import Project
 
@@ -19,6 +20,10 @@ Found = list[tuple[str, str]]
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 USERS = "django.contrib.auth.middleware.AuthenticationMiddleware"
 OURS = "celery_idempotent.http.django.IdempotencyMiddleware"
+
+
+class Derived(IdempotencyMiddleware):
+    """The middleware of a project that has derived its own."""
 
 
 def found(*, deploy: bool = False, databases: list[str] | None = None) -> Found:
@@ -63,6 +68,8 @@ def test_a_project_that_is_set_up_passes(sqlite_project: Project) -> None:
         ({"NAMESPACE": "OTHER"}, "W001", "Import the app in the __init__.py"),
         ({"MIDDLEWARE": [OURS]}, "E002", "IDEMPOTENCY_HTTP = {"),
         ({"MIDDLEWARE": [OURS], "IDEMPOTENCY_HTTP": {"store": "memory://"}}, "E002", "scope"),
+        ({"MIDDLEWARE": [USERS, OURS.replace(".django", "")], "IDEMPOTENCY_HTTP": {}}, "W006", f'Add "{OURS}"'),
+        ({"MIDDLEWARE": ["shop.Lost"], "IDEMPOTENCY_HTTP": {}}, "W006", f'Add "{OURS}"'),
         (
             {"MIDDLEWARE": [SESSIONS, OURS, USERS], "IDEMPOTENCY_HTTP": {"store": "memory://", "scope": None}},
             "W003",
@@ -80,7 +87,8 @@ def test_what_is_set_wrongly_is_named_with_what_to_do(
 
 def test_the_middleware_in_its_place_passes(sqlite_project: Project) -> None:
     options = {"store": "memory://", "scope": None}
-    assert sqlite_project.run(found, MIDDLEWARE=[SESSIONS, USERS, OURS], IDEMPOTENCY_HTTP=options) == []
+    for ours in (OURS, f"{__name__}.Derived"):
+        assert sqlite_project.run(found, MIDDLEWARE=[SESSIONS, USERS, ours], IDEMPOTENCY_HTTP=options) == []
 
 
 def within_tests() -> Found:

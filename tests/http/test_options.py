@@ -101,6 +101,22 @@ def test_the_middleware_for_asgi_refuses_an_application_for_wsgi() -> None:
             IdempotencyMiddleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
 
 
+def test_what_django_gives_to_its_middlewares_is_no_application() -> None:
+    @functools.wraps(Shop().wsgi)  # as Django wraps a view
+    def view(request: Any) -> None: ...
+
+    @functools.wraps(Shop().asgi)
+    async def async_view(request: Any) -> None: ...
+
+    for middleware in (wsgi.IdempotencyMiddleware, IdempotencyMiddleware):
+        for inner in (view, async_view):
+            with pytest.raises(
+                ConfigurationError,
+                match=r"takes a request alone.*Write \"celery_idempotent\.http\.django\.Idem.* in MIDDLEWARE",
+            ):
+                middleware(inner)  # type: ignore[arg-type, call-arg]
+
+
 def test_the_middleware_for_asgi_takes_an_application_that_shows_no_signature_or_that_of_another() -> None:
     class Hidden:
         __signature__ = "none"
