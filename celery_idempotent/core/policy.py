@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
@@ -342,7 +342,9 @@ def _check_names(names: object, option: str, signature: inspect.Signature, task:
         raise unfit(option, f"names of arguments of {task}{signature}", name, hint)
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def _hint(name: str, known: Collection[str]) -> str:
+    if not known:
+        return "it has none; with bind=True the first one is the task, and no argument: write def task(self, ...)"
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(known)}"
 

@@ -344,6 +344,11 @@ def test_a_name_that_the_task_has_not_is_refused(options: dict[str, Any], text: 
     assert text in str(caught.value)
 
 
+def test_a_name_where_the_task_has_no_arguments_is_refused_with_what_may_have_taken_it() -> None:
+    with pytest.raises(ConfigurationError, match="got 'order_id': it has none; with bind=True the first one is"):
+        Policy(key="order_id").check_signature(inspect.Signature(), "t")
+
+
 def test_a_task_with_kwargs_has_any_name_but_that_of_kwargs() -> None:
     Policy(key="invoice", fingerprint=["order_id", "at"]).check_signature(inspect.signature(collect), "t")
     with pytest.raises(ConfigurationError, match="got 'kwargs'"):
