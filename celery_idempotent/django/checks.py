@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core import checks
-from django.db import connections
+from django.db import connections, router
 from django.utils.module_loading import import_string
 
 from ..celery import declarations
@@ -166,12 +166,24 @@ def check_tables(app_configs: Any, databases: Any = None, **_: Any) -> list[chec
         found.append(
             _warning(  # not an error, which would keep such commands of other packages from making them
                 what,
-                f"manage.py migrate celery_idempotent --database {store.alias}. Where that was done while the settings "
-                "named another store: celery -A proj idempotency schema --apply.",
+                _how_to_make_tables(store.alias),
                 "W005",
             )
         )
     return found
+
+
+def _how_to_make_tables(alias: str) -> str:
+    apply = "celery -A proj idempotency schema --apply"
+    if not router.allow_migrate(alias, "celery_idempotent", model_name="record"):
+        return (
+            f"A router in DATABASE_ROUTERS keeps celery_idempotent out of {alias!r}, where migrate makes nothing. Have "
+            f"its allow_migrate return True for that, and run {apply}."
+        )
+    return (
+        f"manage.py migrate celery_idempotent --database {alias}. Where that was done while the settings named another "
+        f"store: {apply}."
+    )
 
 
 def _message(kind: Callable[..., checks.CheckMessage]) -> Callable[[str, str, str], checks.CheckMessage]:

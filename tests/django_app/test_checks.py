@@ -26,6 +26,13 @@ class Derived(IdempotencyMiddleware):
     """The middleware of a project that has derived its own."""
 
 
+class Closed:
+    """A router that keeps every app out of every database."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: object) -> bool:
+        return False
+
+
 def found(*, deploy: bool = False, databases: list[str] | None = None) -> Found:
     """Return the ids and texts of what the checks find."""
     from django.core.checks import Tags, run_checks
@@ -122,6 +129,9 @@ def test_tables_that_are_missing_are_found_where_a_database_is_checked(postgres_
     ((code, text),) = postgres_project.run(of_databases, **missing)
     assert code == "W005"
     assert "migrate celery_idempotent" in text
+    ((code, text),) = postgres_project.run(of_databases, DATABASE_ROUTERS=[f"{__name__}.Closed"], **missing)
+    assert code == "W005"
+    assert "Have its allow_migrate return True for that, and run celery -A proj idempotency schema --apply." in text
     assert postgres_project.run(while_migrating, **missing) == []
     assert postgres_project.run(of_databases) == []
 
