@@ -37,6 +37,9 @@ COMPARISONS = ("bytes", "json", "headers")
 #: The names that headers can have: RFC 9110, section 5.6.2.
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
+#: What is in routes and patterns of frameworks, as in ``/orders/{id}``, and in no path that a request has.
+_PATTERN = re.compile(r"[*{}<>?]|(?<=/):")
+
 Remember = Callable[[Response], object]
 
 
@@ -234,9 +237,13 @@ def _paths(value: Any, option: str) -> Any:
         return value
     if option == "paths" and not isinstance(value, str) and not value:
         raise unfit(option, "one path at least", value, "leave the option out to guard all")
-    if not isinstance(value, str) and all(isinstance(each, str) and each.startswith("/") for each in value):
-        return tuple(value)
-    raise unfit(option, "paths that begin with a slash, or a callable", value, 'write ["/orders"]')
+    if isinstance(value, str) or not all(isinstance(each, str) and each.startswith("/") for each in value):
+        raise unfit(option, "paths that begin with a slash, or a callable", value, 'write ["/orders"]')
+    for pattern in filter(_PATTERN.search, value):
+        before = _PATTERN.split(pattern)[0].rpartition("/")[0] or "/"
+        hint = f'write ["{before}"], which stands for all below it too, or a callable over the path'
+        raise unfit(option, "paths and no patterns", pattern, hint)
+    return tuple(value)
 
 
 def _is_request_name(value: Any, option: str) -> bool:

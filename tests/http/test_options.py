@@ -45,6 +45,17 @@ class Never:
         ({"methods": ["GET"]}, "methods that change something, got ['GET']: leave them out, since they need no key"),
         ({"paths": "/orders"}, "paths: expected paths that begin with a slash"),
         ({"exempt": ["orders"]}, "exempt: expected paths"),
+        (
+            {"paths": ["/carts", "/orders/{id}/pay"]},
+            """got '/orders/{id}/pay': write ["/orders"], which""",
+        ),
+        ({"paths": ["/orders/<int:id>"]}, """got '/orders/<int:id>': write ["/orders"], which stands for all below"""),
+        (
+            {"paths": ["/orders/:id"]},
+            """got '/orders/:id': write ["/orders"], which stands for all""",
+        ),
+        ({"exempt": ["/*"]}, """exempt: expected paths and no patterns, got '/*': write ["/"], which stands"""),
+        ({"exempt": ["/login?next=/"]}, """got '/login?next=/': write ["/"], which"""),
         ({"methods": []}, "methods: expected one method at least, got []: leave the option out"),
         ({"paths": []}, "paths: expected one path at least, got []: leave the option out"),
         *[({name: never}, f"{name}: expected a function that is no coroutine") for name in NO_COROUTINES],
