@@ -547,9 +547,6 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (DELIVERY, "error.code in SIGNALLED and pool.stops_soon()", "False"),
         ],
         "a slot waits on in a worker that is to end": [(BACKOFF, "if left <= 0 or self.stopping():", "if left <= 0:")],
-        "a pause goes on in a worker that is to end": [
-            (BACKOFF, "seconds > LOOK_EVERY and not stopping():", "seconds > LOOK_EVERY:")
-        ],
         "a body that leaves keeps its lease": [
             (
                 GUARD,

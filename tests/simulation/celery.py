@@ -91,7 +91,7 @@ LOSING = ("child stopped", "cut off from the store")
 #: How often the broker is away when a copy or a retry is about to be published.
 COPY_FAILS, RETRY_FAILS = 0.03, 0.3
 #: Seconds after which processes have seen that their worker is about to end, and acted.
-SEEN_WITHIN = 3.0
+SEEN_WITHIN = 1.5
 #: With what a delivery ends.
 ENDINGS = ("settle", "release")
 #: How much more likely a fault is that does most harm just now: a moment, or for a while.
