@@ -274,6 +274,23 @@ class HoldingFacts(Ages):
         assert fences == sorted(set(fences))
         assert fences[0] > 0
 
+    @pytest.mark.parametrize("end", ["lapsed", "handed over", "released"])
+    def test_a_fence_ahead_of_the_clock_is_exceeded_too(self, store: Store, end: str) -> None:
+        """As after the clock of the server was set back, or another server has taken its place."""
+        day = 86_400 * 10**6
+        ahead = Lease(claim(), take(store, "another").fence + day)
+        assert store.renew([ahead]) == []  # the store has lost it, and has it again
+        assert known(store).fence == ahead.fence
+        if end == "lapsed":
+            self.age(store, KEY, LEASE + 1)
+        elif end == "released":
+            free(store, ahead, Reason.FAILED)
+        lease = take(store, retries=1, sender=ahead.owner if end == "handed over" else "")
+        assert lease.fence > ahead.fence
+        assert known(store).fence == lease.fence
+        self.bounces(store, ahead)
+        store.settle(lease, DONE, ttl=RESULT)
+
 
 def still(record: Record | None) -> Record | None:
     """Return the record without what changes by itself as time passes."""

@@ -231,3 +231,15 @@ def test_a_store_answers_like_the_memory_store(machine: type[Twins]) -> None:
 @pytest.mark.timeout(1200)
 def test_a_store_answers_like_the_memory_store_for_long(machine: type[Twins]) -> None:
     run(machine, 10 * machine.kind.examples)
+
+
+@pytest.mark.parametrize(("held", "crashes"), [(205, 1), (225, 0)])
+def test_ten_renewals_and_no_fewer_make_a_holder_no_crash_loop(
+    any_store: Store, kind: Kind, held: int, crashes: int
+) -> None:
+    benches.take(any_store, lease_ttl=LEASE)
+    benches.age(any_store, benches.KEY, LEASE + 1)
+    lease = benches.take(any_store, lease_ttl=LEASE)
+    kind.age_fence(any_store, benches.KEY, held)
+    assert any_store.renew([lease]) == []
+    assert benches.known(any_store).crashes == crashes
