@@ -403,6 +403,14 @@ class CopyFacts(Ages):
         assert verdict(store, redelivered=True) is Verdict.SUPERSEDED
         assert take(store, retries=1, redelivered=True).taken_over
 
+    def test_an_attempt_whose_record_is_new_has_its_place_too(self, store: Store) -> None:
+        """The store has forgotten those before, and a broker need not have."""
+        lease = take(store, retries=1)
+        assert verdict(store, redelivered=True) is Verdict.SUPERSEDED
+        free(store, lease, Reason.SHUTDOWN)
+        assert verdict(store, redelivered=True) is Verdict.SUPERSEDED
+        take(store, retries=1, redelivered=True)
+
     def test_the_attempts_of_one_task_are_not_those_of_another(self, store: Store) -> None:
         retry(store, take(store, retries=4), 0)
         take(store, task_id="b", redelivered=True)
@@ -570,6 +578,11 @@ class CrashFacts(Ages):
         assert (why, record.crashes, record.reason) == (Verdict.CRASH_LOOP, 4, Reason.CRASH_LOOP)
         assert verdict(store, task_id="b", max_crashes=2, redelivered=True) is Verdict.CRASH_LOOP
         assert take(store, task_id="c", max_crashes=2, redelivered=True).crashes == 4
+
+    @pytest.mark.parametrize("reason", [Reason.SHUTDOWN, Reason.REQUEUED, Reason.FAILED])
+    def test_no_crash_is_no_loop_also_where_one_would_be(self, store: Store, reason: Reason) -> None:
+        free(store, take(store, max_crashes=1), reason)
+        take(store, max_crashes=1, redelivered=True)
 
     def test_another_task_may_try_what_looped(self, store: Store) -> None:
         self.crash(store, take(store))
