@@ -16,7 +16,7 @@ import pytest
 from ..stores.base import Store
 from ..stores.history import text_of_operator
 from ..stores.maintenance import Trace, erase, erase_leftovers
-from ..stores.records import HISTORY_LIMIT, HistoryEntry, Lease, Outcome, Reason, State
+from ..stores.records import HISTORY_LIMIT, HistoryEntry, Lease, Outcome, Reason, Release, State, Verdict
 from ..stores.rules import MOST_DISPATCHED
 from ._facts import (
     DONE,
@@ -85,6 +85,33 @@ class KeepingFacts(Ages):
         assert known(store).state is State.RELEASED
         self.age(store, KEY, 11)
         assert store.get(KEY) is None
+
+    def test_of_a_settled_operation_that_was_forgotten_no_verb_knows(self, store: Store) -> None:
+        """Its row may be there until it is purged."""
+        for key in ("announced", "deleted", KEY):
+            store.settle(take(store, key, fingerprint="f"), DONE, ttl=RESULT)
+            self.age(store, key, RESULT + 1)
+        assert not store.mark_dispatched("announced", "a")
+        assert not store.delete("deleted")
+        take(store, task_id="b", fingerprint="g")
+        assert known(store).fingerprint == "g"
+
+    def test_of_a_lease_that_was_forgotten_no_verb_knows(self, store: Store) -> None:
+        leases = {key: take(store, key, retries=1, revive=key != "lost") for key in ("deleted", "lost", KEY)}
+        for key in leases:
+            verdict(store, key, task_id="b", **copy(2, "x"))
+            self.age(store, key, LEASE + KEEP + 1)
+        assert not store.delete("deleted")
+        assert store.renew([leases["lost"]]) == [leases["lost"]]
+        take(store, redelivered=True)
+        assert verdict(store, task_id="b", **copy(1, "y")) is Verdict.CONFLICT
+
+    def test_to_release_what_was_forgotten_frees_the_key_and_leaves_nothing(self, store: Store) -> None:
+        lease = take(store)
+        self.age(store, KEY, LEASE + KEEP + 1)
+        assert store.release(lease, Release(Reason.RETRY, retry_in=300, next_attempt=1))
+        assert store.get(KEY) is None
+        assert not take(store, task_id="b", redelivered=True).taken_over
 
     def test_a_refusal_keeps_no_record_longer(self, store: Store) -> None:
         take(store)
