@@ -53,8 +53,9 @@ def test_of_a_crowd_that_retries_a_thousand_attempts_are_remembered(crowded: Sto
         assert crowded.release(lease, Release(Reason.RETRY, next_attempt=1))
     for known_one in (0, MOST_MARKS - 1):
         assert waits_or_runs(crowded, str(known_one), redelivered=True) is Verdict.SUPERSEDED
-    # Nothing is known of this one, so its first attempt runs again; as does its retry, without a mark.
-    assert waits_or_runs(crowded, str(MOST_MARKS + 1), redelivered=True) is None
+    # Nothing is known of these, so their first attempts run again; as does a retry, without a mark.
+    for unknown_one in (MOST_MARKS, MOST_MARKS + 1):
+        assert waits_or_runs(crowded, str(unknown_one), redelivered=True) is None
     assert waits_or_runs(crowded, str(MOST_MARKS + 2), retries=1) is None
     assert waits_or_runs(crowded, str(MOST_MARKS + 2), redelivered=True) is None
     # One that has a mark moves it on.
@@ -175,6 +176,16 @@ def test_ten_thousand_duplicates_cost_a_replay_and_a_conflict_in_redis_nothing(
     # The hashes themselves end somewhere too.
     assert client.hlen("settled") < 2 * MOST_DISPATCHED + 20
     assert client.hlen("held") < MOST_WAITING + 20
+
+
+@pytest.mark.parametrize("fields", [{}, {"task_id": "a"}, {"fingerprint": "f"}, {"task_id": "a", "fingerprint": "f"}])
+def test_the_first_that_announced_is_remembered_in_redis_whatever_its_record_has(
+    redis_store: RedisStore, fields: dict[str, str]
+) -> None:
+    redis_store.settle(take(redis_store, **fields), DONE, ttl=600)
+    for name in NAMES[: MOST_DISPATCHED + 1]:
+        assert redis_store.mark_dispatched(KEY, name)
+    assert known(redis_store).dispatched == {NAMES[0], *NAMES[2 : MOST_DISPATCHED + 1]}
 
 
 def test_marks_of_an_earlier_version_are_known_in_redis(redis_store: RedisStore) -> None:

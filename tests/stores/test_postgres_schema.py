@@ -443,6 +443,12 @@ def test_a_purge_removes_no_more_than_it_may(store: PostgresStore, limit: int | 
     assert store.purge(limit) == gone
 
 
+def test_a_purge_that_waits_for_no_disk_lets_later_outcomes_wait_as_before(store: PostgresStore) -> None:
+    run(store, "select set_config('synchronous_commit', 'on', false)")
+    store.purge()
+    assert run(store, "show synchronous_commit") == [("on",)]
+
+
 def test_a_claim_waits_for_the_purge_that_has_its_expired_record(store: PostgresStore) -> None:
     """It is no conflict: nobody holds it."""
     take(store)

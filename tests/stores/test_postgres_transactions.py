@@ -663,3 +663,17 @@ def test_a_claim_waits_for_a_renewal_and_is_answered_by_the_rules(
         refusal = answer.result(30)
     assert isinstance(refusal, Refusal)
     assert refusal.verdict is Verdict.SUPERSEDED
+
+
+def test_of_two_tasks_that_announce_at_once_both_are_remembered(
+    store: PostgresStore, business: psycopg.Connection[Any]
+) -> None:
+    store.settle(take(store), DONE, ttl=TTL)
+    with ThreadPoolExecutor(1) as thread:
+        business.execute(store._schema.render("select {announce}(%s, 'a')").encode(), (stored(KEY),))
+        other = thread.submit(store.mark_dispatched, KEY, "b")
+        waits = "select 1 from pg_stat_activity where wait_event_type = 'Lock' and query like %s"
+        wait_until(lambda: run(store, waits, "%announce%") or other.done(), message="the other to wait")
+        business.commit()
+        assert other.result(30)
+    assert known(store).dispatched == {"a", "b"}
