@@ -1,17 +1,19 @@
-"""The arguments of a call by their names, by the short way that most calls take and by the long one."""
+"""The arguments of a call by their names, by the short way that most calls take and by the long one; and its key."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from celery_idempotent.core import keys
-from celery_idempotent.core.binding import Binding
+from celery_idempotent.core.binding import Binding, check_returned
 from celery_idempotent.core.policy import Policy
+from celery_idempotent.errors import MissingKey
 
 
 def none() -> None: ...
@@ -59,3 +61,61 @@ def test_a_default_that_a_body_changes_counts_as_it_was_declared() -> None:
     charge("A")
     assert [binding.operation(None, "id", args, {}, {}) for args in calls] == before
     assert len({key for key, _ in before}) == 1
+
+
+def bound(**options: Any) -> Binding:
+    return Binding("task", inspect.signature(default), Policy(**options), "idem")
+
+
+def test_a_key_from_the_publisher_goes_before_the_tasks_own() -> None:
+    assert bound(key="order").operation("req-42", "id", ("A",), {}, {}) == (
+        "idem:task::req-42",
+        {"order": "A", "amount": 3},
+    )
+    assert bound(key="order").operation(None, "id", ("A",), {}, {})[0] == "idem:task::A"
+
+
+@pytest.mark.parametrize("name", ["message_id", "task_id"])
+@pytest.mark.parametrize("given", ["\ud800", 7])
+def test_an_id_that_no_store_could_hold_is_refused_whichever_it_is(name: str, given: Any) -> None:
+    with pytest.raises(MissingKey, match="Expected a task id that is text"):
+        bound().claim("key", "owner", **{name: given})
+
+
+def test_a_scope_is_part_of_the_key_and_of_the_slot_of_a_message() -> None:
+    binding = bound(key="order", scope="tenant")
+    keys_of, slots = (
+        {of(tenant) for tenant in ("acme", "umbrella", 0)}
+        for of in (
+            lambda tenant: binding.operation(None, "id", ("A",), {}, {"tenant": tenant})[0],
+            lambda tenant: binding.slot("order", ("A",), {}, {"tenant": tenant}, ("queue=celery",)),
+        )
+    )
+    assert (len(keys_of), len(slots)) == (3, 3)
+    for headers in ({"tenant": ""}, {"tenant": None}, {}, None):
+        with pytest.raises(MissingKey, match="Expected a scope for task"):
+            binding.operation(None, "id", ("A",), {}, headers)
+        with pytest.raises(MissingKey, match="Expected a scope for task"):
+            binding.slot("order", ("A",), {}, headers, ("queue=celery",))
+
+
+@pytest.mark.parametrize(("result_ttl", "compares"), [(0, False), (0.5, True), (1, True)])
+def test_calls_that_take_turns_compare_no_arguments(result_ttl: float, compares: bool) -> None:
+    assert bound(result_ttl=result_ttl).compares is compares
+
+
+class Trained:
+    """Has what a context manager of `contextlib` has: a generator by this name."""
+
+    def __init__(self) -> None:
+        self.gen = iter_of_nothing()
+
+
+def iter_of_nothing() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("make", [contextlib.ExitStack, contextlib.nullcontext, Trained])
+def test_what_only_looks_like_unfinished_work_is_a_result(make: Callable[[], object]) -> None:
+    value = make()
+    assert check_returned("task", value, "") is value
