@@ -12,7 +12,7 @@ import pytest
 
 from celery_idempotent.core import reservations
 from celery_idempotent.core.breaker import Breaker
-from celery_idempotent.core.reservations import BUDGET, Confirmations, Reserved, Token, WaitingMessage
+from celery_idempotent.core.reservations import BESIDE, BUDGET, Confirmations, Reserved, Token, WaitingMessage
 from celery_idempotent.errors import StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Record, State, Store
 from celery_idempotent.stores.memory import MemoryStore
@@ -243,6 +243,82 @@ def test_a_message_that_does_not_replace_another_one_begins_a_chain_of_its_own(a
     assert reservations.replaced_by(any_store, first) is None
 
 
+def test_messages_that_are_left_alone_run_however_many_there_are() -> None:
+    """A record names the last of them; those before these are in doubt, and run as well."""
+    store, alone = MemoryStore(), []
+    for number in range(BESIDE + 5):
+        note, token = WaitingMessage(str(number)), Token(SLOT, new_owner(), newest=True)
+        found = reservations.reserve(
+            store, token, note, lambda *_: "", monotonic() + 60, follow=lambda *_, note=note: (note, "expires sooner")
+        )
+        assert isinstance(found, Reserved)
+        alone.append(replace(token, fence=found.lease.fence))
+        assert reservations.confirm(store, alone[-1], 0.0)
+        store.offset += 1
+    assert {reservations.replaced_by(store, token) for token in alone} == {None}
+    publish(store, "last", newest=True)
+    assert [reservations.replaced_by(store, token) for token in alone] == [None] * (BESIDE + 4) + ["last"]
+    record = store.get(SLOT)
+    assert record is not None
+    met = WaitingMessage.read(record.holder)
+    assert met is not None
+    assert len(met.beside) == BESIDE
+
+
+def test_a_call_waits_a_moment_for_the_message_before_it_to_be_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    first, _ = reserve(store, "first")
+    monkeypatch.setattr(reservations, "sleep", lambda _: reservations.confirm(store, first, 0.0))
+    assert waiting(reserve(store, "second")[1]) == "first"
+
+
+def test_who_looks_claims_only_where_no_message_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, claims = MemoryStore(), []
+    acquire = store.acquire
+    monkeypatch.setattr(store, "acquire", lambda claim: claims.append(claim) or acquire(claim))
+    first = publish(store, "first")
+    claims.clear()
+    for doubt, claimed in (("", False), ("due later", True)):
+        token, note = Token(SLOT, new_owner()), WaitingMessage("second")
+        found = reservations.reserve(store, token, note, lambda *_, why=doubt: why, monotonic() + 60, look=True)
+        assert (isinstance(found, Reserved), bool(claims)) == (claimed, claimed)
+        assert not isinstance(found, Record) or found.owner == first.owner
+
+
+def test_a_message_that_gave_its_slot_back_unrun_has_not_begun() -> None:
+    store = MemoryStore()
+    first, second = (publish(store, task_id, newest=True) for task_id in ("first", "second"))
+    assert reservations.release(store, second, Reason.REVOKED)
+    publish(store, "third", newest=True)
+    assert reservations.replaced_by(store, first) is None
+
+
+def test_that_a_message_has_begun_is_known_beyond_a_reservation_that_has_lapsed() -> None:
+    store = MemoryStore()
+    first, second = (publish(store, task_id, newest=True) for task_id in ("first", "second"))
+    assert reservations.release(store, second, Reason.STARTED)
+    third = publish(store, "third", newest=True)
+    store.offset += 3700
+    publish(store, "fourth", newest=True)
+    assert reservations.replaced_by(store, first) == ""
+    assert reservations.replaced_by(store, third) is None
+
+
+def test_a_message_is_replaced_by_none_that_its_slot_does_not_name_as_later() -> None:
+    store = MemoryStore()
+    first = publish(store, "first", newest=True)
+    second, _ = reserve(store, "second", newest=True)
+    reserve(store, "never published", newest=True)
+    assert [reservations.replaced_by(store, token) for token in (first, second)] == [None, None]
+    publish(store, "last", newest=True)
+    assert reservations.replaced_by(store, second) == "last"
+    later = replace(second, fence=second.fence + 10**9)  # the store has lost the record of this one
+    for token in (replace(second, newest=False), replace(second, fence=0), later):
+        assert reservations.replaced_by(store, token) is None
+    store.delete(SLOT)
+    assert reservations.replaced_by(store, first) is None
+
+
 def test_a_record_says_since_when_messages_have_replaced_one_another(any_store: Store) -> None:
     for task_id in ("first", "second", "third"):
         publish(any_store, task_id, newest=True)
@@ -291,7 +367,8 @@ def test_a_token_that_this_version_cannot_read_is_none(header: object) -> None:
     assert Token.read(header) is None
     whole = Token(SLOT, "a", 3, "done", 60.0, newest=True, throttle=2.0, late=70.0)
     assert Token.read({**whole.header(), "later": "unknown"}) == whole
-    for number in ("3", -1, float("inf"), float("nan"), 10**400):
+    assert Token.read({"slot": SLOT, "owner": "a", "until": "start"}) == Token(SLOT, "a", hold=0.0)
+    for number in ("3", -1, float("inf"), float("nan"), 2**63, 10**400):
         assert Token.read({**whole.header(), "late": number}) is None
 
 
@@ -333,6 +410,19 @@ class TestConfirmations:
         elsewhere = reservations.reserve(store, second, note, lambda *_: "", end)
         assert isinstance(elsewhere, Reserved)
         assert elsewhere.reason == reservations.IS_UNCONFIRMED
+
+    def test_what_is_added_is_confirmed_soon_each_time(
+        self, confirmations: Confirmations, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(reservations, "GATHER", 0.001)
+        store = MemoryStore()
+        for slot in ("one", "two", "three"):
+            token = self.reserved(store, slot)
+            confirmations.add(store, token, 0.0)
+            wait_until(lambda token=token: token.owner not in confirmations, message="the reservation to be confirmed")
+            record = store.get(slot)
+            assert record is not None
+            assert reservations.is_confirmed(record)
 
     def test_a_message_that_began_meanwhile_is_not_reserved_again(
         self, any_store: Store, confirmations: Confirmations
