@@ -72,6 +72,18 @@ class KeepingFacts(Ages):
         lease = take(store, redelivered=True)
         assert (lease.taken_over, lease.crashes) == (False, 0)
 
+    @pytest.mark.parametrize("end", ["lapsed", "handed over", "released"])
+    def test_a_lease_over_an_older_record_is_remembered_for_its_full_time(self, store: Store, end: str) -> None:
+        before = take(store)
+        if end == "released":
+            free(store, before, Reason.FAILED)
+        self.age(store, KEY, KEEP - 10 if end == "released" else LEASE + KEEP - 10)
+        lease = take(store, retries=1, sender=before.owner if end == "handed over" else "")
+        self.age(store, KEY, LEASE + KEEP - 10)
+        assert known(store).owner == lease.owner
+        self.age(store, KEY, 11)
+        assert store.get(KEY) is None
+
     def test_what_was_released_is_remembered_and_not_for_ever(self, store: Store) -> None:
         free(store, take(store), Reason.CRASHED)
         self.age(store, KEY, KEEP - 10)

@@ -65,6 +65,7 @@ def test_an_unconfirmed_message_stands_for_none_and_is_not_confirmed_when_it_has
     second, found = reserve(any_store, "second")
     assert isinstance(found, Reserved)
     assert found.reason == reservations.IS_UNCONFIRMED
+    assert found.instead is not None  # it took its place, and did not wait until it had lapsed
     assert not reservations.confirm(any_store, first, 0.0)
     assert reservations.release(any_store, second, Reason.STARTED)
     assert not reservations.confirm(any_store, second, 0.0)
