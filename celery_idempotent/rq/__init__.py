@@ -22,7 +22,13 @@ _HOMES = {"idempotent": ".decorator", "current_lease": "..core.lease"}
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES.get(name, ".worker"), __name__), name)
+    try:
+        return getattr(import_module(_HOMES.get(name, ".worker"), __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != "rq":
+            raise
+        hint = "Expected RQ to be installed, and it is not: pip install 'celery-idempotent[rq]'"
+        raise ModuleNotFoundError(hint, name="rq") from None
 
 
 def __dir__() -> list[str]:

@@ -9,9 +9,11 @@ import gc
 import inspect
 import math
 import pickle
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import attr
@@ -73,6 +75,24 @@ def test_a_wrong_option_is_told_when_the_function_is_declared(options: dict[str,
 def test_parentheses_that_are_missing_are_told(written: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"write @idempotent\(\.\.\.\), with parentheses"):
         idempotent(written)
+
+
+def test_that_rq_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutRq:
+        @staticmethod
+        def find_spec(name: str, *args: object) -> None:
+            if name == "rq":
+                raise ModuleNotFoundError("No module named 'rq'", name="rq")
+
+    for name in [name for name in sys.modules if name == "rq" or name.startswith(("rq.", "celery_idempotent.rq."))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [WithoutRq, *sys.meta_path])
+    for name in ("idempotent", "IdempotentWorker"):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'celery-idempotent\[rq\]'"):
+            getattr(import_module("celery_idempotent.rq"), name)
+    monkeypatch.setitem(sys.modules, "celery_idempotent.core.lease", None)
+    with pytest.raises(ModuleNotFoundError, match=r"celery_idempotent\.core\.lease"):
+        getattr(import_module("celery_idempotent.rq"), "current_lease")  # noqa: B009 - as its users import it
 
 
 def generator(order: str) -> Iterator[str]:
