@@ -666,12 +666,12 @@ class Worker(Host):
                 raise TimeLimitExceeded(30)
             except TimeLimitExceeded:
                 failure = ExceptionInfo()
-            try:
-                lost(failure)
-            except Exception as error:  # noqa: BLE001 - which the pool logs
-                world.tell(f"{self.name} main: {error!r:.60}")
-            world.step()
-            request.on_timeout(soft=False, timeout=30)
+            for report in (lambda: lost(failure), lambda: request.on_timeout(soft=False, timeout=30)):
+                try:
+                    report()
+                except Exception as error:  # noqa: BLE001 - which the pool logs
+                    world.tell(f"{self.name} main: {error!r:.60}")
+                world.step()
             world.sleep(world.choices.one_of("the kill takes", [0.0, 0.1, 3.0]))
             self._end_child()
             self.limiting, failures = False, self.failures
