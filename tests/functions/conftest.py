@@ -16,8 +16,9 @@ heard = pytest.fixture(listening)
 
 @pytest.fixture(autouse=True)
 def own_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stores that a test's functions name by URL are its own, and closed after it."""
+    """Stores that a test's functions name by URL are its own, and closed after it; so are the functions' names."""
     opened: dict[str, Store] = {}
+    monkeypatch.setattr(functions, "_declared", {})
     monkeypatch.setattr(functions, "_stores", opened)
     yield
     history.flush(10.0)
