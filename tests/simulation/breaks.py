@@ -546,7 +546,10 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             ),
             (DELIVERY, "error.code in SIGNALLED and pool.stops_soon()", "False"),
         ],
-        "a slot waits on in a worker that is to end": [(BACKOFF, "if left <= 0 or self.stopping():", "if left <= 0:")],
+        "a slot waits on in a worker that is to end": [
+            (BACKOFF, "if left <= 0 or self.stopping():", "if left <= 0:"),
+            (BACKOFF, "    if not stopping():\n", "    if True:\n"),  # else it would not even sleep
+        ],
         "a body that leaves keeps its lease": [
             (
                 GUARD,
