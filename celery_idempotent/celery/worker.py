@@ -371,7 +371,8 @@ def _start_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
 
 def watch_in_child(**_: Any) -> None:
     """Watch the leases of a pool's child, which has the stores that its bodies use and no others."""
-    _start_watch(set())
+    if pool.slot != 0:  # the pool solo announces the worker's own process, which `ShutdownStep` watches
+        _start_watch(set())
 
 
 class ShutdownStep(bootsteps.StartStopStep):

@@ -154,7 +154,7 @@ def test_a_body_that_gets_no_memory_fails_where_it_is_run_in_place(app: Celery, 
 @pytest.fixture
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The memory that a worker shares with its children."""
-    for name in ("_memory", "_cells", "slot"):
+    for name in ("_memory", "_cells", "slot", "pid", "_stopped"):
         monkeypatch.setattr(pool, name, getattr(pool, name))
     pool.prepare()
     yield

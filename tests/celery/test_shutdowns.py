@@ -436,3 +436,20 @@ def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_f
         running.stop()
         result.get(timeout=30)
     assert not celery_pool.is_stopping()
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_no_thread_of_a_worker_that_has_stopped_looks_on(inside: Celery, pool: str) -> None:
+    """The pool solo announces its one process as a child; what its watch marked later would be another worker's."""
+    before = set(threading.enumerate())
+
+    @inside.task(base=IdempotentTask, shared=False, idempotency={"key": "order_id"})
+    def charge(order_id: str) -> None:
+        """Be there."""
+
+    def looking() -> list[threading.Thread]:
+        return [each for each in set(threading.enumerate()) - before if each.name == "celery-idempotent-shutdown"]
+
+    with start_thread(inside, pool=pool, concurrency=1, perform_ping_check=False):
+        assert looking()
+    wait_until(lambda: not looking(), message="the watch to end")

@@ -24,7 +24,6 @@ from celery_idempotent import (
     remove_hook,
 )
 from celery_idempotent import rq as idempotent_rq
-from celery_idempotent.celery import pool
 from celery_idempotent.events import Event
 from celery_idempotent.stores import State
 from celery_idempotent.stores.memory import MemoryStore
@@ -34,9 +33,7 @@ POINTS = ["before_effect", "after_effect", "after_settle"]
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryStore]:
-    # A worker that another test ran in this process, and that has not quite ended, would mark what is held meanwhile.
-    monkeypatch.setattr(pool, "is_stopping", lambda: False)
+def store() -> Iterator[MemoryStore]:
     with override_store() as store:
         yield store
 
