@@ -78,57 +78,159 @@ LIBRARIES = (
     "celery/test_in_process.py",
     "http/test_task_ids.py",
 )
+#: What the line does not run, and what it does; `full` of tox.ini has the same.
+BESIDE = ("nightly", "soak")
+LINE = "not nightly and not soak"
 CONTRACT = "stores/test_contract.py"
 #: Stores that leave the rules to another one's code: of the contract, the line has what a server or a driver can spoil.
 BY_OTHERS = ("cached", "cluster", "dynamodb")
-#: By file, or file and test: of what is tried on several stores, servers or pools, those that `soak` alone has. Every
-#: fact has a row in the line.
-ROWS_OF_SOAK: dict[str, tuple[str, ...]] = {
+#: By file, or file and test: of what is tried on several stores, servers or pools, those that `nightly` alone has.
+#: Such a fact has a row in the line, unless it is marked `nightly` itself.
+ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
+    "celery/test_broadcast.py": ("rabbitmq",),
+    "celery/test_canvas_duplicates.py": (
+        "a step of a chain",
+        "the body of a chord",
+        "a member of a group that a chain goes on from",
+    ),
+    "celery/test_canvas_kills.py::test_what_follows_a_task_whose_child_is_killed_after_it_settled_runs_once": (
+        "before a callback",
+        "in the middle of a chord",
+        "in the middle of a callback's canvas",
+        "before it said so",
+        "before it said so of a chord",
+        "after it said so",
+        "in its own on_success",
+        "before its chord went on",
+    ),
     "celery/test_counts.py": ("gevent",),
     "celery/test_history.py": ("gevent",),
     "celery/test_inspection.py": ("gevent",),
+    "celery/test_kills_and_revokes.py::test_a_child_that_somebody_kills_counts_as_a_crash_and_its_task_runs_again": (
+        "15",
+    ),
+    "celery/test_long_tasks.py": ("threads", "solo"),
     "celery/test_metrics.py::test_a_pool_without_children_needs_no_folder": ("gevent",),
     "celery/test_pools.py::test_a_body_that_exits_is_run_again": ("gevent",),
+    "celery/test_pools.py::test_a_cold_shutdown_loses_no_task": ("eventlet", "gevent", "solo"),
     "celery/test_pools.py::test_a_pool_that_grows_under_load_runs_each_task_once": ("gevent",),
     "celery/test_pools.py::test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store": ("gevent",),
+    "celery/test_pools.py::test_a_task_runs_once_fails_retries_and_ends_before_its_worker": ("eventlet",),
     "celery/test_pools.py::test_a_task_whose_hook_exits_is_tried_again": ("gevent",),
     "celery/test_pools.py::test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit": ("gevent",),
     "celery/test_pools.py::test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash": ("gevent",),
+    "celery/test_rabbitmq.py::test_a_call_is_skipped_once_the_broker_has_confirmed_the_message_that_waits": (
+        "classic-direct",
+        "quorum-direct",
+    ),
+    "celery/test_rabbitmq.py::test_after_the_kill_of_a_child_its_message_runs_once_more": ("classic-direct",),
+    "celery/test_rabbitmq.py::test_duplicates_get_the_same_result_while_it_runs_and_afterwards": (
+        "classic-direct",
+        "quorum-direct",
+    ),
     "celery/test_rabbitmq.py::test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs": ("2", "4"),
+    "celery/test_release.py": ("celery -A",),
     "celery/test_replace.py::test_a_task_replaced_by_what_contains_it_ends_as_it_does_with_celery_itself": (
         "its arguments",
         "the task id",
     ),
+    "celery/test_shutdowns.py::test_a_shutdown_by_a_signal_that_comes_to_the_children_too_is_no_crash": ("0.3",),
+    "celery/test_shutdowns.py::test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash": ("15-0",),
     "celery/test_task_events.py": ("gevent", "solo"),
-    "celery/test_visibility.py": ("gevent", "solo"),
+    "celery/test_unique.py::test_a_child_that_is_lost_with_its_message_holds_up_no_call": ("lost_early-kill",),
+    "celery/test_unique_publishers.py::test_a_call_that_is_made_while_the_interpreter_ends_is_published": ("sqlite",),
+    "celery/test_visibility.py": ("gevent", "solo", "not refreshed"),
+    "celery/test_within.py::test_what_was_not_committed_runs_again_after_a_kill": ("postgres_url-settled ORD-1",),
+    "celery/test_zombies.py": ("check", "retry", "reject", "be killed"),
+    "cli/test_demo.py::test_a_signal_in_the_middle_leaves_nothing": ("SIGTERM",),
     "cli/test_list.py::test_a_terminal_gets_colours_and_lines_that_fit": ("celery -A",),
     "cli/test_list.py::test_who_wants_no_colours_gets_none": ("celery -A",),
-    "cli/test_watch.py::test_a_slow_search_shows_that_it_goes_on_and_ctrl_c_ends_it": ("celery -A",),
+    "cli/test_stats.py::test_a_terminal_gets_colours_and_lines_that_fit": ("celery -A",),
+    "cli/test_watch.py::test_a_slow_search_shows_that_it_goes_on_and_ctrl_c_ends_it": (
+        "celery -A",
+        "celery-idempotent-list",
+        "celery-idempotent-stats",
+    ),
     "cli/test_watch.py::test_it_goes_on_while_the_store_is_away": ("celery -A",),
+    "cli/test_watch.py::test_it_shows_what_begins_and_what_ends": ("celery -A",),
     "cli/test_watch.py::test_without_rich_it_says_how_to_install_it": ("celery -A",),
+    "cli/test_web.py::test_every_store_is_shown_and_changed": ("dynamodb_url", "cluster_url"),
+    "cli/test_web.py::test_the_command_prints_a_url_that_works_and_ends_well_with_ctrl_c": ("celery -A",),
+    "django_app/test_admin.py": ("postgres-{id}", "postgres-orders.charge", "postgres-idem:orders", "sqlite-{key}"),
+    "django_app/test_migrations.py": ("two-second", "one:6432-pooled"),
+    "docs/test_shop_api.py": ("before the commit", "while the response is sent", "after the charge, before its commit"),
+    "faults/test_clocks.py::test_a_duplicate_meets_a_live_lease_whatever_the_clocks_say": (
+        "the holder-ahead",
+        "the duplicate's worker-behind",
+    ),
+    "faults/test_lost_replies.py::test_every_reply_of_every_verb_may_be_lost_and_each_task_runs_once": (
+        "three times, which is more than a client's own second try",
+    ),
+    "faults/test_store_outages.py::test_a_network_fault_at_every_verb_at_once_is_survived": (
+        "reset",
+        "delay",
+        "partition",
+    ),
+    "faults/test_unique_outages.py::test_a_body_whose_start_the_store_cannot_note_misses_no_change": ("run",),
+    "functions/test_calls.py::test_a_child_that_a_body_forks_ends_nothing_of_its_parent": ("sqlite_url", "raises"),
+    "functions/test_calls.py::test_a_lease_is_kept_for_as_long_as_the_body_runs": ("sqlite_url", "postgres_url"),
+    "functions/test_coroutines.py::test_a_lease_is_kept_for_as_long_as_the_body_runs": ("sqlite_url", "postgres_url"),
     "http/test_conformance.py": ("drf", "inside", "starlette"),
-    "http/test_faults.py::test_a_store_that_goes_away_holds_up_no_response_for_long": ("django",),
+    "http/test_conformance.py::test_of_many_at_once_one_runs_and_the_others_come_again": ("flask", "django"),
+    "http/test_faults.py::test_a_server_that_is_killed_in_a_handler_leaves_the_request_to_its_repetition": (
+        "flask",
+        "django-asgi",
+        "django",
+    ),
+    "http/test_faults.py::test_a_store_that_goes_away_holds_up_no_response_for_long": ("django", "flask"),
     "http/test_faults.py::test_an_order_settled_in_its_transaction_is_placed_once_whenever_its_server_is_killed": (
         "flask",
     ),
+    "http/test_gone.py::test_django_keeps_to_it": (
+        "raw query",
+        "cookies",
+        "dropped async",
+        "ends in mid-stream",
+        "lease in a stream",
+        "stream in one task",
+        "left in mid-stream",
+        "within a sync middleware",
+        "cleans up in its thread",
+        "fails in mid-stream",
+    ),
+    "http/test_inside.py::test_a_key_is_the_callers_own": ("inside-drf-asgi",),
     "http/test_inside.py::test_each_way_to_begin_runs_once_under_a_lease_and_is_replayed": ("inside-drf",),
     "http/test_propagation.py": ("django",),
-    "http/test_requests.py::test_a_request_that_takes_longer_than_its_lease_runs_once": ("django",),
+    "http/test_requests.py::test_a_request_that_takes_longer_than_its_lease_runs_once": ("django", "starlette"),
     "http/test_responses.py::test_a_response_that_is_not_kept_is_known_to_have_been_sent": (
         "flask-/async/orders",
         "starlette-/orders",
     ),
+    "http/test_responses.py::test_a_response_without_content_is_replayed_without_a_length": ("django", "django-asgi"),
     "http/test_responses.py::test_a_stream_that_breaks_leaves_the_key_free": (
         "django-asgi",
         "flask-/async/orders",
         "starlette-/orders",
     ),
-    "stores/test_crowds.py::test_of_a_crowd_that_retries_a_thousand_attempts_are_remembered": ("postgres_url",),
+    "rq/test_idempotent_worker.py": ("spawn",),
+    "rq/test_idempotent_worker.py::test_a_horse_that_slept_past_its_lease_comes_back_for_what_its_heir_has_settled": (
+        "stock",
+    ),
+    "rq/test_run_events.py::test_every_run_that_began_ends_once_or_dies_with_its_horse": ("stock",),
+    "stores/test_crowds.py::test_of_a_crowd_that_retries_a_thousand_attempts_are_remembered": (
+        "postgres_url",
+        "sqlite_url",
+    ),
     "stores/test_crowds.py::test_of_a_crowd_that_waits_a_thousand_are_told_apart": ("sqlite_url",),
-    "stores/test_linearizability.py": BY_OTHERS,
-    "stores/test_model.py": BY_OTHERS,
+    "stores/test_linearizability.py": (*BY_OTHERS, "postgres"),
+    "stores/test_model.py": (*BY_OTHERS, "postgres"),
     "stores/test_races.py": BY_OTHERS,
+    "stores/test_races.py::test_leases_that_follow_each_other_never_overlap": ("postgres", "sqlite"),
+    "stores/test_races.py::test_of_eight_processes_one_gets_the_lease": ("sqlite",),
+    "stores/test_races.py::test_of_eight_processes_one_takes_over_a_lease_that_ran_out": ("sqlite", "postgres"),
     "stores/test_reservations.py": BY_OTHERS[:2],
+    "testing/test_plugin.py": ("options1",),
+    "unit/test_round_trips.py": ("json", "yaml"),
 }
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these, and for
 #: most of the contract over stores other than memory.
@@ -288,7 +390,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     mark(items)
-    if config.args == config.getini("testpaths") and config.option.markexpr not in PARTS.keys() - {"not soak"}:
+    if config.args == config.getini("testpaths") and config.option.markexpr not in PARTS.keys() - {LINE}:
         check_rows(items)
     yield  # here those without the marks of this run are left out
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
@@ -317,33 +419,33 @@ def long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 
 def mark_row(item: pytest.Item, path: Path) -> None:
     """Mark a test by its store, server or pool."""
-    if rows_of_soak(item, path):
-        item.add_marker(pytest.mark.soak(row=True))
+    if rows_of_nightly(item, path):
+        item.add_marker(pytest.mark.nightly(row=True))
     if path != Path(CONTRACT):
         return
     if is_of(item, path, *BY_OTHERS) and not is_fact_of(item, path, *BY_OTHERS):
-        item.add_marker(pytest.mark.soak)
+        item.add_marker(pytest.mark.nightly)
     if not is_of(item, path, "memory") and not is_fact_of(item, path, "dynamodb"):
         item.add_marker(pytest.mark.unmeasured)
 
 
-def rows_of_soak(item: pytest.Item, path: Path) -> list[str]:
-    """Return the entries of `ROWS_OF_SOAK` that leave a test to soak."""
+def rows_of_nightly(item: pytest.Item, path: Path) -> list[str]:
+    """Return the entries of `ROWS_OF_NIGHTLY` that leave a test to nightly."""
     case = f"-{item.name.partition('[')[2].removesuffix(']')}-"
     entries = (path.as_posix(), f"{path.as_posix()}::{item.name.partition('[')[0]}")
-    return [entry for entry in entries if any(f"-{row}-" in case for row in ROWS_OF_SOAK.get(entry, ()))]
+    return [entry for entry in entries if any(f"-{row}-" in case for row in ROWS_OF_NIGHTLY.get(entry, ()))]
 
 
 def check_rows(items: list[pytest.Item]) -> None:
-    """Refuse an entry of `ROWS_OF_SOAK` that leaves nothing out, or a fact without any row in the line."""
-    idle = ROWS_OF_SOAK.keys() - {entry for item in items for entry in rows_of_soak(item, place_of(item.path))}
-    left: dict[str, bool] = {}  # whether a fact has a row in the line, or is one of soak by itself
+    """Refuse an entry of `ROWS_OF_NIGHTLY` that leaves nothing out, or a fact without any row in the line."""
+    idle = ROWS_OF_NIGHTLY.keys() - {entry for item in items for entry in rows_of_nightly(item, place_of(item.path))}
+    left: dict[str, bool] = {}  # whether a fact has a row in the line, or is one of nightly or soak by itself
     for item in items:
-        fact, soak = item.nodeid.partition("[")[0], item.get_closest_marker("soak")
-        left[fact] = left.get(fact, False) or soak is None or not soak.kwargs
+        fact, marks = item.nodeid.partition("[")[0], [*item.iter_markers("nightly"), *item.iter_markers("soak")]
+        left[fact] = left.get(fact, False) or not marks or any(not mark.kwargs for mark in marks)
     if idle or not all(left.values()):
         lost = [fact for fact in left if not left[fact]]
-        raise pytest.UsageError(f"ROWS_OF_SOAK: leaves nothing out {sorted(idle)}; no row left {lost}")
+        raise pytest.UsageError(f"ROWS_OF_NIGHTLY: leaves nothing out {sorted(idle)}; no row left {lost}")
 
 
 def mark(items: list[pytest.Item]) -> None:
@@ -354,20 +456,33 @@ def mark(items: list[pytest.Item]) -> None:
         if is_in(path, UNMEASURED):
             item.add_marker(pytest.mark.unmeasured)
         mark_row(item, path)
-        once = item.get_closest_marker("thorough") or item.get_closest_marker("soak")
-        smoke = item.get_closest_marker("smoke")
-        if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (
-            not once and (is_in(path, PYTHONS) or is_fact_of(item, path, "memory", "sqlite"))
-        ):
-            item.add_marker(pytest.mark.compat)
-        if smoke or (not once and (is_in(path, LIBRARIES) or is_fact_of(item, path, "redis"))):
-            item.add_marker(pytest.mark.oldest)
-        if smoke or (not once and is_quick(item, path)):
-            item.add_marker(pytest.mark.quick)
-        if not item.get_closest_marker("soak"):
-            for part in ("compat", "oldest"):
-                if item.get_closest_marker(part) and not has_tests_of(part, item.path):
-                    raise pytest.UsageError(f"Expected no test of {part} in {path} by PARTS, got {item.name}: add it.")
+        if any(map(item.get_closest_marker, BESIDE)):
+            check_beside(item, path)
+        else:
+            mark_parts(item, path)
+
+
+def check_beside(item: pytest.Item, path: Path) -> None:
+    """Refuse to leave out what shows an ending of a task or a fault of the gauntlet, but for a row of it."""
+    shown = [name for name in ("ending", "fault") if item.get_closest_marker(name)]
+    if shown and item.get_closest_marker("nightly") and not rows_of_nightly(item, path):
+        raise pytest.UsageError(f"Expected the line to have what is marked {shown[0]}, got nightly: {item.nodeid}")
+
+
+def mark_parts(item: pytest.Item, path: Path) -> None:
+    """Mark a test of the line by the environments, beside `full`, that run it too."""
+    once, smoke = item.get_closest_marker("thorough"), item.get_closest_marker("smoke")
+    if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (
+        not once and (is_in(path, PYTHONS) or is_fact_of(item, path, "memory", "sqlite"))
+    ):
+        item.add_marker(pytest.mark.compat)
+    if smoke or (not once and (is_in(path, LIBRARIES) or is_fact_of(item, path, "redis"))):
+        item.add_marker(pytest.mark.oldest)
+    if smoke or (not once and is_quick(item, path)):
+        item.add_marker(pytest.mark.quick)
+    for part in ("compat", "oldest"):
+        if item.get_closest_marker(part) and not has_tests_of(part, item.path):
+            raise pytest.UsageError(f"Expected no test of {part} in {path} by PARTS, got {item.name}: add it.")
 
 
 def pytest_collection_finish() -> None:
@@ -393,7 +508,7 @@ PARTS: dict[str, Callable[[Path, str], bool]] = {
     ),
     "oldest": lambda path, text: is_in(path, (*LIBRARIES, CONTRACT)) or "mark.smoke" in text,
     "compat or oldest": lambda path, text: PARTS["compat"](path, text) or PARTS["oldest"](path, text),
-    "not soak": lambda path, text: True,
+    LINE: lambda path, text: True,
 }
 
 

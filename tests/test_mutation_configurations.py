@@ -15,7 +15,7 @@ CONFIGURATIONS = sorted((ROOT / ".ci" / "mutation").glob("*.toml"))
 LINE = re.compile(r'^test-command = "(.*)"$', re.MULTILINE)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
 def test_the_command_of_a_configuration_finds_tests(path: Path) -> None:
     [line] = LINE.findall(path.read_text(encoding="utf-8"))

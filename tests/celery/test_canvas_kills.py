@@ -77,6 +77,7 @@ def test_what_follows_a_task_whose_child_is_killed_after_it_settled_runs_once(
     assert runs(journal) == expected, str(journal)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "moment", ["before it said so", "before it said so of a chord", "in its own on_success", "after it said so"]
 )
@@ -136,6 +137,7 @@ def memcached() -> Iterator[Memcached]:
 
 
 # Only a real backend of this kind, and a child that is really killed, show what Celery makes of a second part.
+@pytest.mark.nightly
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["succeeded echo", "ended echo"])
 def test_a_chord_member_that_is_redelivered_returns_its_part_once_where_parts_are_counted(

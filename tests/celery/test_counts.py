@@ -66,6 +66,7 @@ def test_what_each_child_and_the_main_process_count_is_added_up(
     wait_until(lambda: section(app, node) == expected, 20, lambda: f"{expected}, not {section(app, node)}")
 
 
+@pytest.mark.nightly
 def test_children_that_replace_others_go_on_where_those_left_off(app: Celery, start_worker: StartWorker) -> None:
     node = start_worker(SHOP, concurrency=1, extra_args=["--max-tasks-per-child=1"])
     before = set(node.children())

@@ -177,6 +177,7 @@ def test_a_result_that_cannot_be_serialized_settles_as_done(
     assert journal.count("returned", "object") == 1
 
 
+@pytest.mark.nightly
 def test_a_result_of_fifty_megabytes_settles_as_done(app: Celery, start_worker: StartWorker, journal: Journal) -> None:
     start_worker(SHOP)
     first = app.module.value.apply_async(("50 MB",), ignore_result=True)

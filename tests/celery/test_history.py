@@ -104,6 +104,7 @@ def test_the_last_note_is_written_when_a_worker_stops_and_a_first_run_leaves_non
     assert [(facts["event"], facts["task_id"]) for facts in events(store)] == [("Replayed", again.id)]
 
 
+@pytest.mark.nightly
 def test_a_task_without_history_leaves_no_notes_and_is_explained_by_its_record(
     app: Celery, start_worker: StartWorker, gates: Gates, store: RedisStore, store_url: str
 ) -> None:

@@ -636,6 +636,7 @@ def test_whether_a_result_was_stored_since_a_moment(app: Celery, done: object, s
     assert bindings.is_done_since(app.backend, {"date_done": done}, noon) is since
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough  # Celery before 5.7 has the time of its import as that of each result
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
 def test_postgresql_has_the_time_of_a_result_in_the_zone_of_its_session(

@@ -102,6 +102,7 @@ def test_the_oldest_lease_comes_first_and_a_duplicate_that_waits_has_none(
         result.get(timeout=30)
 
 
+@pytest.mark.nightly
 def test_what_a_killed_child_held_is_not_shown_any_more(app: Celery, start_worker: StartWorker, gates: Gates) -> None:
     node = start_worker(SHOP, concurrency=1)
     gate = gates.close("before ORD-1")
@@ -156,6 +157,7 @@ def test_the_command_line_prints_them(
     result.get(timeout=20)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_does_not_reply_is_named(app: Celery, start_worker: StartWorker) -> None:
     with pytest.raises(NoReply, match=r"within 0\.1 s from at least one worker, got none"):
         inspection.leases(app, timeout=0.1)

@@ -32,6 +32,7 @@ def app(client_app: Callable[..., Celery]) -> Celery:
     return client_app(CORNERS)
 
 
+@pytest.mark.nightly
 def test_a_retry_that_overtakes_its_publisher_leaves_no_copy_of_the_attempt_before(
     app: Celery, start_worker: StartWorker, journal: Journal
 ) -> None:
@@ -44,6 +45,7 @@ def test_a_retry_that_overtakes_its_publisher_leaves_no_copy_of_the_attempt_befo
     assert [entry.fields["retries"] for entry in journal.entries("tried")] == [0, 1]
 
 
+@pytest.mark.nightly
 def test_a_copy_that_the_broker_has_no_room_for_is_neither_acked_nor_failed(
     client_app: Callable[..., Celery],
     start_worker: StartWorker,
@@ -151,6 +153,7 @@ def test_what_is_revoked_while_it_runs_frees_the_key_and_is_no_crash(
     aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_what_is_revoked_while_it_runs_is_found_also_beside_and_after_copies_of_its_message(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, concurrency: int

@@ -31,6 +31,7 @@ def app(client_app: Callable[..., Celery]) -> Celery:
     return client_app(CORNERS)
 
 
+@pytest.mark.nightly
 def test_what_waits_for_the_store_does_not_run_into_the_time_limit_of_the_app(
     app: Celery, start_worker: StartWorker, journal: Journal, own_redis: Callable[..., RedisServer]
 ) -> None:
@@ -43,6 +44,7 @@ def test_what_waits_for_the_store_does_not_run_into_the_time_limit_of_the_app(
     assert result.get(timeout=30) == "charged ORD-1"
 
 
+@pytest.mark.nightly
 def test_an_expired_copy_of_a_task_whose_holder_died_tells_its_caller(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
@@ -92,6 +94,7 @@ def test_an_expired_message_is_revoked_unless_its_own_operation_runs_or_is_done(
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 def test_a_pool_that_cannot_end_a_body_at_its_limit_keeps_its_lease(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_limit_that_the_producer_gives_is_the_one_that_counts(
     assert [result.get(timeout=20) for result in results] == ["charged ORD-1"] * 2
 
 
+@pytest.mark.nightly
 def test_a_limit_that_remote_control_sets_and_celery_does_not_apply_ends_no_lease(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
@@ -152,6 +156,7 @@ def test_a_soft_limit_fails_the_task_and_frees_the_key(
     aftermath.expect(parting.module.part.delay("ORD-1"), "SUCCESS", State.COMPLETED)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("receiver", ["hook", "signal"])
 def test_a_soft_limit_that_rings_in_a_hook_before_the_body_fails_the_task_which_does_not_run(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates, receiver: str

@@ -77,6 +77,7 @@ def test_the_numbers_of_all_children_are_added_up_a_killed_one_included(
     assert len(list(folder.glob("counter_*.db"))) >= 3, "both first children, and who counts for the killed one"
 
 
+@pytest.mark.nightly
 def test_a_child_that_has_released_its_lease_itself_is_not_counted_again_by_its_worker(
     client_app: Callable[..., Celery], start_worker: StartWorker, port: int, folder: Path
 ) -> None:
@@ -97,7 +98,7 @@ def test_a_worker_that_is_told_to_end_gives_its_port_back(start_worker: StartWor
     assert list(folder.glob("gauge_live*")) == []
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", pytest.param("eventlet", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", pytest.param("eventlet", marks=pytest.mark.nightly)])
 def test_a_pool_without_children_needs_no_folder(
     client_app: Callable[..., Celery], start_worker: StartWorker, port: int, pool: str
 ) -> None:
@@ -109,7 +110,8 @@ def test_a_pool_without_children_needs_no_folder(
     assert value(port, "saved_run_seconds_count", CHARGE) == 1
 
 
-@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.soak)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.nightly)])
 def test_greenlets_that_run_and_wait_at_the_same_time_are_counted_each(
     client_app: Callable[..., Celery], start_worker: StartWorker, gates: Gates, port: int, pool: str
 ) -> None:

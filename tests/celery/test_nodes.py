@@ -59,6 +59,7 @@ def test_a_gate_holds_a_body_until_the_test_lets_it_go(
     assert gates["after"].arrivals == gate.arrivals
 
 
+@pytest.mark.nightly
 def test_a_killed_child_is_replaced_and_its_worker_lives_on(
     start_worker: StartWorker, client_app: Callable[..., Celery], gates: Gates
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_paused_worker_runs_nothing_until_it_is_resumed(
     assert result.get(timeout=15) == "charged ORD-5"
 
 
+@pytest.mark.nightly
 def test_a_warm_stop_lets_the_running_task_end(
     start_worker: StartWorker, client_app: Callable[..., Celery], journal: Journal, gates: Gates
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_warm_stop_lets_the_running_task_end(
     assert journal.count("charged", "ORD-6") == 1
 
 
+@pytest.mark.nightly
 def test_a_cold_stop_cuts_the_running_task_off(
     start_worker: StartWorker, client_app: Callable[..., Celery], journal: Journal, gates: Gates
 ) -> None:
@@ -132,6 +135,7 @@ def test_a_cold_stop_cuts_the_running_task_off(
     assert node.members() == []
 
 
+@pytest.mark.nightly
 def test_a_restarted_worker_is_ready_anew(start_worker: StartWorker, client_app: Callable[..., Celery]) -> None:
     node = start_worker()
     first = node.pid
@@ -150,6 +154,7 @@ def test_threads_run_tasks_in_the_main_process(start_worker: StartWorker, client
     assert client_app().tasks["tests.support.celery.plain_app.whoami"].delay().get(timeout=15) == node.pid
 
 
+@pytest.mark.nightly
 @pytest.mark.smoke
 def test_the_nodes_make_a_setup_of_pytest_celery(celery_setup: CeleryTestSetup, journal: Journal) -> None:
     assert celery_setup.ready(ping=True, control=True)
@@ -159,6 +164,7 @@ def test_the_nodes_make_a_setup_of_pytest_celery(celery_setup: CeleryTestSetup, 
     celery_setup.worker.assert_log_exists("ORD-8")
 
 
+@pytest.mark.nightly
 def test_a_setup_survives_the_restart_of_its_nodes(celery_setup: CeleryTestSetup) -> None:
     celery_setup.worker.kill()
     celery_setup.broker.restart()

@@ -38,6 +38,7 @@ def folder(tmp_path: Path, worker_env: dict[str, str]) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_a_folder_as_the_broker_defers_duplicates(
     client_app: Callable[..., Celery], start_worker: StartWorker, folder: Path, journal: Journal, gates: Gates
 ) -> None:

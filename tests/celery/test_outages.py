@@ -250,6 +250,7 @@ def test_a_retry_that_the_broker_cannot_take_puts_the_message_back(
     assert result.get(timeout=60) == "ORD-1 after 1"
 
 
+@pytest.mark.nightly
 def test_a_retry_that_a_full_broker_refuses_waits_in_its_slot(
     client_app: Callable[..., Celery],
     start_worker: StartWorker,
@@ -271,6 +272,7 @@ def test_a_retry_that_a_full_broker_refuses_waits_in_its_slot(
     assert result.get(timeout=60) == "ORD-1 after 1"
 
 
+@pytest.mark.nightly
 def test_what_was_acked_before_it_runs_waits_in_its_slot_for_a_broker_that_takes_nothing(
     app: Celery,
     start_worker: StartWorker,

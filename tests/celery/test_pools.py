@@ -38,8 +38,8 @@ FREEING = ["prefork", *KILLING] if celery.VERSION >= (5, 5) else ["prefork"]
 
 
 def by_use(pools: list[str]) -> list[Any]:
-    """Return the pools as cases; eventlet, which few use and which behaves as gevent does, is one of `soak` alone."""
-    return [pytest.param(pool, marks=pytest.mark.soak) if pool == "eventlet" else pool for pool in pools]
+    """Return the pools as cases; eventlet, which few use and which behaves as gevent does, is `nightly`."""
+    return [pytest.param(pool, marks=pytest.mark.nightly) if pool == "eventlet" else pool for pool in pools]
 
 
 @pytest.fixture
@@ -117,6 +117,7 @@ def test_a_task_runs_once_fails_retries_and_ends_before_its_worker(
     assert [journal.count("charged", f"ORD-{n}") for n in range(1, 5)] == [1] * 4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_task_that_outlives_its_lease_keeps_it_and_duplicates_wait(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
@@ -139,6 +140,7 @@ def test_a_task_that_outlives_its_lease_keeps_it_and_duplicates_wait(
     assert journal.count("started") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pool", "limit", "error"),
     [("prefork", "soft_time_limit", "SoftTimeLimitExceeded"), ("gevent", "time_limit", "TimeLimitExceeded")],
@@ -164,6 +166,7 @@ def test_a_limit_that_ends_the_body_frees_the_key(
     assert "OverflowError" not in node.logs()  # a greenlet has no process whose end one could wait for
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", KILLING)
 def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
@@ -182,6 +185,7 @@ def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(KILLING))
 def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
     app: Celery,
@@ -235,6 +239,7 @@ def test_a_cold_shutdown_loses_no_task(
     assert journal.count("charged") == count
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(KILLING))
 def test_a_cold_shutdown_frees_all_keys_also_where_it_interrupts_one_of_the_bodies(
     app: Celery, start: Callable[..., WorkerNode], gates: Gates, store: RedisStore, pool: str
@@ -253,6 +258,7 @@ def test_a_cold_shutdown_frees_all_keys_also_where_it_interrupts_one_of_the_bodi
     assert [state(store, f"ORD-{n}") for n in range(6)] == [State.RELEASED] * 6
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
 def test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
@@ -275,6 +281,7 @@ def test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash(
     assert result.get(timeout=20) == "charged ORD-1"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(["prefork", "threads", *GREEN]))
 def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, own_redis: Callable[..., RedisServer], pool: str
@@ -294,6 +301,7 @@ def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
     assert journal.count("started") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_body_that_exits_is_run_again(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
@@ -304,6 +312,7 @@ def test_a_body_that_exits_is_run_again(
     assert journal.count("started") == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_task_whose_hook_exits_is_tried_again(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
@@ -314,6 +323,7 @@ def test_a_task_whose_hook_exits_is_tried_again(
     wait_until(lambda: not messages(app.conf.broker_url), message="the message to be acked")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(POOLS))
 def test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit(
     app: Celery, start: Callable[..., WorkerNode], store: RedisStore, journal: Journal, pool: str
@@ -340,6 +350,7 @@ def test_a_body_that_exits_when_its_message_was_acked_fails(
         app.module.leave.delay("ORD-1").get(timeout=20)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1"])
 def test_children_that_are_replaced_after_every_task_lose_none(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, option: str
@@ -366,6 +377,7 @@ def test_a_pool_that_grows_under_load_runs_each_task_once(
     assert journal.count("started") == 2
 
 
+@pytest.mark.nightly
 def test_a_pool_that_is_restarted_and_resized_runs_each_task_once(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates
 ) -> None:
@@ -392,6 +404,7 @@ def test_a_pool_that_is_restarted_and_resized_runs_each_task_once(
     assert journal.count("started") == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(GREEN))
 def test_many_greenlets_share_a_few_connections(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, store_url: str, pool: str
@@ -407,6 +420,7 @@ def test_many_greenlets_share_a_few_connections(
         assert sum(each["db"] == store_url.rpartition("/")[2] for each in client.client_list()) < count // 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", by_use(GREEN))
 def test_greenlets_that_wait_for_the_store_let_others_work(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, own_redis: Callable[..., RedisServer], pool: str

@@ -24,6 +24,7 @@ def app(client_app: Callable[..., Celery]) -> Celery:
     return client_app(CORNERS)
 
 
+@pytest.mark.nightly
 def test_a_key_given_to_send_task_counts_although_no_task_was_bound_before(
     start_worker: StartWorker, journal: Journal, worker_env: dict[str, str]
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_key_given_by_a_producer_that_does_not_know_us_counts(
     assert started.fields["store_key"] == f"idem:{CORNERS}.fragile::req-1"
 
 
+@pytest.mark.nightly
 def test_a_retry_after_a_lost_child_keeps_the_producers_key(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:

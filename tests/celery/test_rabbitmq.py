@@ -202,6 +202,7 @@ def test_keys_that_amqp_has_no_form_for_name_their_operations_in_each_attempt_an
     assert [found and found.state for found in records] == [State.COMPLETED] * 5
 
 
+@pytest.mark.nightly
 @on(CLASSIC, NATIVE)
 def test_a_monitor_sees_a_duplicate_deferred_while_it_waits_and_replayed_before_it_succeeds(
     app: Celery, start: Callable[..., WorkerNode], record: Callable[..., Record], gates: Gates
@@ -227,6 +228,7 @@ def test_a_monitor_sees_a_duplicate_deferred_while_it_waits_and_replayed_before_
         assert monitor.task(second.id).state == "SUCCESS"
 
 
+@pytest.mark.nightly
 @on(NATIVE)
 def test_a_copy_that_rabbitmq_would_drop_for_want_of_a_route_is_not_lost(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates
@@ -271,6 +273,7 @@ def test_a_child_that_a_publisher_forks_leaves_its_confirming_connection_alone(a
     assert index.apply_async((8,), retry=False).id == index.delay(8).id
 
 
+@pytest.mark.nightly
 @on(NATIVE)
 def test_a_debounced_task_waits_for_whole_seconds_where_the_broker_delays(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal
@@ -319,6 +322,7 @@ def test_a_publish_that_the_broker_refused_is_in_the_way_of_no_later_one(app: Ce
     assert vhost.left("orders") == {"orders": 1}
 
 
+@pytest.mark.nightly
 @on(CLASSIC)
 def test_a_call_does_not_wait_for_ever_for_a_broker_that_is_short_of_memory(
     app: Celery, own_server: RabbitServer, monkeypatch: pytest.MonkeyPatch
@@ -341,6 +345,7 @@ def test_a_call_does_not_wait_for_ever_for_a_broker_that_is_short_of_memory(
     assert index.apply_async((10,)).id == index.delay(10).id
 
 
+@pytest.mark.nightly
 @on(NATIVE)
 def test_copies_go_back_to_the_queue_that_the_message_came_from(
     app: Celery,
@@ -364,6 +369,7 @@ def test_copies_go_back_to_the_queue_that_the_message_came_from(
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 def test_a_message_whose_copy_the_broker_refuses_is_not_acked(
     app: Celery,
     start: Callable[..., WorkerNode],
@@ -388,6 +394,7 @@ def test_a_message_whose_copy_the_broker_refuses_is_not_acked(
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 @on(CLASSIC)
 def test_a_message_whose_retry_the_broker_refuses_goes_back_to_its_queue(
     app: Celery,
@@ -435,6 +442,7 @@ def test_after_the_kill_of_a_child_its_message_runs_once_more(
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "cancel"),
     [(CLASSIC, False), (NATIVE, False), (CLASSIC, True)],
@@ -469,6 +477,7 @@ def test_a_connection_that_is_closed_in_mid_task_costs_no_second_effect(
     assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
 
 
+@pytest.mark.nightly
 @on(NATIVE)
 @pytest.mark.parametrize("countdown", [1, 2, 4])
 def test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs(
@@ -516,6 +525,7 @@ def test_a_rejected_message_frees_its_key(
         assert (journal.count("tried"), journal.count("charged")) == (1, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("survives", [True, False], ids=["the worker lives on", "the worker ends"])
 def test_a_task_that_outlives_the_consumer_timeout_takes_effect_once(
     app: Celery,
@@ -547,6 +557,7 @@ def test_a_task_that_outlives_the_consumer_timeout_takes_effect_once(
     assert (record("ORD-1").state, record("ORD-1").crashes) == (State.COMPLETED, 0)
 
 
+@pytest.mark.nightly
 def test_a_copy_that_was_lost_on_its_way_is_published_again(
     app: Celery,
     start: Callable[..., WorkerNode],

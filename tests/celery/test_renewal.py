@@ -29,6 +29,7 @@ LEASE = 0.5
 SECONDS = 30
 
 
+@pytest.mark.nightly
 def test_a_child_that_holds_the_gil_for_ten_leases_keeps_its_own(
     start_worker: StartWorker, client_app: Callable[..., Celery], journal: Journal, broker_url: str
 ) -> None:

@@ -71,6 +71,7 @@ def sight(app: Celery, journal: Journal, which: str) -> dict[str, Any]:
     return {name: (result.state, anonymous(result.result), runs[name]) for name, result in results.items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("which", KEYS)
 def test_a_task_replaced_by_what_contains_it_ends_as_it_does_with_celery_itself(
     client_app: Callable[..., Celery],

@@ -129,6 +129,7 @@ def test_a_shutdown_by_a_signal_that_comes_to_the_children_too_is_no_crash(
     aftermath.expect(result, "SUCCESS", State.COMPLETED)
 
 
+@pytest.mark.nightly
 def test_a_signal_to_a_child_alone_is_a_crash(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, gates: Gates
 ) -> None:
@@ -162,6 +163,7 @@ def test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash(
 
 
 # Only a child of a real worker knows what a body holds in it; a pool of threads has it in the main process.
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_lease_that_a_body_takes_itself_is_no_crash_either_if_the_shutdown_cuts_it_off(
     parting: Celery, start_worker: StartWorker, aftermath: Aftermath, pool: str

@@ -69,6 +69,7 @@ def test_duplicates_at_once_and_afterwards_get_the_result_of_one_run(
     assert (journal.count("started"), journal.count("charged")) == (1, 1)
 
 
+@pytest.mark.nightly
 def test_the_task_of_a_killed_child_runs_again_without_waiting_for_its_lease(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store: SqliteStore
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_lost_lease_is_told_and_then_what_the_task_was_answered_with(
     result.get(timeout=30)
 
 
+@pytest.mark.nightly
 def test_where_no_events_are_sent_none_of_ours_are_until_they_are_switched_on(
     app: Celery, monitor: Monitor, start_worker: StartWorker
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_task_that_wants_no_events_has_none_of_ours(app: Celery, monitor: Moni
     assert {event["uuid"] for event in monitor.events if event["type"].startswith("task-")} == {result.id}
 
 
+@pytest.mark.nightly
 def test_a_broker_that_hangs_holds_no_body_up_and_fails_none(
     start_worker: StartWorker,
     client_app: Callable[..., Celery],

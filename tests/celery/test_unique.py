@@ -86,6 +86,7 @@ def test_a_change_that_is_made_while_the_body_runs_is_not_missed(
     assert journal.count("begin", 7) == 2
 
 
+@pytest.mark.nightly
 def test_one_runs_and_one_waits_where_celery_stores_that_a_deferred_message_has_started(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
@@ -335,6 +336,7 @@ def nowhere(client_app: Callable[..., Celery]) -> Celery:
     return client_app(UNIQUE, BROKER_URL=f"redis://127.0.0.1:{free_port()}/0")
 
 
+@pytest.mark.nightly
 def test_a_publisher_that_fails_leaves_nothing_that_others_are_skipped_for(
     nowhere: Celery, app: Celery, heard: list[Event]
 ) -> None:
@@ -430,6 +432,7 @@ def test_a_child_that_is_lost_with_its_message_holds_up_no_call(
     wait_until(lambda: lost.apply_async((7, how), countdown=600, ignore_result=True).id != first.id)
 
 
+@pytest.mark.nightly
 def test_a_retry_that_celery_publishes_for_a_lost_child_keeps_what_it_reserves(
     app: Celery, start_worker: StartWorker, broker_url: str, store_url: str
 ) -> None:
@@ -470,6 +473,7 @@ def test_however_an_operation_ends_the_next_call_is_published(
     wait_until(lambda: app.module.ending.apply_async((7, how), countdown=600).id != first.id)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["checked", "checked_until_done"])
 @pytest.mark.parametrize("how", ["raise", "ignore", "reject", "retry"])
 def test_a_message_whose_delivery_ends_before_its_task_is_called_stands_for_none(
@@ -485,6 +489,7 @@ def test_a_message_whose_delivery_ends_before_its_task_is_called_stands_for_none
 # -- retries, and tasks that publish themselves ------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["retried", "retried_until_done"])
 def test_a_retry_stands_for_calls_as_its_first_attempt_did(
     app: Celery, start_worker: StartWorker, journal: Journal, name: str
@@ -499,6 +504,7 @@ def test_a_retry_stands_for_calls_as_its_first_attempt_did(
     assert task.apply_async((7,), countdown=600).id != first.id
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["moved", "moved_until_done"])
 @pytest.mark.parametrize("how", ["retry", "replace", "same"])
 def test_what_goes_on_with_another_key_stands_for_no_call_of_the_first(
@@ -527,6 +533,7 @@ def test_a_retry_beside_a_message_that_waits_already_is_published_all_the_same(
     assert app.module.retried.apply_async((7,), countdown=900).id == waiting.id != first.id
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("queue", ["elsewhere", "celery"])
 def test_a_retry_that_goes_to_another_queue_stands_for_no_call_of_the_first(
     app: Celery, start_worker: StartWorker, queue: str
@@ -538,6 +545,7 @@ def test_a_retry_that_goes_to_another_queue_stands_for_no_call_of_the_first(
     assert (again.id == first.id) is (queue == "celery")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{}, {"priority": 0}, {"priority": 9}, {"ignore_result": True}])
 def test_a_retry_that_differs_in_its_priority_or_result_stands_for_no_call_of_the_first(
     app: Celery, start_worker: StartWorker, journal: Journal, options: dict[str, Any]
@@ -561,6 +569,7 @@ def test_a_call_that_inherits_a_priority_stands_for_calls_of_that_priority(
     assert index.apply_async((7,), countdown=3600, priority=9).id == waiting
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["chained", "chained_until_done"])
 def test_a_task_that_schedules_itself_goes_on(
     app: Celery, start_worker: StartWorker, journal: Journal, name: str
@@ -570,6 +579,7 @@ def test_a_task_that_schedules_itself_goes_on(
     journal.wait_for_count(100, "round", "a", timeout=60)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", ["apply", "thread"])
 def test_a_task_that_has_itself_scheduled_by_what_it_calls_goes_on(
     app: Celery, start_worker: StartWorker, journal: Journal, how: str
@@ -614,6 +624,7 @@ def test_an_older_message_that_goes_on_does_not_run_after_the_newer_one(
     assert [entry.fields["version"] for entry in journal.entries("begin", 7)] == [2]
 
 
+@pytest.mark.nightly
 def test_a_message_that_goes_on_where_no_newer_one_has_begun_runs(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:
@@ -627,6 +638,7 @@ def test_a_message_that_goes_on_where_no_newer_one_has_begun_runs(
     assert app.module.newest_again.delay(7, 3, "retry").get(timeout=30) == 7
 
 
+@pytest.mark.nightly
 def test_a_message_whose_replacement_was_never_published_runs(
     app: Celery, nowhere: Celery, start_worker: StartWorker, journal: Journal
 ) -> None:
@@ -655,6 +667,7 @@ def test_a_debounced_task_runs_once_it_is_quiet_with_the_newest_arguments(
         app.module.quiet.apply_async((7,), countdown=3)
 
 
+@pytest.mark.nightly
 def test_a_stream_of_calls_does_not_put_a_debounced_task_off_for_ever(
     app: Celery, start_worker: StartWorker, journal: Journal, heard: list[Event]
 ) -> None:
@@ -674,6 +687,7 @@ def test_a_stream_of_calls_does_not_put_a_debounced_task_off_for_ever(
     assert len([run for run in runs if run not in replaced]) <= 4 + len(doubts) + len(pauses)
 
 
+@pytest.mark.nightly
 def test_a_backlog_does_not_put_a_debounced_task_off_for_ever(
     app: Celery, start_worker: StartWorker, journal: Journal
 ) -> None:
@@ -690,6 +704,7 @@ def test_a_backlog_does_not_put_a_debounced_task_off_for_ever(
     assert runs == sorted(runs)
 
 
+@pytest.mark.nightly
 def test_a_message_that_expires_first_does_not_replace_one_that_does_not(
     app: Celery, start_worker: StartWorker, journal: Journal, heard: list[Event]
 ) -> None:
@@ -719,6 +734,7 @@ def test_a_call_that_is_due_sooner_is_not_skipped_for_what_a_debounce_or_throttl
     assert gathered.apply_async((7,), countdown=3).id != held.id
 
 
+@pytest.mark.nightly
 def test_a_message_that_is_due_after_the_newer_one_has_run_does_not_run(
     app: Celery, start_worker: StartWorker, journal: Journal
 ) -> None:
@@ -792,6 +808,7 @@ def test_what_is_held_back_expires_so_long_after_it_is_due(app: Celery, sent: li
     assert until(sent[2]["expires"]) <= 600
 
 
+@pytest.mark.nightly
 def test_a_throttled_call_with_an_expiry_is_skipped_for_what_waits_for_the_end_of_the_period(
     app: Celery, start_worker: StartWorker, journal: Journal
 ) -> None:

@@ -58,6 +58,7 @@ def spawn(worker_env: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., 
         process.wait()
 
 
+@pytest.mark.nightly
 def test_of_a_thousand_calls_at_once_two_messages_wait_at_most(
     app: Celery, spawn: Callable[..., subprocess.Popen[bytes]], broker_url: str, tmp_path: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_of_a_thousand_calls_at_once_two_messages_wait_at_most(
     assert doubts < 50
 
 
+@pytest.mark.nightly
 def test_a_process_that_ends_after_its_call_leaves_a_message_that_stands_for_others(
     app: Celery, spawn: Callable[..., subprocess.Popen[bytes]], broker_url: str
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_child_of_a_worker_confirms_before_it_leaves(
     assert record.remaining > reservations.UNCONFIRMED
 
 
+@pytest.mark.nightly
 def test_a_process_that_gevent_patches_late_publishes(
     app: Celery, spawn: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_process_that_gevent_patches_late_publishes(
     assert spawn("-W", "ignore", "-c", code).wait(60) == 0
 
 
+@pytest.mark.nightly
 def test_beat_does_not_pile_up_runs_of_a_task_that_takes_longer_than_its_interval(
     app: Celery,
     spawn: Callable[..., subprocess.Popen[bytes]],
@@ -371,6 +375,7 @@ def test_a_call_that_is_made_while_the_interpreter_ends_is_published(
     assert messages(broker_url) == 2
 
 
+@pytest.mark.nightly
 def test_a_process_ends_though_the_result_backend_does_not_answer(
     spawn: Callable[..., subprocess.Popen[bytes]], worker_env: dict[str, str], broker_url: str, tmp_path: Path
 ) -> None:

@@ -143,7 +143,8 @@ def test_what_a_worker_runs_prefetches_defers_or_keeps_for_its_eta_is_delivered_
         assert journal.count("started", "plain") > 1
 
 
-@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", pytest.param("eventlet", marks=pytest.mark.soak)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent", pytest.param("eventlet", marks=pytest.mark.nightly)])
 def test_other_pools_keep_what_they_hold(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, gates: Gates, pool: str
 ) -> None:
@@ -161,7 +162,8 @@ def test_other_pools_keep_what_they_hold(
     assert [deliveries(result, node) for result in (running, later)] == [1, 1]
 
 
-@pytest.mark.parametrize("pool", ["threads", pytest.param("gevent", marks=pytest.mark.soak)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("pool", ["threads", pytest.param("gevent", marks=pytest.mark.nightly)])
 def test_what_a_pool_without_children_leaves_unanswered_times_out(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, journal: Journal, pool: str
 ) -> None:
@@ -173,6 +175,7 @@ def test_what_a_pool_without_children_leaves_unanswered_times_out(
     assert journal.count("started", "ORD-1") == 2
 
 
+@pytest.mark.nightly
 def test_a_worker_that_waits_for_its_last_task_before_it_stops_keeps_it(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, gates: Gates
 ) -> None:
@@ -262,7 +265,8 @@ def late_looks(commands: list[tuple[float, list[str]]]) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.soak), "prefork"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("pool", ["gevent", pytest.param("eventlet", marks=pytest.mark.nightly), "prefork"])
 def test_an_idle_worker_takes_over_what_a_dead_one_held_at_its_first_look_after_that_has_timed_out(
     app: Celery,
     watched: Watched,
@@ -331,6 +335,7 @@ def test_custom_names_of_the_brokers_keys_are_honoured(
     assert deliveries(running, node) == 1
 
 
+@pytest.mark.nightly
 def test_a_refresh_that_fails_does_not_end_the_consumers_connection(
     app: Celery,
     start_worker: StartWorker,
@@ -365,6 +370,7 @@ def behind(proxied: Callable[[int], Proxy], url: str) -> tuple[Proxy, str]:
     return proxy, proxy.url(int(parts.path.lstrip("/")))
 
 
+@pytest.mark.nightly
 def test_after_a_lost_connection_what_the_new_one_holds_is_refreshed(
     app: Celery,
     start_worker: StartWorker,
@@ -565,6 +571,7 @@ class TestTheTagsOfAChannel:
         assert redis_client.zcard(f"{prefix}unacked_index") == 0
         assert redis_client.llen(f"{prefix}celery") == 1
 
+    @pytest.mark.nightly
     def test_a_worker_that_is_killed_while_it_puts_back_holds_others_up_for_seconds(
         self, connect: Callable[..., Any], queue: Queue, redis_client: redis.Redis, redis_url: str
     ) -> None:

@@ -136,6 +136,7 @@ def test_a_signal_in_the_middle_leaves_nothing(demo: Demo, number: signal.Signal
     demo.assert_nothing_is_left()
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 def test_a_demo_that_is_killed_leaves_nothing_either(demo: Demo) -> None:
     process = demo.start()
@@ -145,6 +146,7 @@ def test_a_demo_that_is_killed_leaves_nothing_either(demo: Demo) -> None:
     wait_until(lambda: not demo.family() and not demo.temporary(), 10, lambda: f"{demo.family()} {demo.temporary()}")
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 @pytest.mark.parametrize("moment", [0.2, 0.5, 1.0, 4.0])
 def test_ctrl_c_at_any_moment_leaves_nothing(demo: Demo, moment: float) -> None:

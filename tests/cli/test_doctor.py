@@ -157,6 +157,7 @@ def test_without_a_store_there_is_a_usage_error() -> None:
     assert "--store" in said.err
 
 
+@pytest.mark.nightly
 def test_celerys_own_command_line_has_it(server: RedisServer) -> None:
     command = [sys.executable, "-m", "celery", "-A", "tests.support.celery.shop", "idempotency", "doctor", "--json"]
     env = {**os.environ, "STORE_URL": server.url(1), "BROKER_URL": server.url(0), "RESULT_URL": server.url(2)}

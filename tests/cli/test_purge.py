@@ -81,6 +81,7 @@ def test_an_app_none_of_whose_tasks_uses_its_inherited_store_is_not_asked_for_on
     assert by_app(app, "purge").out == "Shelf: 0 expired records removed\n"
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 @pytest.mark.smoke
 def test_celerys_own_command_line_purges_every_store_and_keeps_the_status(redis_url: str) -> None:

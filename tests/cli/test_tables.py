@@ -51,6 +51,7 @@ def test_a_key_is_shortened_in_its_middle() -> None:
     assert shortened("idem", 4) == "idem"
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 @given(st.text(), st.integers(1, 30))
 def test_what_is_shortened_fits_and_commands_nothing(text: str, width: int) -> None:

@@ -44,6 +44,7 @@ def test_it_shows_what_begins_and_what_ends(in_terminal: Callable[..., Terminal]
     assert "Ended meanwhile" in terminal.drawn.rpartition("\x1b[?1049l")[2]  # what was seen last stays
 
 
+@pytest.mark.nightly
 def test_it_goes_on_while_the_store_is_away(
     in_terminal: Callable[..., Terminal], own_redis: Callable[..., RedisServer]
 ) -> None:
@@ -99,6 +100,7 @@ def test_without_colours_it_draws_none(in_terminal: Callable[..., Terminal], red
     assert "\x1b[36m" not in terminal.drawn
 
 
+@pytest.mark.nightly
 def test_a_store_that_is_away_from_the_beginning_is_a_status(in_terminal: Callable[..., Terminal]) -> None:
     nowhere = "redis://127.0.0.1:1/0"
     terminal = in_terminal("watch", CELERY_IDEMPOTENT_STORE=nowhere, STORE_URL=nowhere)

@@ -111,6 +111,7 @@ def within_tests() -> Found:
         connection.creation.destroy_test_db(name, verbosity=0)
 
 
+@pytest.mark.nightly
 def test_the_database_in_memory_of_djangos_test_runner_is_no_error(sqlite_project: Project) -> None:
     assert sqlite_project.run(within_tests) == []
     assert sqlite_project.run(within_tests, **{STORE: "django://"}) == []

@@ -269,6 +269,7 @@ def test_a_command_that_is_only_mentioned_has_a_help(line: CommandLine, folder: 
     assert status == 0, said
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 @pytest.mark.parametrize("line", matching(WATCH))
 def test_what_shows_a_table_until_ctrl_c_shows_it(
@@ -285,6 +286,7 @@ def test_what_shows_a_table_until_ctrl_c_shows_it(
         assert terminal.status() == 130, f"{line.where}: {text}\n{terminal}"
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 @pytest.mark.parametrize("line", matching(WEB))
 def test_what_serves_pages_until_ctrl_c_serves_them(
@@ -430,6 +432,7 @@ def test_a_line_of_python_has_its_process_where_both_are_started() -> None:
     assert not {*FIRST, OBSERVED, KILLED} & {*BESIDE.values()}
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 @pytest.mark.thorough
 @pytest.mark.parametrize("command", [each for each in STARTED if each not in {*FIRST, OBSERVED, KILLED}])
@@ -462,6 +465,7 @@ def test_the_server_of_a_page_serves(
 # -- what needs a worker -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 @pytest.mark.thorough
 def test_a_command_to_workers_is_answered(running: Callable[..., Running]) -> None:
@@ -520,6 +524,7 @@ def test_the_first_examples_of_the_readme_are_modules_that_a_worker_runs(
     ends_in_order(worker)
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 @pytest.mark.parametrize("line", matching(KILL))
 def test_the_tutorial_kills_its_worker_and_no_editor(line: CommandLine, running: Callable[..., Running]) -> None:

@@ -34,3 +34,5 @@ def test_every_test_that_the_index_names_is_there() -> None:
     for path, test in named:
         text = (endings.ROOT / "tests" / path).read_text(encoding="utf-8")
         assert not test or f"def {test}(" in text, f"{path} has no test {test}"
+        left_out = re.search(rf"@pytest\.mark\.nightly\n(?:@.*\n)*def {test}\(", text)
+        assert not left_out, f"{path}: {test} is nightly; what the index names is in the line"

@@ -126,6 +126,7 @@ def test_a_declined_card_is_not_tried_again(
     assert ledger() == ["called ORD-1 0"]
 
 
+@pytest.mark.nightly
 def test_a_payment_killed_before_its_record_is_charged_once_by_the_gateway(
     client_app: Callable[..., Celery], start_worker: StartWorker, worker_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ class TestTutorial:
         assert result.get(timeout=30) == "receipt for ORD-3"
         assert ledger() == ["charged ORD-3 999"]
 
+    @pytest.mark.nightly
     def test_step_5_a_killed_worker_is_taken_over(
         self, module: Any, start_worker: StartWorker, ledger: Callable[[], list[str]], broker_url: str
     ) -> None:
@@ -197,6 +199,7 @@ class TestTutorial:
         assert result.get(timeout=30) == "receipt for ORD-4"
         assert ledger() == ["charged ORD-4 999"]
 
+    @pytest.mark.nightly
     def test_step_6_a_process_killed_after_the_charge_leaves_nothing_that_says_so(
         self, module: Any, start_worker: StartWorker, ledger: Callable[[], list[str]]
     ) -> None:
@@ -285,6 +288,7 @@ class TestConsumer:
         dead: Any = broker.xrange("orders:dead")
         assert sorted(fields[b"error"].split(b" ")[0] for _, fields in dead) == [b"Expected", b"The"]
 
+    @pytest.mark.nightly
     def test_an_order_whose_consumer_is_killed_is_charged_by_another(
         self,
         start: Callable[[], Consumer],
@@ -305,6 +309,7 @@ class TestConsumer:
         assert ledger().count("charged ORD-1 999") == ledger().count("charged ORD-2 999") == 1
         second.says("TakenOver key=idem:payments.charge::ORD-1")
 
+    @pytest.mark.nightly
     def test_a_consumer_that_is_told_to_end_gives_its_order_back(
         self,
         start: Callable[[], Consumer],

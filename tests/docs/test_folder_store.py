@@ -18,7 +18,7 @@ from examples.folder_store import FolderStore
 from tests.support.stores.benches import DONE, KEY, claim, known, take
 from tests.support.stores.histories import CLIENTS, Place, Seat, check, record
 
-pytestmark = pytest.mark.thorough  # in `full` alone, as the contract over other stores
+pytestmark = pytest.mark.nightly
 
 
 def age(store: Store, key: str, seconds: float) -> None:

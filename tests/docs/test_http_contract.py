@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.docs.pages import blocks
 from tests.support.servers import free_port
 
 
+@pytest.mark.nightly
 def test_the_application_on_the_page_passes_the_contract(tmp_path: Path) -> None:
     [block] = [each for each in blocks("docs/guides/testing.md") if "HttpContract" in each.text]
     text = block.text.replace("8123", str(free_port()))

@@ -61,6 +61,7 @@ def ended(shop: ModuleType, job: Job, log: Callable[[], str]) -> str:
     return str(shop.wait(job))
 
 
+@pytest.mark.nightly
 def test_after_the_kill_of_its_horse_an_order_is_charged_once_and_a_duplicate_gets_the_receipt(
     shop: ModuleType, log: Callable[[], str], ledger: Callable[[], list[str]]
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_declined_card_is_not_tried_again(
     assert ledger() == []
 
 
+@pytest.mark.nightly
 def test_what_the_example_tells_to_type_prints_how_the_job_has_ended(redis_url: str, log: Callable[[], str]) -> None:
     command = [sys.executable, "-m", "examples.rq_shop", "ORD-3", "999"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RQ_REDIS_URL": redis_url}

@@ -273,6 +273,7 @@ def own_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.nightly
 def test_a_cluster_is_examined_node_by_node(own_cluster: Cluster) -> None:
     found = found_of(own_cluster.url())
     assert severities(found) == {}

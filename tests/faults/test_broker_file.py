@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from celery import Celery
 
 from tests.support.celery.apps import messages
@@ -14,6 +15,7 @@ from tests.support.faults.broker_file import BrokerFile, Message
 from tests.support.servers import RedisServer
 
 
+@pytest.mark.nightly
 def test_what_a_client_took_and_did_not_note_has_vanished(
     broker: RedisServer, client_app: Callable[..., Celery], start_worker: StartWorker
 ) -> None:
@@ -33,6 +35,7 @@ def test_what_a_client_took_and_did_not_note_has_vanished(
     assert file.of(kept.id) == [Message(kept.id, queued=1, taken=1, noted=1, acked=1)]
 
 
+@pytest.mark.nightly
 def test_what_a_killed_worker_had_noted_is_given_back(
     broker: RedisServer, client_app: Callable[..., Celery], start_worker: StartWorker, gates: Gates, journal: Journal
 ) -> None:

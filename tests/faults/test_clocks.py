@@ -110,6 +110,7 @@ def test_a_worker_with_a_wrong_clock_takes_over_when_the_lease_ends_by_the_store
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 @shifted
 def test_a_retry_of_a_worker_with_a_wrong_clock_is_not_overtaken(
     app: Celery, start_worker: StartWorker, start_wrong: StartWrong, journal: Journal, gates: Gates, shift: float
@@ -131,6 +132,7 @@ def test_a_retry_of_a_worker_with_a_wrong_clock_is_not_overtaken(
     assert tries[1].at - tries[0].at > 2.5
 
 
+@pytest.mark.nightly
 def test_what_a_worker_ahead_of_its_time_takes_from_others_does_not_run_twice(
     app: Celery, start_worker: StartWorker, start_wrong: StartWrong, journal: Journal, gates: Gates
 ) -> None:

@@ -177,6 +177,7 @@ def edited(
     return edit
 
 
+@pytest.mark.nightly
 def test_no_change_is_swallowed_while_children_die_and_the_store_is_away(
     edited: Callable[..., dict[str, int]],
 ) -> None:

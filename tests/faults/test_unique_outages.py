@@ -231,6 +231,7 @@ def test_a_body_whose_start_the_store_cannot_note_misses_no_change(
     wait_until(lambda: app.module.emptied.apply_async((7, ["a"]), countdown=600).id != first.id)
 
 
+@pytest.mark.nightly
 def test_a_child_that_ends_before_the_store_answers_leaves_the_reservation_to_a_message(
     client_app: Callable[..., Celery],
     start_worker: StartWorker,

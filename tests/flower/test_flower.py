@@ -108,6 +108,7 @@ def test_the_task_list_shows_a_replayed_and_a_deferred_task_as_such(browser: Any
     wait_until(lambda: states() == expected, 20, lambda: f"{expected}, not {states()}")
 
 
+@pytest.mark.nightly
 def test_the_page_of_a_replayed_task_shows_its_key_and_the_original_task(
     browser: Any, flower: Flower, scene: Scene
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_page_of_a_replayed_task_shows_its_key_and_the_original_task(
     assert "idem:" not in text_of(scene.first.id)
 
 
+@pytest.mark.nightly
 def test_the_page_of_a_worker_shows_its_counts_and_live_leases(
     browser: Any, flower: Flower, scene: Scene, worker: WorkerNode
 ) -> None:

@@ -95,6 +95,7 @@ def test_functions_of_other_names_do_not_share_keys(memory: MemoryStore) -> None
     assert len(list(memory.scan())) == 2
 
 
+@pytest.mark.nightly
 def test_the_first_calls_of_many_threads_run_the_body_once() -> None:
     """The store is opened by the first call, and it is one store for all who come at once."""
     for turn in range(50):
@@ -644,6 +645,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 def test_a_script_and_the_processes_that_it_spawns_are_one(redis_url: str, tmp_path: Path) -> None:
     """Python calls the script's module by another name there."""
     script = tmp_path / "shop.py"

@@ -485,6 +485,7 @@ def test_a_lease_that_came_just_before_the_cancellation_is_given_back(scripted: 
     wait_until(lambda: heartbeat.holdings() == [])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("cancelled", ["before the answer", "after it"])
 def test_a_lease_that_was_granted_too_late_is_given_back_by_who_is_cancelled_before_it_asks_again(
     scripted: ScriptedStore, monkeypatch: pytest.MonkeyPatch, cancelled: str
@@ -746,6 +747,7 @@ threading.Thread(target=lambda: asyncio.run(main())).start()
 # -- many --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_thousand_calls_beside_one_another_run_once_each(redis_url: str) -> None:
     async def main() -> None:
@@ -799,6 +801,7 @@ def test_those_who_wait_keep_nobody_from_beginning_or_ending(store: Store) -> No
     assert runs == ["ORD-1"]
 
 
+@pytest.mark.nightly
 def test_those_who_wait_for_a_store_that_is_down_keep_no_thread(scripted: ScriptedStore) -> None:
     other, _ = counted(MemoryStore(), name="shop.other")
     down, runs = counted(scripted, wait_timeout=3600)

@@ -9,7 +9,7 @@ from tests.support.http.server import WebServer
 
 #: Frameworks on the servers that most have; and other servers, which differ in what they do with a socket alone.
 KINDS = ["starlette", "flask", "django", "django-asgi"]
-OTHERS = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("hypercorn", "daphne")]
+OTHERS = [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("hypercorn", "daphne")]
 
 
 @pytest.fixture(scope="session")

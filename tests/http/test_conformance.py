@@ -11,7 +11,7 @@ from tests.http.conftest import KINDS, OTHERS
 from tests.support.http.server import WebServer
 
 #: Frameworks and servers that few have, or that differ in nothing but how they call an application.
-MORE = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("quart", "litestar", "gevent", "eventlet")]
+MORE = [pytest.param(kind, marks=pytest.mark.nightly) for kind in ("quart", "litestar", "gevent", "eventlet")]
 
 
 class TestConformance(HttpContract):

@@ -42,6 +42,7 @@ def test_a_server_that_is_killed_in_a_handler_leaves_the_request_to_its_repetiti
     assert web.count(key, "lease") == 2
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_while_it_sends_a_stream_leaves_the_request_to_its_repetition(
     serve: Callable[[str], WebServer],
 ) -> None:

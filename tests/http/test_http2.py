@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.http.server import WebServer, fresh
 
-pytestmark = pytest.mark.soak
+pytestmark = pytest.mark.nightly
 
 
 def run(server: WebServer, main: Callable[[Any], Any]) -> Any:

@@ -38,6 +38,7 @@ def published(web: WebServer, tag: str) -> list[Any]:
     return [json.loads(line.split(" ", 2)[2]) for line in lines if line.startswith(f"published {tag} ")]
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_after_it_published_repeats_no_task(
     web: WebServer,
     client_app: Callable[..., Celery],

@@ -223,6 +223,7 @@ def test_without_a_scheduler_it_waits_a_second_and_goes_behind_the_others_and_sp
     assert desk.effects("ORD-1") == 2
 
 
+@pytest.mark.nightly
 def test_without_a_scheduler_a_job_that_may_take_less_than_a_lease_outlives_the_one_in_its_way(desk: Desk) -> None:
     """As that of its own killed horse: RQ alone would run it again at once."""
     desk.hold(CHARGE)
@@ -260,6 +261,7 @@ def test_a_scheduler_that_has_died_and_left_its_lock_is_none(desk: Desk) -> None
         assert not desk.scheduled(job)
 
 
+@pytest.mark.nightly
 def test_a_scheduler_that_lives_renews_its_lock_long_before_it_is_taken_for_dead(desk: Desk, start_rq: StartRq) -> None:
     start_rq(scheduler=True)
     lock = RQScheduler.get_locking_key(desk.queue.name)
@@ -271,6 +273,7 @@ def test_a_scheduler_that_lives_renews_its_lock_long_before_it_is_taken_for_dead
     assert min(left) > jobs.LOCK_TTL - jobs.SILENCE / 2
 
 
+@pytest.mark.nightly
 def test_a_worker_in_burst_mode_waits_for_what_it_was_asked_to_do(desk: Desk, start_rq: StartRq) -> None:
     """Its scheduler is none: it holds no lock while the worker performs a job."""
     release = desk.hold(CHARGE)
@@ -359,6 +362,7 @@ def away(proxy: Proxy) -> None:
     proxy.reset()
 
 
+@pytest.mark.nightly
 def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
     with desk.scheduler() as scheduler:
@@ -371,6 +375,7 @@ def test_with_a_scheduler_a_job_without_its_store_is_put_off_within_its_time(des
     assert desk.again(job).return_value() == "ORD-1 charged 1"
 
 
+@pytest.mark.nightly
 def test_without_one_it_goes_behind_the_others_within_its_time(desk: Desk, through: Proxy) -> None:
     away(through)
     job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=5, retry=Retry(max=1))

@@ -127,6 +127,7 @@ def test_a_cold_shutdown_is_announced_and_no_crash(desk: Desk, start: Start, kin
     assert desk.status(job) == "started", "RQ left it to whoever cleans up"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["SlowlyDying", "SlowlyDyingSpawned"], ids=["fork", "spawn"])
 def test_a_look_at_the_horse_that_falls_due_in_a_cold_shutdown_does_not_undo_it(
     desk: Desk, start: Start, kind: str
@@ -205,6 +206,7 @@ def test_a_worker_renews_for_a_horse_that_holds_the_gil(desk: Desk, start: Start
     assert desk.journal.count("started", "A") == 1
 
 
+@pytest.mark.nightly
 def test_a_horse_that_lost_its_lease_holding_the_gil_under_a_stock_worker_is_answered_by_its_heir(
     desk: Desk, start: Start
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_horse_that_lost_its_lease_holding_the_gil_under_a_stock_worker_is_ans
     assert desk.journal.count("started", "A") == 2
 
 
+@pytest.mark.nightly
 def test_no_lease_is_renewed_beyond_max_lease(desk: Desk, start: Start) -> None:
     for _ in range(2):
         start(OURS, ready=False)
@@ -266,6 +269,7 @@ def test_a_store_that_the_policy_names_by_its_url_is_told(
     store.close()
 
 
+@pytest.mark.nightly
 def test_a_store_that_is_an_object_is_out_of_the_workers_reach_which_it_says(
     desk: Desk, start: Start, fresh_redis: Callable[[], str]
 ) -> None:
@@ -317,6 +321,7 @@ def test_a_horse_whose_worker_is_gone_says_so_and_goes_on(desk: Desk, start: Sta
     assert "could not be sent to the worker" not in worker.logs(), "there is no worker to receive it"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "count"), [(OURS, 12), (OURS_SPAWNED, 4)], ids=["fork", "spawn"])
 def test_a_worker_has_no_more_open_after_many_jobs(desk: Desk, start: Start, kind: str, count: int) -> None:
     worker = start(kind)
@@ -337,6 +342,7 @@ def test_a_worker_has_no_more_open_after_many_jobs(desk: Desk, start: Start, kin
     wait_until(lambda: len(descriptors()) <= len(before) + 1, message=lambda: f"{before} {descriptors()}")
 
 
+@pytest.mark.nightly
 @BOTH
 def test_a_worker_imports_nothing_of_its_jobs(desk: Desk, start: Start, tmp_path: Path, kind: str) -> None:
     imports = tmp_path / "imports"
@@ -372,6 +378,7 @@ def test_a_horse_that_is_killed_before_it_hears_of_its_lease_leaves_none(
     store.close()
 
 
+@pytest.mark.nightly
 def test_the_alarm_of_the_monitor_does_not_break_off_a_release(
     desk: Desk, start: Start, fresh_redis: Callable[[], str], proxied: Callable[[int], Proxy]
 ) -> None:

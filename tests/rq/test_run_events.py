@@ -33,6 +33,7 @@ def one_of_each_lost(desk: Desk, chance: random.Random) -> None:
             desk.hold(record.key)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(2))
 def test_every_run_that_began_ends_once_however_jobs_end(desk: Desk, seed: int) -> None:
     chance = random.Random(seed)

@@ -158,6 +158,7 @@ class Faults(Twins):
             self.cache.restore(PREFIX + key, stale.ttl, stale.dump, replace=True)
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_cache_that_fails_changes_no_answer_about_running(
     cached_url: str,

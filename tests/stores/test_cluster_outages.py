@@ -161,6 +161,7 @@ class TestANodeThatComesBack:
         wait_until(lambda: serves(store, leases[hung][0].key), 60, "the node to be asked again")
         assert store.renew(leases[hung]) == []
 
+    @pytest.mark.nightly
     def test_one_that_was_restarted_is_asked_again(self, patient: Cluster, opened_cluster: OpenCluster) -> None:
         """It has forgotten everything but its slots."""
         store = opened_cluster(patient.url(QUICK))
@@ -171,6 +172,7 @@ class TestANodeThatComesBack:
         assert store.renew(leases) == []
         assert known(store, leases[0].key).owner == leases[0].owner
 
+    @pytest.mark.nightly
     @pytest.mark.thorough
     def test_a_cluster_that_is_to_be_whole_serves_nobody_and_recovers(
         self, own_cluster: Callable[..., Cluster], opened_cluster: OpenCluster
@@ -189,6 +191,7 @@ class TestANodeThatComesBack:
         assert store.renew(leases[dead]) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_slots_that_no_node_serves_are_unreachable(
     own_cluster: Callable[..., Cluster], opened_cluster: OpenCluster
@@ -285,6 +288,7 @@ def test_a_node_that_may_not_be_asked_for_the_slots_refuses(
     assert SECRET not in str(caught.value)
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_replica_that_is_promoted_serves_what_it_has(
     own_cluster: Callable[..., Cluster], opened_cluster: OpenCluster
@@ -336,6 +340,7 @@ def promote(replica: ClusterNode) -> None:
             wait_until(lambda: b"master" in info(replica), 7)
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_failover_by_hand_costs_no_call(own_cluster: Callable[..., Cluster], opened_cluster: OpenCluster) -> None:
     """The old primary lives on as a replica, and says who has its slots now."""

@@ -151,6 +151,7 @@ def test_a_replay_reads_no_more_after_many_duplicates_have_announced_their_callb
     assert len(known(store).dispatched) == MOST_DISPATCHED
 
 
+@pytest.mark.nightly
 def test_ten_thousand_duplicates_cost_a_replay_and_a_conflict_in_redis_nothing(
     redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ class TestWhatAnItemHolds:
         assert str(len(outcome.payload)) in payload.reason
         assert "result_max_bytes" in caplog.text
 
+    @pytest.mark.nightly
     def test_the_largest_result_that_is_kept_fits(self, dynamodb_store: DynamoDBStore) -> None:
         outcome = Outcome(State.COMPLETED, b"json:".ljust(LARGEST_PAYLOAD, b"1"))
         key = "k" * 1000

@@ -98,6 +98,7 @@ def test_a_row_of_postgresql_has_the_newest_alone(postgres_url: str) -> None:
     store.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_an_item_of_dynamodb_has_few_more_than_the_newest(dynamodb_store: DynamoDBStore) -> None:
     sizes = set()

@@ -42,6 +42,7 @@ def bounced(bouncer: Bouncer) -> Iterator[PostgresStore]:
         store.close()
 
 
+@pytest.mark.nightly
 class TestThroughPgBouncer(ServerContract):
     @pytest.fixture
     def store(self, bounced: PostgresStore) -> PostgresStore:

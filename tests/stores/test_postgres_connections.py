@@ -109,6 +109,7 @@ def test_a_connection_that_was_opened_before_the_store_was_closed_is_used_no_mor
     assert before not in backends(store)
 
 
+@pytest.mark.nightly
 def test_calls_that_wait_while_all_pooled_connections_are_closed_are_served(postgres_url: str, opens: Opens) -> None:
     """As a restart or a failover does, of a server that serves again at once."""
     store = opens(f"{postgres_url}&connections=4")
@@ -203,6 +204,7 @@ store.close()
 """
 
 
+@pytest.mark.nightly
 def test_greenlets_share_a_store_and_one_that_waits_stops_no_other(postgres_url: str) -> None:
     pytest.importorskip("gevent")
     command = [sys.executable, "-c", GREENLETS, postgres_url]
@@ -306,6 +308,7 @@ def test_a_network_that_swallows_everything_is_unreachable_soon(way: tuple[Proxy
     assert store.renew([lease]) == []
 
 
+@pytest.mark.nightly
 def test_calls_that_wait_for_a_server_that_hangs_fail_together(way: tuple[Proxy, str], opens: Opens) -> None:
     """One after another, the last of them would wait for half a minute."""
     proxy, url = way
@@ -411,6 +414,7 @@ def test_a_record_that_a_policy_lets_us_read_and_not_change_is_refused(own: Post
     assert answer.verdict is Verdict.CONFLICT
 
 
+@pytest.mark.nightly
 def test_a_standby_that_is_away_costs_no_more_sessions_than_a_process_may_have(
     own_postgres: Callable[..., PostgresServer], opens: Opens
 ) -> None:
@@ -434,6 +438,7 @@ def test_a_standby_that_is_away_costs_no_more_sessions_than_a_process_may_have(
     assert take(store, "key-9").fence > 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_server_whose_transactions_are_stricter_by_default_serves_a_crowd(
     own_postgres: Callable[..., PostgresServer], opens: Opens, level: str
@@ -504,6 +509,7 @@ def test_a_standby_is_unreachable(own_postgres: Callable[..., PostgresServer], o
     store.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", ["read committed", "serializable"])
 def test_connections_to_a_server_that_cannot_be_written_are_replaced(
     own_postgres: Callable[..., PostgresServer], opens: Opens, level: str
@@ -528,6 +534,7 @@ def test_connections_to_a_server_that_cannot_be_written_are_replaced(
             verb(store, name, lease)()
 
 
+@pytest.mark.nightly
 def test_of_several_hosts_the_one_that_can_be_written_is_taken(
     own: PostgresServer, own_postgres: Callable[..., PostgresServer], opens: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -579,6 +586,7 @@ def test_the_options_of_libpq_are_handed_on(postgres_url: str, opens: Opens) -> 
     assert run(store, "select current_setting('application_name')") == [("my worker",)]
 
 
+@pytest.mark.nightly
 def test_a_database_without_an_encoding_serves(own: PostgresServer, opens: Opens) -> None:
     with psycopg.connect(own.url(), autocommit=True) as connection:
         connection.execute("create database plain encoding 'SQL_ASCII' template template0")

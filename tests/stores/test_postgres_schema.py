@@ -175,6 +175,7 @@ def test_a_newer_schema_is_left_alone(store: PostgresStore) -> None:
     assert run(store, "select version from {meta}") == [(99,)]
 
 
+@pytest.mark.nightly
 def test_a_schema_is_not_made_while_the_table_is_in_somebodys_hands_for_long(
     opens: Opens, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +204,7 @@ def test_an_upgrade_waits_for_no_transaction_that_settles(store: PostgresStore) 
     assert store.pending_schema() == ""
 
 
+@pytest.mark.nightly
 def test_claims_go_on_while_an_index_that_is_gone_waits_for_a_transaction(store: PostgresStore) -> None:
     run(store, "update {meta} set version = 1 returning 1")
     with psycopg.connect(store._place.conninfo) as connection:

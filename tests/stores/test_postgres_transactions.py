@@ -307,6 +307,7 @@ def test_claims_do_not_wait_for_a_transaction_that_settles_and_renewals_count_as
     assert store.renew([lease]) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("record", ["forgotten", "expired"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_nothing_waits_for_a_transaction_that_settles_a_record_which_is_gone(

@@ -154,6 +154,7 @@ def test_a_limit_of_the_clients_pool_is_kept(redis_url: str, limit: int, most: i
     store.close()
 
 
+@pytest.mark.nightly
 def test_calls_that_wait_for_a_server_that_hangs_fail_together(redis_url: str) -> None:
     """One after another, the last of them would wait for half a minute."""
     address = urlsplit(redis_url)

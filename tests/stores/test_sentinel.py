@@ -260,6 +260,7 @@ def test_a_store_follows_a_failover(failover: Failover, opened_sentinel: OpenSen
     assert known(store, "held").state is State.COMPLETED
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_primary_that_was_demoted_is_not_asked_any_more(failover: Failover, opened_sentinel: OpenSentinel) -> None:
     """It lives on, with connections of ours, and would serve reads."""

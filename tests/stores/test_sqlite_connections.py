@@ -323,6 +323,7 @@ def test_who_finds_the_file_locked_gives_up_after_its_timeout(
     assert store.renew([lease]) == []
 
 
+@pytest.mark.nightly
 def test_what_changes_nothing_is_answered_while_the_file_is_locked(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
     store = open_sqlite(timeout=0)
     store.settle(take(store, "done", fingerprint="f"), DONE, ttl=60)
@@ -344,6 +345,7 @@ def test_what_changes_nothing_is_answered_while_the_file_is_locked(open_sqlite: 
             store.acquire(claim("running", task_id="c"))  # that it came must be remembered
 
 
+@pytest.mark.nightly
 def test_who_waits_for_another_writer_gets_its_turn(open_sqlite: OpenSqlite, sqlite_path: Path) -> None:
     store = open_sqlite(timeout=60)
     store.ping()

@@ -15,7 +15,7 @@ from tests.support.stores.benches import DONE, known, take
 from tests.support.stores.kinds import age_redis
 from tests.support.stores.server_contract import ServerContract
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -83,12 +83,14 @@ def test_the_fixtures_are_there_without_being_imported(suite: pytest.Pytester, o
     result.assert_outcomes(passed=3)
 
 
+@pytest.mark.nightly
 def test_a_worker_in_a_thread_uses_what_the_test_has(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_worker=WORKER)
     result = suite.runpytest_subprocess("test_worker.py", "-W", "default")
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.nightly
 def test_under_coverage_the_fixtures_are_there_too(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("COVERAGE_")]:
         monkeypatch.delenv(name)  # the data of the suite are its own, and not those of the run that this test is in
@@ -96,6 +98,7 @@ def test_under_coverage_the_fixtures_are_there_too(suite: pytest.Pytester, monke
     result.assert_outcomes(passed=3)
 
 
+@pytest.mark.nightly
 def test_the_plugin_can_be_left_out(suite: pytest.Pytester) -> None:
     result = suite.runpytest_subprocess("-p", "no:celery_idempotent")
     result.assert_outcomes(errors=3)

@@ -110,6 +110,7 @@ def test_a_tick_renews_all_leases(subject: Subject) -> None:
     assert 0 <= figures["share of a core, 20 leases"] < 100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", scale.REACH)
 def test_a_filled_store_holds_what_it_was_filled_with(kind: str) -> None:
     with places((kind,)) as few, places((kind,)) as many:
@@ -142,6 +143,7 @@ def test_every_kind_of_store_is_timed_and_taken_over_from_a_killed_holder() -> N
             assert recovery.LEASE * 0.9 < figure.value < 30
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
 def test_a_settle_is_timed_within_a_transaction_and_after_it(kind: str) -> None:
     with places((kind,)) as urls:
@@ -149,6 +151,7 @@ def test_a_settle_is_timed_within_a_transaction_and_after_it(kind: str) -> None:
         assert all(figure.value > 0 for figure in figures)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
 def test_a_purge_beside_others_removes_what_has_expired(kind: str) -> None:
     with places((kind,)) as urls:
@@ -179,6 +182,7 @@ def test_of_a_unique_task_what_is_published_is_confirmed_many_at_once_and_what_i
     assert subject.client.dbsize() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.worker
 def test_a_worker_drains_what_was_published(server: RedisServer, subject: Subject) -> None:
     figures = throughput.measure(server, pool="threads", ignore_result=True, blocks=1, messages=5)

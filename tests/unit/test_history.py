@@ -375,6 +375,7 @@ def test_a_script_that_ends_has_its_notes_written() -> None:
     assert (run.stdout, run.stderr) == ("['k']\n", "")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["gevent", "eventlet"])
 def test_greenlets_note_as_threads_do(kind: str) -> None:
     pytest.importorskip(kind)

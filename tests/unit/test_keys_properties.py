@@ -157,6 +157,7 @@ def check_relatives(value: Any) -> None:
     compare([value, *near(value)])
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [25_000, pytest.param(250_000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(300)  # beside two busy loops it needs more than others may
@@ -226,6 +227,7 @@ def described(value: Any) -> Any:
     return (type(value), value.number if isinstance(value, compared.int64) else value)
 
 
+@pytest.mark.nightly
 @checked
 @given(st.lists(objects, min_size=2, max_size=12))
 def test_objects_have_equal_fingerprints_when_nobody_could_tell_them_apart(sample: list[Any]) -> None:

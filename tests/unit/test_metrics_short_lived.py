@@ -104,6 +104,7 @@ def test_a_process_goes_on_where_the_one_before_has_ended_or_was_killed(tmp_path
     assert (value(found, "starts_total"), value(found, "completed_total")) == (5, 3)
 
 
+@pytest.mark.nightly
 def test_what_a_killed_process_held_is_live_no_more(tmp_path: Path) -> None:
     run(ONE, tmp_path, "killed")
     assert value(exposed(tmp_path), "live_leases") == 0

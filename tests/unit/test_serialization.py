@@ -42,6 +42,7 @@ def refusal(serialization: StandardSerialization, value: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.nightly
 @given(VALUES)
 def test_json_is_the_same_with_and_without_kombu(value: object) -> None:
     text = KOMBU.to_json(value)
