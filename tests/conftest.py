@@ -78,7 +78,7 @@ LIBRARIES = (
     "celery/test_in_process.py",
     "http/test_task_ids.py",
 )
-#: What the line does not run, and what it does; `full` of tox.ini has the same.
+#: What the line does not run, and what it does; `line` of tox.ini has the same.
 BESIDE = ("nightly", "soak")
 LINE = "not nightly and not soak"
 CONTRACT = "stores/test_contract.py"
@@ -232,6 +232,8 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
     "testing/test_plugin.py": ("options1",),
     "unit/test_round_trips.py": ("json", "yaml"),
 }
+#: What reaches every line of the core; the line measures these alone, `nightly` all.
+CORE = ("unit", "functions", CONTRACT)
 #: What reaches (almost) no line that others do not. Coverage takes half as long again, so it pauses for these, and for
 #: most of the contract over stores other than memory.
 UNMEASURED = (
@@ -470,7 +472,7 @@ def check_beside(item: pytest.Item, path: Path) -> None:
 
 
 def mark_parts(item: pytest.Item, path: Path) -> None:
-    """Mark a test of the line by the environments, beside `full`, that run it too."""
+    """Mark a test of the line by the environments, beside `line`, that run it too."""
     once, smoke = item.get_closest_marker("thorough"), item.get_closest_marker("smoke")
     if (smoke and is_in(path, WORKERS_ON_PYTHONS)) or (
         not once and (is_in(path, PYTHONS) or is_fact_of(item, path, "memory", "sqlite"))
@@ -544,9 +546,10 @@ def is_in(path: Path, parts: tuple[str, ...]) -> bool:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Measure the coverage of a test, and of the processes that it starts if it is one of `MEASURED_PROCESSES`."""
-    name = item.nodeid.partition("::")[2]
-    measured = MEASURED_PROCESSES.get(place_of(item.path).as_posix(), ())
-    own = not item.get_closest_marker("unmeasured")
+    name, path = item.nodeid.partition("::")[2], place_of(item.path)
+    counts = item.config.option.markexpr != LINE or is_in(path, CORE)
+    measured = MEASURED_PROCESSES.get(path.as_posix(), ()) if counts else ()
+    own = counts and not item.get_closest_marker("unmeasured")
     with this_process(is_measured=own), children(are_measured=name.startswith(measured)):
         return (yield)
 

@@ -26,6 +26,7 @@ from celery_idempotent.core.guard import (
     Ignored,
     Ran,
     Replayed,
+    in_progress,
 )
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.history import DeliveryEvents
@@ -1655,6 +1656,24 @@ def test_past_max_lease_a_stuck_body_loses_its_lease_to_the_next_delivery(bench:
 
     assert bench.deliver(body, max_lease=100.0) == Replayed("theirs", bench.record)
     assert bench.store.count("renew") == 4
+
+
+# -- callers that are not called again ---------------------------------------------------------------------------------
+
+
+def test_what_was_granted_late_is_given_back_by_a_delivery_that_asks_no_more(bench: Bench) -> None:
+    delivery = bench.delivery()
+    bench.guard().abandon(delivery, Exception())
+    assert bench.store.count("release") == 0
+    bench.store.inner.acquire(delivery.claim)
+    delivery.granted_late = True
+    bench.guard().abandon(delivery, Exception())
+    assert bench.record.state is State.RELEASED
+
+
+def test_a_caller_that_is_not_called_again_is_told_how_long_it_may_take() -> None:
+    error = in_progress(KEY, 2.5)
+    assert (error.remaining, "for another 2.5 s" in str(error), KEY in str(error)) == (2.5, True, True)
 
 
 # -- the nouns ---------------------------------------------------------------------------------------------------------

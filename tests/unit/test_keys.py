@@ -36,10 +36,13 @@ from celery_idempotent.core.keys import (
     canonical,
     compose,
     compose_default,
+    compose_part,
     compose_slot,
     defaults_of,
     fingerprint,
+    has_fields,
     hides_arguments,
+    is_made_of,
     own_signature,
     placed,
     resolve,
@@ -107,6 +110,35 @@ def test_an_offset_counts_and_the_kind_of_tzinfo_does_not() -> None:
     utc = datetime(2024, 1, 1, tzinfo=timezone.utc)
     assert canonical(utc.replace(tzinfo=Zone())) == canonical(utc) == 'datetime"2024-01-01T00:00:00+00:00"'
     assert canonical(utc) != canonical(utc.replace(tzinfo=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("idem:shop.charge:ORD-1", "ORD-1", True),
+        ("idem:shop.charge:ORD-1", "ORD", False),
+        ("idem:shop.charge:acme:ORD%3A1", "ORD:1", True),
+        ("idem:shop.charge:acme:ORD-1", "acme", True),
+        ("idem:shop.charge:~[ORD-1,17]", "17", True),
+        ("idem:shop.charge:~[ORD-1,17]", "7", False),
+        ("idem:shop.charge:~~17", "17", False),
+        ("idem:ORD-1:x", "ORD-1", False),
+    ],
+)
+def test_the_name_of_an_operation_shows_what_it_is_made_of(name: str, value: str, shown: bool) -> None:
+    assert is_made_of(name, value) is shown
+
+
+def test_the_part_of_a_chords_member_has_a_name_of_its_own() -> None:
+    assert compose_part("idem", "a:b", "c") == "idem:~part:a%3Ab:c" != compose_part("idem", "a", "b:c")
+
+
+def test_an_instance_of_a_model_has_fields_and_its_class_has_none() -> None:
+    @dataclasses.dataclass
+    class Order:
+        id: int
+
+    assert (has_fields(Order(1)), has_fields(Order), has_fields({"id": 1})) == (True, False, False)
 
 
 def test_a_decimal_does_not_depend_on_the_context() -> None:
