@@ -107,6 +107,7 @@ def test_what_follows_a_task_whose_worker_is_killed_after_it_settled_runs_once(
         assert journal.count("replayed") == 1, str(journal)
 
 
+@pytest.mark.nightly
 def test_an_errback_runs_once_for_a_message_that_fails_again_after_a_kill_and_again_for_one_that_is_sent_again(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, broker_url: str
 ) -> None:

@@ -302,6 +302,7 @@ def test_an_idle_worker_takes_over_what_a_dead_one_held_at_its_first_look_after_
     assert max(looks.values()) <= 1
 
 
+@pytest.mark.nightly
 def test_a_task_that_has_run_for_longer_than_its_max_lease_is_handed_to_others(
     app: Celery, start_worker: StartWorker, sweeper: Sweeper, journal: Journal, gates: Gates
 ) -> None:

@@ -212,6 +212,7 @@ def test_every_alert_is_tried() -> None:
     assert sorted(CASES) == sorted(alerts())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("alert", CASES)
 def test_an_alert_fires_when_it_should_and_not_otherwise(alert: str, checker: None, tmp_path: Path) -> None:
     bad, good = CASES[alert]

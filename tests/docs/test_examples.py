@@ -269,6 +269,7 @@ class TestConsumer:
 
         return look
 
+    @pytest.mark.nightly
     @pytest.mark.smoke
     def test_an_order_that_is_published_twice_is_charged_once(
         self,

@@ -478,6 +478,7 @@ def test_django_is_told_which_setting_is_missing() -> None:
     assert "Expected the setting IDEMPOTENCY_HTTP, a dict of options, got None" in done.stderr
 
 
+@pytest.mark.nightly
 def test_django_on_its_own_limits_and_without_a_store() -> None:
     code = """
 from io import BytesIO
@@ -598,6 +599,7 @@ def left_in_memory() -> int:
     return sum(str(type(each).__module__).startswith("celery_idempotent") for each in gc.get_objects())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["asgi", "wsgi"])
 def test_many_keys_leave_nothing_in_the_servers_memory(kind: str, number: int, redis_url: str) -> None:

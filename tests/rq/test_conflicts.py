@@ -61,6 +61,7 @@ def test_a_deferral_that_a_decorator_drops_fails_the_job_which_has_not_run(desk:
     assert (desk.status(job), desk.runs("ORD-1")) == ("finished", 1)
 
 
+@pytest.mark.nightly
 def test_a_job_whose_deferral_is_dropped_is_retried_as_one_that_fails(desk: Desk) -> None:
     desk.hold("idem:tests.support.rq.shop.timed_charge::ORD-1")
     job = desk.run(shop.timed_charge, "ORD-1", retry=Retry(max=2))
@@ -236,6 +237,7 @@ def test_without_a_scheduler_a_job_that_may_take_less_than_a_lease_outlives_the_
     assert desk.again(job).return_value() == "ORD-1 charged 1"
 
 
+@pytest.mark.nightly
 def test_without_a_scheduler_a_job_whose_record_cannot_be_read_goes_round_no_faster_either(desk: Desk) -> None:
     desk.connection.set(CHARGE, "somebody's")
     job = desk.queue.enqueue(shop.charge, "ORD-1")

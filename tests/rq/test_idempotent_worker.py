@@ -201,6 +201,7 @@ def hold_gil_and_meet_a_duplicate(desk: Desk, start: Start, kind: str, *, lease:
     assert desk.journal.count("charged", "A") == 1
 
 
+@pytest.mark.nightly
 def test_a_worker_renews_for_a_horse_that_holds_the_gil(desk: Desk, start: Start) -> None:
     hold_gil_and_meet_a_duplicate(desk, start, OURS, lease="6", seconds=9)
     assert desk.journal.count("started", "A") == 1
@@ -233,6 +234,7 @@ def test_the_lease_of_another_is_not_renewed_for_a_horse_that_waits_for_it(desk:
     assert known(desk.store, others.key).fence > others.fence
 
 
+@pytest.mark.nightly
 def test_a_lease_that_the_worker_would_renew_too_late_is_refused_and_no_retry_is_spent(
     desk: Desk, start: Start
 ) -> None:
@@ -359,6 +361,7 @@ def test_a_worker_imports_nothing_of_its_jobs(desk: Desk, start: Start, tmp_path
     assert worker.pid not in (first, second)
 
 
+@pytest.mark.nightly
 def test_a_horse_that_is_killed_before_it_hears_of_its_lease_leaves_none(
     desk: Desk, start: Start, fresh_redis: Callable[[], str], proxied: Callable[[int], Proxy]
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_worker_that_forks_runs_each_operation_once(desk: Desk, start_rq: Star
     twice(desk, start_rq)
 
 
+@pytest.mark.nightly
 @needs_spawning
 def test_a_worker_that_spawns_runs_each_operation_once(desk: Desk, start_rq: StartRq) -> None:
     twice(desk, lambda: start_rq(worker="rq.SpawnWorker"))

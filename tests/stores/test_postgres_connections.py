@@ -236,6 +236,7 @@ store.close()
 """
 
 
+@pytest.mark.nightly
 def test_what_an_application_registers_with_psycopg_for_all_its_connections_changes_nothing_here(
     postgres_url: str, store: PostgresStore
 ) -> None:
@@ -458,6 +459,7 @@ def test_a_server_whose_transactions_are_stricter_by_default_serves_a_crowd(
     assert known(store, lease.key).payload == DONE.payload
 
 
+@pytest.mark.nightly
 def test_where_transactions_are_stricter_a_call_waits_for_a_lock_only_once(
     own_postgres: Callable[..., PostgresServer], opens: Opens
 ) -> None:
@@ -471,6 +473,7 @@ def test_where_transactions_are_stricter_a_call_waits_for_a_lock_only_once(
     assert server.logs().count("canceling statement due to lock timeout") == 1
 
 
+@pytest.mark.nightly
 def test_a_deadlock_or_serialization_failure_that_does_not_end_is_an_error(store: PostgresStore) -> None:
     with pytest.raises(StoreUnreachable, match="SerializationFailure"):
         store._run("do $$ begin raise sqlstate '40001'; end $$", ())

@@ -81,6 +81,7 @@ def test_the_documented_rights_are_enough(server: Server) -> None:
     everything(server.store, server.age)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [word for word in RIGHTS.split() if word.startswith("+")])
 def test_none_of_them_can_be_done_without(server: Server, name: str) -> None:
     everything(server.store, server.age)  # so that no script is missing

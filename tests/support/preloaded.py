@@ -1,9 +1,10 @@
 """Python processes forked from one that has imported what all of them import.
 
-Two thirds of a worker's start are imports of Celery, or RQ, and the tests start hundreds of workers. `start` runs a
-module as ``python -m module`` does, in a process with its own group, environment, output and exit status. Imported
-beforehand is what ``celery worker`` and ``rq worker`` import whatever their arguments are; our command line among it,
-as a plugin of Celery's, and no app. What needs a new interpreter is started by `processes.run_module`.
+Two thirds of the start of a worker or a web server are imports of Celery, RQ or a framework, and the tests start
+hundreds of them. `start` runs a module as ``python -m module`` does, in a process with its own group, environment,
+output and exit status. Imported beforehand is what ``celery worker``, ``rq worker``, uvicorn and gunicorn import
+whatever their arguments are; our command line among it, as a plugin of Celery's, and no application. What needs a new
+interpreter is started by `processes.run_module`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,30 @@ CELERY = (
     *(("cffi.cparser",) if importlib.util.find_spec("cffi") else ()),
 )
 RQ = ("rq.cli", "rq.worker", "rq.worker_pool", "rq.scheduler")
+HTTP = (
+    "celery.app.base",
+    "celery_idempotent.celery",
+    "celery_idempotent.http.asgi",
+    "celery_idempotent.http.wsgi",
+    "celery_idempotent.stores.postgres",
+    "celery_idempotent.stores.redis",
+    "django.core.asgi",
+    "django.core.wsgi",
+    "django.db",
+    "fastapi",
+    "flask",
+    "gunicorn.app.wsgiapp",
+    "gunicorn.workers.gthread",
+    "gunicorn.workers.sync",
+    "kombu.transport.redis",
+    "psycopg",
+    "starlette.applications",
+    "starlette.responses",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "uvicorn.main",
+    "uvicorn.protocols.http.auto",
+)
 
 MESSAGE_BYTES = 1 << 20
 
@@ -164,6 +189,7 @@ class Preloaded:
 
 celery = Preloaded(*CELERY)
 rq = Preloaded(*RQ)
+http = Preloaded(*HTTP)
 
 
 def fork_on_request(requests: socket.socket) -> Callable[[], None] | None:
@@ -219,7 +245,8 @@ def _run(command: list[str], env: dict[str, str]) -> None:
 
         coverage.process_startup()
     module, *sys.argv[1:] = command
-    sys.modules.pop(module, None)  # else runpy warns that it is run once more
+    if not hasattr(sys.modules.get(module), "__path__"):  # of a package, its `__main__` is run
+        sys.modules.pop(module, None)  # else runpy warns that it is run once more
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -9,6 +9,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,6 +19,7 @@ HEADING = "## Endings\n"
 HEAD = "| ending | tests, in `tests/` |\n|---|---|\n"
 
 
+@cache
 def marked() -> dict[str, list[str]]:
     """Return the tests that carry `@pytest.mark.ending(...)`, as `file::function`, by ending."""
     found = defaultdict(list)

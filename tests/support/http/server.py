@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from uuid import uuid4
 
 from celery_idempotent.testing._http_client import Connection, Reply, request_bytes
+from tests.support import preloaded
 from tests.support.processes import Process, end, spawn
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
@@ -37,6 +38,8 @@ COMMANDS = {
     "hypercorn": ["-m", "hypercorn", "tests.support.http.asgi_app:app", "--bind"],
     "daphne": ["-m", "daphne", "-b", "127.0.0.1", "tests.support.http.asgi_app:app", "-p"],
 }
+#: Those whose libraries are to be patched before anything else is imported, and those that few tests start.
+NEW_INTERPRETER = {"gevent", "eventlet", "hypercorn", "daphne"}
 
 
 class WebServer:
@@ -54,8 +57,11 @@ class WebServer:
         where = str(self.port) if COMMANDS[kind][-1] in ("--port", "-p") else f"127.0.0.1:{self.port}"
         env = {**os.environ, **self.env, "RUNS": str(self.runs), "STORE_URL": self.store_url}
         with self.log.open("ab") as output:
-            command = [sys.executable, *COMMANDS[kind], where]
-            self.process: Process = spawn(command, env=env, stdout=output, stderr=output)
+            command = [*COMMANDS[kind], where]
+            if kind in NEW_INTERPRETER:
+                self.process: Process = spawn([sys.executable, *command], env=env, stdout=output, stderr=output)
+            else:
+                self.process = preloaded.http.start(command[1:], env, output)
         wait_until(self._answers, 60, lambda: f"the server to listen:\n{self.log.read_text()}")
 
     def _answers(self) -> bool:
