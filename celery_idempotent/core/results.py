@@ -166,7 +166,8 @@ class Codec:
         except Exception as exc:
             raise RecordUnreadable(
                 f"Expected a payload of this version, got {raw.partition(b':')[0][:40]!r}: ({shown(exc)}). "
-                "Upgrade this worker if others run a newer version, install the serializer, or forget the key"
+                "Upgrade this worker if others run a newer version, install what reads it, bring back the class it "
+                "names, or forget the key: its operation then runs again"
             ) from exc
         return read
 

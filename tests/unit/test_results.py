@@ -251,6 +251,12 @@ def test_what_is_damaged_or_new_is_unreadable(payload: bytes) -> None:
         JSON.decode(payload)
 
 
+def test_a_result_whose_class_was_renamed_is_unreadable_and_the_error_asks_for_the_class() -> None:
+    payload = b"pickle:ccelery_idempotent.units\nReceipt\n."
+    with pytest.raises(RecordUnreadable, match=r"'Receipt'.*bring back the class .*then runs again"):
+        codec(accept=["pickle"]).decode(payload)
+
+
 def test_an_error_shows_the_head_of_a_payload_and_no_content() -> None:
     with pytest.raises(RecordUnreadable) as caught:
         JSON.decode(b'json:{"card": 4111')
