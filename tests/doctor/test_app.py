@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -309,6 +310,28 @@ def test_a_store_that_is_no_redis_shares_nothing() -> None:
 def test_the_remedy_for_a_shared_database_is_another_one() -> None:
     found = found_of(app_with(idempotency_store=f"{REDIS}/0"))
     assert 'idempotency_store = "redis://127.0.0.1:6379/1"' in found["store-shared"].remedy
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "remedy"),
+    [
+        ("rediss://:secret@db:6380/0?ssl_ca_certs=/ca.pem", SHORT, "rediss://db:6380/1?ssl_ca_certs=/ca.pem"),
+        ("redis+socket:///run/redis.sock", SHORT, "unix:///run/redis.sock?db=1"),
+        ("sentinel://db:26379/0", {**SHORT, "master_name": "orders"}, "redis+sentinel://sentinel/orders/1"),
+    ],
+)
+def test_the_remedy_for_a_shared_database_is_of_the_same_server(
+    broker: str, options: dict[str, Any], remedy: str
+) -> None:
+    app = app_with(broker=broker, options=options, idempotency_store=None, result_backend=None, task_ignore_result=True)
+    assert f'idempotency_store = "{remedy}"' in found_of(app)["store-shared"].remedy
+
+
+def test_that_remedy_has_what_the_settings_say_of_certificates() -> None:
+    settings = {"ssl_cert_reqs": ssl.CERT_NONE, "ssl_certfile": "/own.pem"}
+    app = app_with(broker="rediss://db:6380/0", idempotency_store=None, result_backend=None, broker_use_ssl=settings)
+    found = found_of(app)["store-shared"].remedy
+    assert '"rediss://db:6380/1?ssl_cert_reqs=CERT_NONE&ssl_certfile=/own.pem"' in found
 
 
 def test_a_longer_visibility_is_rounded_up_and_no_longer_than_sqs_takes() -> None:

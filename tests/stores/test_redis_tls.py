@@ -164,6 +164,19 @@ def test_a_server_behind_tls_is_used(terminator: Terminator, certificates: Certi
         works(opened_tls(f"{scheme}://127.0.0.1:{terminator.port}/1?{certificates.query}"))
 
 
+@pytest.mark.parametrize("written", ["CERT_REQUIRED", "CERT_OPTIONAL", "CERT_NONE", "none"])
+def test_what_celery_writes_for_the_check_of_certificates_is_understood(
+    terminator: Terminator, certificates: Certificates, opened_tls: OpenTls, written: str
+) -> None:
+    query = "" if written.lower().endswith("none") else f"{certificates.query}&"
+    works(opened_tls(f"rediss://127.0.0.1:{terminator.port}/1?{query}ssl_cert_reqs={written}"))
+
+
+@pytest.mark.parametrize("url", ["rediss+sentinel://host/orders/1", "rediss+cluster://host", "valkeys://host/1"])
+def test_it_is_understood_in_the_url_of_any_servers(url: str, opened_tls: OpenTls) -> None:
+    opened_tls(f"{url}?ssl_cert_reqs=CERT_OPTIONAL")
+
+
 def test_a_certificate_that_is_not_trusted_is_unreachable(terminator: Terminator, opened_tls: OpenTls) -> None:
     store = opened_tls(f"rediss://127.0.0.1:{terminator.port}/1")
     with pytest.raises(StoreUnreachable, match=r"(?i)certificate"):

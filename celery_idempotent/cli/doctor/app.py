@@ -369,6 +369,8 @@ def large_results_expire(config: AppConfig) -> Findings:
 
 
 Address = tuple[str, str, int]
+#: Options of a connection over TLS that a URL has.
+CERTIFICATES = ("ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 LOCAL = {"localhost", "::1", "0.0.0.0"}  # noqa: S104 - nothing is bound to it
 
 
@@ -382,6 +384,23 @@ def address(store: Any) -> Address | None:
     host = str(named or options.get("path") or options.get("host") or "localhost")
     port = "" if named or options.get("path") else str(options.get("port") or 6379)
     return "127.0.0.1" if host in LOCAL else host, port, int(options.get("db") or 0)
+
+
+def beside(store: Any) -> str:
+    """Return a URL of another database on the server of such a store; no password is in it."""
+    import redis
+
+    host, port, number = address(store) or ("", "", 0)
+    pool = store._client.connection_pool
+    options, secure = pool.connection_kwargs, issubclass(pool.connection_class, redis.SSLConnection)
+    scheme = "rediss" if secure else "redis"
+    if options.get("path"):
+        return f"unix://{host}?db={number + 1}"
+    if not port:
+        return f"{scheme}+sentinel://sentinel/{host}/{number + 1}"
+    given = {name: options[name] for name in CERTIFICATES if options.get(name) is not None}
+    tls = "&".join(f"{name}={getattr(value, 'name', value)}" for name, value in given.items())  # of ssl.CERT_NONE
+    return f"{scheme}://{host}:{port}/{number + 1}{'?' if tls else ''}{tls}"
 
 
 @CHECKS.add("the app names its store")
@@ -401,12 +420,11 @@ def store_shared(config: AppConfig) -> Findings:
         return
     brokers = store_of_broker(config.app) if config.broker == "redis" else None
     others = {"the broker": brokers, "the result backend": store_of_backend(config.app)}
-    if shared := {name: where for name, other in others.items() if (where := address(other)) in places and where}:
-        host, port, number = next(iter(shared.values()))
+    if shared := [name for name, other in others.items() if address(other) in places]:
         yield warning(
             f"A store is in the same Redis database as {' and '.join(shared)}: to flush it, or let it evict, "
             "forgets operations.",
-            f'app.conf.idempotency_store = "redis://{host}:{port or 6379}/{number + 1}", or a server of its own',
+            f'app.conf.idempotency_store = "{beside(others[shared[0]])}", or a server of its own',
         )
     yield ok("no store shares a database with the broker or the result backend")
 

@@ -19,7 +19,7 @@ from redis.exceptions import AskError, ClusterDownError, ClusterError, MovedErro
 from ...errors import StoreError
 from .. import hide_password
 from ..records import Lease, Record
-from .connections import OPTION, REFUSALS, Addresses, Connections, translate_error
+from .connections import OPTION, REFUSALS, Addresses, Connections, as_redis, translate_error
 from .records import renewal_args
 from .store import BATCH, RedisStore, Replicas, together
 
@@ -62,7 +62,7 @@ class ClusterStore(RedisStore):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, in_url = Replicas.in_url(url)
+        plain, in_url = Replicas.in_url(as_redis(url))
         wanted = options.pop(OPTION, 0)
         places = Addresses.of(plain, port=6379, example=EXAMPLE)
         if places.path:

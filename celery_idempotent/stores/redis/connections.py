@@ -429,8 +429,9 @@ def _error(url: str, example: str, why: str, *, advice: str = "") -> Configurati
 
 
 def as_redis(url: str) -> str:
-    """Return a URL of one server, Valkey or Redis, as redis-py takes it."""
+    """Return a URL as redis-py takes it, which knows neither Valkey's schemes nor Celery's ``CERT_REQUIRED``."""
     scheme, separator, rest = url.partition("://")
+    rest = re.sub(r"(?<=[?&]ssl_cert_reqs=)CERT_(\w+)", lambda found: found[1].lower(), rest)
     return f"{scheme.lower().replace('valkey', 'redis')}{separator}{rest}"
 
 

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from .. import hide_password
-from .connections import OPTION, REFUSALS, Addresses
+from .connections import OPTION, REFUSALS, Addresses, as_redis
 from .store import RedisStore, Replicas, made_for_a_store
 
 EXAMPLE = "redis+sentinel://:password@host1:26379,host2:26379/service/0"
@@ -72,7 +72,7 @@ class SentinelStore(RedisStore):
         Raises:
             ConfigurationError: the URL cannot be parsed.
         """
-        plain, in_url = Replicas.in_url(url)
+        plain, in_url = Replicas.in_url(as_redis(url))
         wanted = options.pop(OPTION, 0)
         places = Addresses.of(plain, port=26379, example=EXAMPLE, own=THEIRS)
         service, db = _service(places)
