@@ -14,13 +14,16 @@ from typing import Any
 
 from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .kinds import KINDS, Laws
-from .law import Broken, Law
+from .law import Broken, Law, Unended
 from .shrink import Breaking, shrink, size
 from .world import Choices, Schedule
 
+#: The exit code where no schedule breaks the law, and one has not come to its end.
+UNENDED = 3
+
 
 def main() -> int:
-    """Run one schedule or many; returns 1 if one breaks the law."""
+    """Run one schedule or many; returns 1 if one breaks the law, else `UNENDED` if one has not come to its end."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,7 +46,7 @@ def main() -> int:
 
 
 def _run(options: Any, laws: Laws, apps: list[Any]) -> int:
-    began, broken, steps, runs = time.process_time(), 0, 0, 0
+    began, broken, unended, steps, runs = time.process_time(), 0, 0, 0, 0
     for seed in range(options.seed, options.seed + options.runs):
         law, runs = laws.of(seed, options.only), runs + 1
         simulation = Simulation(Choices(seed), law, apps, print if options.verbose else None)
@@ -54,10 +57,13 @@ def _run(options: Any, laws: Laws, apps: list[Any]) -> int:
             print(f"seed {seed}: {why}")
             if options.stop:
                 break
+        except Unended as why:
+            unended += 1
+            print(f"seed {seed} is {why}")
         steps += simulation.world.steps
     rate = runs / (time.process_time() - began)
     print(f"{runs} schedules, {steps} steps, {rate:.0f} a second; {broken} broken; {dict(laws.counts)}")
-    return int(broken > 0)
+    return 1 if broken else UNENDED if unended else 0
 
 
 def _tell(simulation: Simulation) -> int:
@@ -65,6 +71,8 @@ def _tell(simulation: Simulation) -> int:
         simulation.run()
     except Broken:
         return 1
+    except Unended:
+        return UNENDED
     return 0
 
 

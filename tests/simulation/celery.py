@@ -45,6 +45,7 @@ from celery_idempotent.http import asgi, wsgi
 from celery_idempotent.stores import memory as memory_store
 from tests.support.unit.scripted import ScriptedStore
 
+from .law import Unended
 from .world import Choices, Process, Step, World
 
 T = TypeVar("T")
@@ -96,6 +97,13 @@ SEEN_WITHIN = 1.5
 ENDINGS = ("settle", "release")
 #: How much more likely a fault is that does most harm just now: a moment, or for a while.
 MOMENT, WHILE = 20, 6
+#: After so many steps nothing happens to anybody any more.
+STEPS_WITH_FAULTS = 2500
+#: Seconds after the last fault within which all is at its end: what waits for a lease, a retry or a body has had its turn
+#: in a third of that. A clock that moves by more than `AT_REST` has found nothing that goes on.
+ENDS_WITHIN, AT_REST = 1000.0, 100.0
+#: After so many steps it is not known whether there is an end.
+MOST_STEPS = 50_000
 #: What becomes of a request where not all is well: it is lost, or its reply is; the reply comes after a while; it is
 #: carried out after its caller has given up.
 FATES = ("request", "reply", "slow reply", "late")
@@ -828,6 +836,8 @@ class Simulation:
         self.burst_until, self.burst = 0.0, 0
         #: whether nothing has happened yet
         self.untroubled = True
+        #: since when nothing has happened, while something went on
+        self.undisturbed_since = self.world.now
         self.producer = apps[0]
         install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
         self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
@@ -866,21 +876,29 @@ class Simulation:
         if host.slow_until > self.world.now:
             return self.choices.one_of(f"what {host.name} loses slowly", SLOW_FATES)
         if self.choices.chance(f"{host.name} loses a call", self.lossy if self.faults else 0.0):
+            self.undisturbed_since = self.world.now
             return self.choices.one_of(f"what {host.name} loses", FATES)
         return ""
 
     # -- the scheduler -------------------------------------------------------------------------------------------------
 
-    def run(self, most_steps: int = 5000) -> None:
-        """Take steps until nothing is left to do."""
+    def run(self, most_steps: int = MOST_STEPS) -> None:
+        """Take steps until nothing is left to do.
+
+        Raises:
+            Broken: the law is broken, which also has it that there is an end.
+            Unended: it takes more steps than are tried.
+        """
         world, choices, law, broker = self.world, self.choices, self.law, self.broker
         while True:
             world.steps += 1
             broker.expire()
             law.check()
+            if world.now - self.undisturbed_since > ENDS_WITHIN:
+                law.fail(f"not at its end {ENDS_WITHIN:.0f} s after the last that happened to it")
             if world.steps > most_steps:
-                law.fail(f"not at its end after {most_steps} steps")
-            if world.steps > most_steps // 2:
+                raise Unended(f"not at its end after {most_steps} steps")
+            if world.steps > STEPS_WITH_FAULTS:
                 self.faults, self.again, self.one_more = 0, 0, False
             doomed = next((worker for worker in self.workers if worker.doomed), None)
             if doomed is not None:
@@ -996,7 +1014,7 @@ class Simulation:
 
     def spend(self) -> None:
         """A fault happens, of those that there are, or of those that come at once."""
-        self.untroubled = False
+        self.untroubled, self.undisturbed_since = False, self.world.now
         if self.hasty:
             self.burst -= 1
         else:
@@ -1063,7 +1081,7 @@ class Simulation:
             self.spend()
         else:
             self.again -= 1
-        self.untroubled = False
+        self.untroubled, self.undisturbed_since = False, self.world.now
         self.broker.requeue(self.choices.one_of("which is delivered again", list(self.broker.unacked)))
 
     def _go_by(self, _: None) -> None:
@@ -1084,6 +1102,8 @@ class Simulation:
         if soonest == INFINITE:
             return False
         self.world.now = max(now, min(soonest, now + most))
+        if self.world.now - now > AT_REST:
+            self.undisturbed_since = self.world.now
         return True
 
 

@@ -18,6 +18,10 @@ class Broken(AssertionError):
     """Raised for a schedule in which something does not hold."""
 
 
+class Unended(Exception):
+    """Raised for a schedule of which it is not known whether it has an end."""
+
+
 class Law:
     """What must hold of every schedule of one kind; each kind derives its own, with its task."""
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .celery import Simulation
-from .law import Broken, Law
+from .law import Broken, Law, Unended
 from .world import Choices, Schedule
 
 T = TypeVar("T")
@@ -87,4 +87,6 @@ class Breaking:
             why = re.sub(r"[\d.]+|\[.*\]", "", str(broken))
             self._why = self._why or why
             return choices.made if why == self._why else None
+        except Unended:
+            pass
         return None
