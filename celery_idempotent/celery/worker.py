@@ -309,10 +309,12 @@ class ShutdownMarks:
                 cut_off.append(request)
                 continue
             try:
-                self._mark(request)
+                marked = self._mark(request)
             except StoreError:
                 cut_off.append(request)
                 raise
+            if not marked and pool.is_stopping():  # its child may be deep within a call, and yet be granted its lease
+                cut_off.append(request)
 
     def _mark(self, request: IdempotentRequest) -> bool:
         """Mark one delivery; return whether that is done for good."""

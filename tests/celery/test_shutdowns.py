@@ -280,6 +280,31 @@ class TestWhatStoresAreTold:
         assert known(main_store, request.claim().key).reason == Reason.SHUTDOWN
         assert len(asked) == 2
 
+    def test_a_delivery_that_is_granted_its_lease_after_it_was_cut_off_is_marked_as_long_as_the_worker_stops(
+        self,
+        main_store: MemoryStore,
+        marks: ShutdownMarks,
+        asked: list[str],
+        request_of: Callable[..., IdempotentRequest],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Its child may be deep within a call as the signal comes; one that only lost its connection goes on."""
+        request, stopping = request_of(), [True]
+        monkeypatch.setattr(worker_module, "copied", lambda _: [])
+        monkeypatch.setattr(celery_pool, "is_stopping", lambda: stopping[0])
+        cut_off.append(request)
+        marks.look()
+        main_store.acquire(request.claim())
+        marks.look()
+        assert known(main_store, request.claim().key).reason == Reason.SHUTDOWN
+        assert not cut_off
+        main_store.delete(request.claim().key)
+        cut_off.append(request)
+        stopping[0] = False
+        marks.look()
+        assert not cut_off
+        assert len(asked) == 3
+
     def test_a_task_of_celerys_own_is_none_of_the_stores(
         self,
         own_request_of_celery: IdempotentRequest,
