@@ -283,7 +283,11 @@ class CeleryDelivery(Delivery):
         """Return the release of a run whose retry was published."""
         attempt = attempt_number(self.state.nesting, (self.request.retries or 0) + 1)
         # A call in place retries at once, or never, where the retry is raised to its caller (task_eager_propagates).
-        return Release(Reason.RETRY, 0.0 if self.request.is_eager else seconds_until(retry.when), attempt)
+        if self.request.is_eager:
+            return Release(Reason.RETRY, 0.0, attempt)
+        # What goes on after a replacement is no new beginning: nothing else may begin once its retry is due.
+        longer = self.binding.policy.failure_ttl if self.state.nesting else 0.0
+        return Release(Reason.RETRY, seconds_until(retry.when) + longer, attempt)
 
     def _reason_of_exit(self, error: BaseException) -> Reason:
         if (reason := pool.exit_reason(self.state.identity.owner)) is not None:

@@ -298,6 +298,30 @@ def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_i
     assert app.backend.get_task_meta("replaced", cache=False)["status"] == "PENDING"
 
 
+def test_nothing_begins_anew_once_the_retry_of_what_was_replaced_by_itself_is_due(
+    app: Celery, deliver: Callable[[Any], Any]
+) -> None:
+    """Another message of the task's id may come before its retry, and would repeat what was done before that."""
+
+    def charge(self: Any, order_id: str) -> str:
+        begun.append((self.request.replaced_task_nesting or 0, self.request.retries))
+        if not self.request.replaced_task_nesting:
+            raise self.replace(self.si(order_id))
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        return "done"
+
+    begun: list[tuple[int, int]] = []
+    task = declare(app, charge)
+    task.apply_async(("A",), task_id="replaced twice")
+    deliver(task)
+    task.apply_async(("A",), task_id="replaced twice")  # as by a publisher that has not heard of the first
+    for _ in range(4):  # what replaces it, the second message, the retry, the copy of the second message
+        deliver(task)
+    assert begun == [(0, 0), (1, 0), (1, 1)]
+    assert app.backend.get_task_meta("replaced twice", cache=False)["result"] == "done"
+
+
 def test_a_soft_limit_that_rings_as_a_task_is_replaced_is_the_tasks(
     app: Celery, deliver: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

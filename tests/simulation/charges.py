@@ -312,7 +312,9 @@ class Charges(Law):
 
     def retry(self, task: Any, run: Run, countdown: float) -> None:
         # Its retry goes on as soon as it is published, and it does nothing more; but it may return.
-        run.ending, run.retry_due = "raised", self.world.now + countdown
+        # Of what goes on after a replacement others wait for the end, as in `replace`.
+        longer = KEPT if run.held.lease.claim.nesting else 0.0
+        run.ending, run.retry_due = "raised", self.world.now + countdown + longer
         try:
             task.retry(countdown=countdown, throw=not self.quietly)
         except Reject:
