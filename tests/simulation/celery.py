@@ -99,8 +99,8 @@ ENDINGS = ("settle", "release")
 MOMENT, WHILE = 20, 6
 #: After so many steps nothing happens to anybody any more.
 STEPS_WITH_FAULTS = 2500
-#: Seconds after the last fault within which all is at its end: what waits for a lease, a retry or a body has had its turn
-#: in a third of that. A clock that moves by more than `AT_REST` has found nothing that goes on.
+#: Seconds after the last fault within which all is at its end: what waits for a lease, a retry or a body has had its
+#: turn in a third of that. A clock that moves by more than `AT_REST` has found nothing that goes on.
 ENDS_WITHIN, AT_REST = 1000.0, 100.0
 #: After so many steps it is not known whether there is an end.
 MOST_STEPS = 50_000
