@@ -97,6 +97,12 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "case Verdict.COMPLETED | Verdict.FAILED:\n                return Dropped()",
             )
         ],
+        "a redelivery of what is done is refused": [
+            (GUARD, 'on_duplicate == "raise" and _is_anothers(delivery, record)', 'on_duplicate == "raise"'),
+        ],
+        "a duplicate of what is done is not refused": [
+            (GUARD, 'completed and self.policy.on_duplicate == "raise"', "False"),
+        ],
         "what a late run raises is stored": [
             (GUARD, "if (recorded or not self.policy.result_ttl) and not isinstance(error, LeaseLost):", "if True:")
         ],

@@ -112,6 +112,7 @@ SLOW_FATES = ("", "slow reply", "slow reply", "late")
 #: Of a task, the failures that are final.
 PAYING = {"key": "order", "remember_failures": KeyError, "on_conflict": "wait"}
 REFUNDING = {"key": "order", "remember_failures": KeyError, "on_conflict": "raise"}
+BILLING = {"key": "order", "remember_failures": KeyError, "on_duplicate": "raise"}
 #: One at a time, and no more.
 TURNS = {"key": "document", "result_ttl": 0}
 CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
@@ -228,6 +229,10 @@ def make_app() -> Celery:
     def refund(self: Any, order: str) -> str:
         return current.law.body(self, order)
 
+    @app.task(name="bill", base=IdempotentTask, bind=True, idempotency=BILLING, max_retries=3, shared=False)
+    def bill(self: Any, order: str) -> str:
+        return current.law.body(self, order)
+
     @app.task(name="index", base=IdempotentTask, bind=True, idempotency=TURNS, max_retries=3, shared=False)
     def index(self: Any, document: str, version: int) -> None:
         current.law.body(self, document, version)
@@ -241,7 +246,7 @@ def make_app() -> Celery:
         return current.law.body(self, order, parts)
 
     app.finalize()
-    app.guarded = [app.tasks[name] for name in ("charge", "pay", "refund", "index", "pack", "ship")]
+    app.guarded = [app.tasks[name] for name in ("charge", "pay", "refund", "bill", "index", "pack", "ship")]
     for task in app.guarded:
         task.codec = task._binding._codec()
     app.conf.known = {}

@@ -89,8 +89,9 @@ class Charges(Law):
     kind = "charges"
     #: After how many seconds its calls may come that are not made at once.
     later: Sequence[float] = LATER
-    #: The tasks of which one charges: a duplicate is deferred, waits, or fails; the others have final failures.
-    tasks: Sequence[str] = ("charge", "charge", "pay", "refund")
+    #: The tasks of which one charges: a duplicate is deferred, waits, or fails, at once or once the operation is done;
+    #: all but the first have final failures.
+    tasks: Sequence[str] = ("charge", "charge", "pay", "refund", "bill")
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
@@ -497,6 +498,8 @@ class Charges(Law):
         answer = call()
         if verb == "get":
             host.holder_remains = answer.remaining if answer is not None else INFINITE
+            if answer is not None and getattr(host, "request", None):
+                self.met[host.request.id] = answer.task_id
         if verb == "acquire":
             host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
             self.check_answer(args[0], answer)
@@ -601,6 +604,8 @@ class Charges(Law):
             self.forget_copies(claim.task_id)
             if not claim.is_copy:
                 self.retried.pop(claim.task_id, None)
+            if not isinstance(answer, Lease):
+                self.met[claim.task_id] = answer.record.task_id
         elif answer.verdict is Verdict.SUPERSEDED:
             self.check_superseded(claim)
         elif answer.verdict is Verdict.CONFLICT:
@@ -740,6 +745,9 @@ class Charges(Law):
         own = [run for run in self.runs if run.order == order and run.task_id == task_id and run.unsettled]
         if result in {f"receipt {run.number}" for run in own}:
             return
+        theirs = {f"receipt {run.number}" for run in self.runs if run.task_id != task_id}
+        if self.task == "bill" and result in theirs:
+            self.fail(f"{task_id} got {result!r} of another, and was to fail")
         if not any(f'"{result}"'.encode() in settled for settled in self.answers[order]):
             self.fail(f"{task_id} got {result!r}, and {self.answers[order]} was settled")
 
@@ -762,9 +770,10 @@ class Charges(Law):
             self.fail(f"{task_id} failed with what a run raised that had lost its lease")
 
     def may_fail_with(self, kind: str, task_id: str, runs: list[Run]) -> bool:
-        """Return whether a run failed so, or could not be replaced, or another one had its operation."""
+        """Return whether a run failed so, or could not be replaced, or another one had or has done its operation."""
         if kind == "Conflict":
-            return self.task == "refund"
+            done = any(run.ending == "returned" and run.task_id != task_id for run in runs)
+            return self.task == "refund" or (self.task == "bill" and done)
         if kind == "OSError":
             return any(run.unanswered and run.task_id == task_id for run in runs)
         return kind in ("ValueError", "StoreUnreachable") and any(run.ending == "raised" for run in runs)
