@@ -229,7 +229,12 @@ def make_app() -> Celery:
     def refund(self: Any, order: str) -> str:
         return current.law.body(self, order)
 
-    @app.task(name="bill", base=IdempotentTask, bind=True, idempotency=BILLING, max_retries=3, shared=False)
+    def on_failure(self: Any, error: Exception, task_id: str, *_: Any) -> None:
+        current.law.fails(task_id, error)
+
+    billing = {"idempotency": BILLING, "on_failure": on_failure}
+
+    @app.task(name="bill", base=IdempotentTask, bind=True, max_retries=3, shared=False, **billing)
     def bill(self: Any, order: str) -> str:
         return current.law.body(self, order)
 

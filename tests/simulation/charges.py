@@ -13,6 +13,7 @@ from celery.exceptions import Reject
 from greenlet import getcurrent
 
 from celery_idempotent.core.guard import SETTLE_PATIENCE
+from celery_idempotent.errors import Conflict
 from celery_idempotent.errors import LeaseLost as LeaseLostError
 from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
 from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State, Verdict
@@ -427,8 +428,13 @@ class Charges(Law):
         if '"FAILURE"' in str(value):
             task_id = bytes(key).decode().rpartition("task-meta-")[2]
             self.failed.add(task_id)
-            if '"Conflict"' in str(value) and self.met.get(task_id) == task_id:
-                self.fail(f"{task_id} has failed for its own operation")
+            if '"Conflict"' in str(value):
+                self.fails(task_id, Conflict())
+
+    def fails(self, task_id: str, error: Exception) -> None:
+        """Check with what a delivery fails, also where the backend keeps an earlier success."""
+        if isinstance(error, Conflict) and self.met.get(task_id) == task_id:
+            self.fail(f"{task_id} has failed for its own operation")
 
     def given_back(self, request: Any, worker: Any) -> None:
         """A worker gives a message back."""
@@ -501,7 +507,9 @@ class Charges(Law):
             if answer is not None and getattr(host, "request", None):
                 self.met[host.request.id] = answer.task_id
         if verb == "acquire":
-            host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
+            host.holder_remains = INFINITE
+            if not isinstance(answer, Lease):
+                host.holder_remains, self.met[args[0].task_id] = answer.record.remaining, answer.record.task_id
             self.check_answer(args[0], answer)
             if isinstance(answer, Lease) and answer.taken_over and before is not None:
                 self.check_taken_over(args[0], before)
@@ -604,8 +612,6 @@ class Charges(Law):
             self.forget_copies(claim.task_id)
             if not claim.is_copy:
                 self.retried.pop(claim.task_id, None)
-            if not isinstance(answer, Lease):
-                self.met[claim.task_id] = answer.record.task_id
         elif answer.verdict is Verdict.SUPERSEDED:
             self.check_superseded(claim)
         elif answer.verdict is Verdict.CONFLICT:
@@ -629,7 +635,6 @@ class Charges(Law):
     def check_conflict(self, claim: Any, record: Any) -> None:
         """Check whom a delivery waits for."""
         self.counts["conflicts"] += 1
-        self.met[claim.task_id] = record.task_id
         for run in self.runs:
             if run.held.lease.owner == record.owner and not run.ending:  # another one is there to take over
                 run.worker.awaited = True
