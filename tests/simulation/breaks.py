@@ -510,6 +510,18 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "what is replaced by itself is done": [
             (DELIVERY, "                if state.continued:\n", "                if False:\n")
         ],
+        "what is replaced by another task is not done": [
+            (DELIVERY, "                if state.continued:\n", "                if True:\n")
+        ],
+        "a duplicate of what was replaced has no result": [
+            (DELIVERY, "                value = self._result_of(reference)\n", "                value = None\n")
+        ],
+        "a retry of what goes on frees the key": [
+            (DELIVERY, "self.binding.policy.failure_ttl if self.state.nesting else 0.0", "0.0")
+        ],
+        "a late lease of what was cut off is a crash": [
+            (SHUTDOWN, "if not marked and pool.is_stopping():", "if False:")
+        ],
         "what is replaced by itself is its continuation": [
             (
                 RULES,

@@ -229,15 +229,6 @@ def make_app() -> Celery:
     def refund(self: Any, order: str) -> str:
         return current.law.body(self, order)
 
-    def on_failure(self: Any, error: Exception, task_id: str, *_: Any) -> None:
-        current.law.fails(task_id, error)
-
-    billing = {"idempotency": BILLING, "on_failure": on_failure}
-
-    @app.task(name="bill", base=IdempotentTask, bind=True, max_retries=3, shared=False, **billing)
-    def bill(self: Any, order: str) -> str:
-        return current.law.body(self, order)
-
     @app.task(name="index", base=IdempotentTask, bind=True, idempotency=TURNS, max_retries=3, shared=False)
     def index(self: Any, document: str, version: int) -> None:
         current.law.body(self, document, version)
@@ -250,13 +241,31 @@ def make_app() -> Celery:
     def ship(self: Any, parts: Any, order: str) -> str:
         return current.law.body(self, order, parts)
 
+    _add_tasks(app)
     app.finalize()
-    app.guarded = [app.tasks[name] for name in ("charge", "pay", "refund", "bill", "index", "pack", "ship")]
+    app.guarded = [app.tasks[name] for name in ("charge", "pay", "refund", "bill", "mail", "index", "pack", "ship")]
     for task in app.guarded:
         task.codec = task._binding._codec()
     app.conf.known = {}
     app.conf.__class__ = Known
     return app
+
+
+def _add_tasks(app: Celery) -> None:
+    """Declare a task that refuses duplicates of what is done, and one by which others are replaced."""
+
+    def on_failure(self: Any, error: Exception, task_id: str, *_: Any) -> None:
+        current.law.fails(task_id, error)
+
+    billing = {"idempotency": BILLING, "on_failure": on_failure}
+
+    @app.task(name="bill", base=IdempotentTask, bind=True, max_retries=3, shared=False, **billing)
+    def bill(self: Any, order: str) -> str:
+        return current.law.body(self, order)
+
+    @app.task(name="mail", base=IdempotentTask, bind=True, idempotency={"key": "order"}, max_retries=3, shared=False)
+    def mail(self: Any, order: str) -> str:
+        return current.law.mail(self, order)
 
 
 class Broker:

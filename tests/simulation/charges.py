@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from celery import states
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from greenlet import getcurrent
 
 from celery_idempotent.core.guard import SETTLE_PATIENCE
@@ -38,6 +38,8 @@ from .law import Law
 from .world import Process, Step
 
 ORDERS = ("ORD-1", "ORD-2")
+#: What the mail about an order is called, which a task of its own sends.
+MAIL = "mail of "
 
 #: After how many seconds a call may come that is not made at once: while the operation is done, when it has ended, when
 #: its record is not kept any more if it has failed, and when it is not kept even if it was settled.
@@ -76,6 +78,8 @@ class Run:
     final: bool = False
     #: when it was killed
     ended: float = 0.0
+    #: whether it was replaced by another task
+    handed_over: bool = False
     #: whether it has published a retry
     retried: bool = False
     #: whether the broker did not answer whether it has that
@@ -150,6 +154,8 @@ class Charges(Law):
         self.errors = ERRORS if self.task == "charge" else [*ERRORS, KeyError, KeyError]
         self.countdowns = choices.one_of("countdowns", [*[SOON] * 8, LATE, VERY_LATE])
         self.replaces = choices.one_of("replaces itself", [0, 0, 0, 0.3])
+        #: by what: by itself, which goes on with the operation, or by another task, which has one of its own
+        self.hands_over = choices.one_of("is replaced by another", [False, True])
         self.requeues, self.quietly = choices.one_of("requeues", [0, 0, 0.2]), choices.one_of("quietly", [False, True])
         #: whether the task checks its lease before it charges
         self.checks = choices.one_of("checks", [False, True])
@@ -162,6 +168,8 @@ class Charges(Law):
             self.long = [seconds for seconds in self.long if 2 * seconds < STEADY]
         self.calls = sorted(self._calls(), key=lambda call: call[0])
         self.published_calls: list[tuple[str, str]] = []
+        #: the tasks that were published once more after they had failed
+        self.sent_again: set[str] = set()
 
     def _calls(self) -> list[tuple[float, str, str]]:
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
@@ -201,7 +209,7 @@ class Charges(Law):
         self.world.tell("the store loses its data")
         self.simulation.store._rows.clear()
         self.simulation.spend()
-        self._rob(*ORDERS)
+        self._rob(*ORDERS, *(MAIL + order for order in ORDERS))
         self.settled.clear()
         self.waiting.clear()
         self.retried.clear()
@@ -252,6 +260,7 @@ class Charges(Law):
         if backend.get_task_meta(task_id)["status"] == states.FAILURE:
             backend.forget(task_id)  # it is to be answered once more
             self.failed.discard(task_id)
+            self.sent_again.add(task_id)
         broker = self.simulation.broker
         if not any(task_id.encode() in text for text, *_ in [*broker.queue, *broker.unacked.values()]):
             self.sent.pop(task_id, None)
@@ -312,6 +321,25 @@ class Charges(Law):
     def conclude(self, run: Run) -> None:
         """Do what a run does last."""
 
+    def mail(self, task: Any, order: str) -> str:
+        """The task that an order's may be replaced by."""
+        world, choices, process, name = self.world, self.choices, getcurrent(), MAIL + order
+        run = Run(name, task.request.id, task.lease, process, process.host, len(self.runs) + 1)
+        run.attempt = run.held.lease.claim.attempt
+        self.check_turn(run, task.request)
+        run.excused = self.robbed(run)
+        self.runs.append(run)
+        self.counts["mails"] += 1
+        try:
+            world.sleep(choices.one_of(f"{name}: before", self.long), f"run {run.number} begins, the {name}")
+            self.charge(run)
+            world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has sent the {name}")
+        except Exception:
+            run.ending = "raised"
+            raise
+        run.ending = "returned"
+        return f"mail {run.number}"
+
     def retry(self, task: Any, run: Run, countdown: float) -> None:
         # Its retry goes on as soon as it is published, and it does nothing more; but it may return.
         # Of what goes on after a replacement others wait for the end, as in `replace`.
@@ -326,11 +354,17 @@ class Charges(Law):
         self.world.sleep(self.choices.one_of("after a retry", self.long), f"run {run.number} goes on")
 
     def replace(self, task: Any, run: Run, countdown: float) -> None:
-        # Others wait for the end of what goes on under its id, until the record is not kept any more.
-        run.ending, run.retry_due = "raised", self.world.now + KEPT
         self.counts["replaced"] += 1
+        if not self.hands_over:
+            # Others wait for the end of what goes on under its id, until the record is not kept any more.
+            run.ending, run.retry_due = "raised", self.world.now + KEPT
+        heir = task.app.tasks["mail"] if self.hands_over else task
         try:
-            task.replace(task.signature((run.order,), countdown=countdown))
+            task.replace(heir.signature((run.order,), countdown=countdown))
+        except Ignore:
+            if self.hands_over:
+                run.ending, run.handed_over = "returned", True
+            raise
         except OSError:
             run.retry_due, run.unanswered = 0.0, True
             self.simulation.calm = False
@@ -357,7 +391,9 @@ class Charges(Law):
             if other.order == run.order and known:  # one that ends, or is steady, is no crash loop
                 steady = other.ending != "killed" or other.ended - simulated(other.held.fence) > STEADY
                 died = 0 if steady else died + 1
-        interrupted = any(task_id.startswith(run.order) for task_id in self.time_is_over)  # an ending of another kind
+        interrupted = any(
+            task_id.startswith(run.order[-5:]) for task_id in self.time_is_over
+        )  # an ending of another kind
         ids = len({task_id for order, task_id in self.published_calls if order == run.order})
         # Several take turns; and once one is refused, the next may try.
         refusals = sum(task_id.startswith(run.order) for task_id in self.loops)
@@ -389,7 +425,8 @@ class Charges(Law):
 
     def killed(self, process: Process) -> None:
         super().killed(process)
-        self.deaths[process.host.request.id[:5]] += 1
+        request = process.host.request
+        self.deaths[(MAIL if request.task.name == "mail" else "") + request.id[:5]] += 1
         for run in self.runs:
             if run.process is process and not run.ending:
                 run.ending, run.ended = "killed", self.world.now
@@ -500,37 +537,43 @@ class Charges(Law):
         """Call the store, and look at what became of its records."""
         before = self.simulation.store.get(args[0].key) if verb == "acquire" else None
         if before is None and verb == "acquire":
-            self.outlive(args[0].key.rpartition(":")[2])
+            self.outlive(name_of(args[0].key))
         answer = call()
         if verb == "get":
             host.holder_remains = answer.remaining if answer is not None else INFINITE
             if answer is not None and getattr(host, "request", None):
                 self.met[host.request.id] = answer.task_id
         if verb == "acquire":
-            host.holder_remains = INFINITE
-            if not isinstance(answer, Lease):
-                host.holder_remains, self.met[args[0].task_id] = answer.record.remaining, answer.record.task_id
+            host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
             self.check_answer(args[0], answer)
-            if isinstance(answer, Lease) and answer.taken_over and before is not None:
-                self.check_taken_over(args[0], before)
-                known = self.ends_known.get(before.owner, 0.0) > simulated(before.fence) + SEEN_WITHIN
-                if known and answer.crashes > before.crashes:
-                    self.fail(f"the end of a worker that was shut down is a crash to {args[0].task_id}")
+            self.check_claim(args[0], before, answer)
         elif verb == "release" and answer:
             self.released(args[0], args[1])
-        for order in ORDERS:
-            record = self.simulation.store.get(f"idem:{self.task}::{order}")
-            if record is None:
-                self.outlive(order)
-            else:
-                self.check_record(order, verb, args, record)
+        for task, prefix in ((self.task, ""), ("mail", MAIL))[: 1 + self.hands_over]:
+            for order in ORDERS:
+                record = self.simulation.store.get(f"idem:{task}::{order}")
+                if record is None:
+                    self.outlive(prefix + order)
+                else:
+                    self.check_record(prefix + order, verb, args, record)
         return answer
+
+    def check_claim(self, claim: Claim, before: Record | None, answer: Any) -> None:
+        """Check what becomes of the holder that a claim has met, and take note of whose it was."""
+        if not isinstance(answer, Lease):
+            if not name_of(claim.key).startswith(MAIL):
+                self.met[claim.task_id] = answer.record.task_id
+        elif answer.taken_over and before is not None:
+            self.check_taken_over(claim, before)
+            known = self.ends_known.get(before.owner, 0.0) > simulated(before.fence) + SEEN_WITHIN
+            if known and answer.crashes > before.crashes:
+                self.fail(f"the end of a worker that was shut down is a crash to {claim.task_id}")
 
     def check_taken_over(self, claim: Claim, before: Record) -> None:
         """Check that what a claim took over for a dead run's was that of one that had died."""
         if claim.sender and before.state is State.IN_PROGRESS and before.owner == claim.sender:
             self.fail(f"a retry of {claim.task_id} takes the run that published it for a dead one")
-        if before.owner in self.gone and before.fence > self.robbed_up_to[claim.key.rpartition(":")[2]]:
+        if before.owner in self.gone and before.fence > self.robbed_up_to[name_of(claim.key)]:
             self.fail(f"{claim.task_id} takes a delivery for a dead one that has ended")
 
     def check_record(self, order: str, verb: str, args: Any, record: Record) -> None:
@@ -595,14 +638,14 @@ class Charges(Law):
 
     def check_answer(self, claim: Any, answer: Any) -> None:
         """Check what the store says to a claim."""
-        granted = self.granted[claim.task_id[:5]]
+        granted = self.granted[name_of(claim.key)]
         to_run = claim.nesting < RETRIES_LIMIT - 1  # and not in the name of a continuation that will not come
         if isinstance(answer, Lease) and to_run and answer.fence not in granted[-1:]:
             granted.append(answer.fence)
         if isinstance(answer, Lease) and claim.sender and not answer.taken_over:
             self.overtaken.add(claim.sender)
         if isinstance(answer, Lease) and answer.taken_over:
-            self.deaths[claim.task_id[:5]] += 1
+            self.deaths[name_of(claim.key)] += 1
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim)
         goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
@@ -618,7 +661,7 @@ class Charges(Law):
             self.check_conflict(claim, answer.record)
 
     def check_crash_loop(self, claim: Any) -> None:
-        deaths = self.deaths[claim.task_id[:5]]
+        deaths = self.deaths[name_of(claim.key)]
         if deaths < MAX_CRASHES:
             self.fail(f"{claim.task_id} is a crash loop after {deaths} deaths")
         self.loops.append(claim.task_id)
@@ -647,7 +690,7 @@ class Charges(Law):
         if record.state is State.RELEASED and record.task_id == claim.task_id and goes_on:
             self.fail(f"{claim.task_id} waits for its own retry")
         # A renewal on its way may restore what was lost or forgotten meanwhile, until that lease runs out.
-        known = record.fence > self.robbed_up_to[record.key.rpartition(":")[2]]
+        known = record.fence > self.robbed_up_to[name_of(record.key)]
         if record.state is State.IN_PROGRESS and record.owner in self.gone and known:
             self.fail(
                 f"{claim.task_id} waits for a delivery that has ended, or whose worker knows its child to be gone"
@@ -670,7 +713,7 @@ class Charges(Law):
         if run is not None and reason is Reason.CRASHED and getcurrent() is run.process:
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
-            self.deaths[lease.key.rpartition(":")[2]] = 0
+            self.deaths[name_of(lease.key)] = 0
         if run is None and lease.claim.nesting == RETRIES_LIMIT - 1:  # the end of a continuation that does not come
             self.retried.pop(lease.claim.task_id, None)
         if run is not None and reason is Reason.RETRY and not self.robbed(run):
@@ -687,7 +730,8 @@ class Charges(Law):
         run = next((run for run in self.runs[::-1] if run.process is process), None)
         if run is not None and own.get("copy") and run.retried:
             self.fail(f"run {run.number} of {run.order} has published its retry, and then a copy of itself")
-        if run is not None and not own.get("copy") and self.simulation.broker.away_until <= self.world.now:
+        goes_on = run is not None and not own.get("copy") and headers["task"] == self.task
+        if goes_on and self.simulation.broker.away_until <= self.world.now:
             run.retried = True
         if headers.get("eta") and own.get("copy"):
             wait = (datetime.fromisoformat(headers["eta"]) - EPOCH).total_seconds() - self.world.now
@@ -723,7 +767,7 @@ class Charges(Law):
     def ended(self) -> None:
         super().ended()
         self.check_answers()
-        for order in ORDERS:
+        for order in [prefix + order for order in ORDERS for prefix in ("", MAIL)]:
             runs = [run for run in self.runs if run.order == order]
             done = [run for run in runs if (run.ending == "returned" or run.final) and not run.excused]
             if len(done) > 1:
@@ -737,6 +781,8 @@ class Charges(Law):
             meta = simulation.producer.backend.get_task_meta(task_id)
             if meta["status"] == states.RETRY and task_id in self.failed:
                 continue  # known: a child that was stopped as it was about to store RETRY stores it over the failure
+            if task_id in self.sent_again and task_id in self.heirs_of(order):
+                continue  # what it was replaced by has failed, and what was replaced is done
             if meta["status"] not in states.READY_STATES:
                 self.fail(f"{task_id} was never answered: {meta['status']}")
             self.counts[meta["status"]] += 1
@@ -747,26 +793,28 @@ class Charges(Law):
 
     def check_result(self, order: str, task_id: str, result: str) -> None:
         """Check that a caller got what was settled, or what could not be."""
-        own = [run for run in self.runs if run.order == order and run.task_id == task_id and run.unsettled]
-        if result in {f"receipt {run.number}" for run in own}:
+        ids = {task_id, *self.heirs_of(order)}
+        own = [run for run in self.runs if run.order[-5:] == order and run.task_id in ids and run.unsettled]
+        if result in {f"receipt {run.number}" for run in own} | {f"mail {run.number}" for run in own}:
             return
         theirs = {f"receipt {run.number}" for run in self.runs if run.task_id != task_id}
         if self.task == "bill" and result in theirs:
             self.fail(f"{task_id} got {result!r} of another, and was to fail")
-        if not any(f'"{result}"'.encode() in settled for settled in self.answers[order]):
+        if not any(f'"{result}"'.encode() in settled for settled in self.answers[order] | self.answers[MAIL + order]):
             self.fail(f"{task_id} got {result!r}, and {self.answers[order]} was settled")
 
     def check_failure(self, order: str, task_id: str, error: object) -> None:
         """Check that a task that failed has a body that raised, that killed, or that took too long."""
-        runs, kind = [run for run in self.runs if run.order == order], type(error).__name__
+        runs, kind = [run for run in self.runs if run.order[-5:] == order], type(error).__name__
+        ids = {task_id, *self.heirs_of(order)}
         self.counts[kind] += 1
         if kind == "KeyError":
             self.check_final(order, task_id, error)
         elif kind == "CrashLoop":
-            if task_id not in self.loops:
+            if ids.isdisjoint(self.loops):
                 self.fail(f"{task_id} failed as a crash loop, and the store did not say so")
         elif kind in ENDED_BY:  # Celery rejects what cannot be published in time
-            if task_id not in (self.limited if kind == "TimeLimitExceeded" else self.time_is_over):
+            if ids.isdisjoint(self.limited if kind == "TimeLimitExceeded" else self.time_is_over):
                 self.fail(f"{task_id} failed with a time limit of another one")
         elif not self.may_fail_with(kind, task_id, runs):
             self.fail(f"{task_id} failed with {error!r}, and no run of it did")
@@ -774,11 +822,17 @@ class Charges(Law):
         if kind == "ValueError" and getattr(error, "args", ("",))[0] in late:
             self.fail(f"{task_id} failed with what a run raised that had lost its lease")
 
+    def heirs_of(self, order: str) -> set[str]:
+        """Return the ids under which another task has taken the place of an order's."""
+        return {run.task_id for run in self.runs if run.order == order and run.handed_over}
+
     def may_fail_with(self, kind: str, task_id: str, runs: list[Run]) -> bool:
         """Return whether a run failed so, or could not be replaced, or another one had or has done its operation."""
         if kind == "Conflict":
             done = any(run.ending == "returned" and run.task_id != task_id for run in runs)
             return self.task == "refund" or (self.task == "bill" and done)
+        if kind == "ResultUnavailable":
+            return bool(self.heirs_of(runs[0].order[-5:]) - {task_id})
         if kind == "OSError":
             return any(run.unanswered and run.task_id == task_id for run in runs)
         return kind in ("ValueError", "StoreUnreachable") and any(run.ending == "raised" for run in runs)
@@ -790,6 +844,12 @@ class Charges(Law):
         settled = self.answers[order]
         if refusal not in own and not any(f'"{refusal}"'.encode() in answer for answer in settled):
             self.fail(f"{task_id} failed with {error!r}, and {settled} was settled")
+
+
+def name_of(key: str) -> str:
+    """Return of which order a record is, or of which mail."""
+    task, _, order = key.removeprefix("idem:").split(":")
+    return MAIL + order if task == "mail" else order
 
 
 def is_copy(request: Any) -> bool:

@@ -98,7 +98,7 @@ class Transactions(Charges):
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
-        self.deadly, self.requeues, self.quietly = "", 0, False
+        self.deadly, self.requeues, self.quietly, self.hands_over = "", 0, False, False
         choices = self.choices
         self.rolls_back, self.forgets = (
             choices.one_of("rolls back", [0, 0, 0.3]),
