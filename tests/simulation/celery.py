@@ -102,6 +102,8 @@ STEPS_WITH_FAULTS = 2500
 #: Seconds after the last fault within which all is at its end: what waits for a lease, a retry or a body has had its
 #: turn in a third of that. A clock that moves by more than `AT_REST` has found nothing that goes on.
 ENDS_WITHIN, AT_REST = 1000.0, 100.0
+#: So many steps without a moment in between are a circle: none has taken a fourth of that.
+STEPS_AT_ONCE = 1000
 #: After so many steps it is not known whether there is an end.
 MOST_STEPS = 50_000
 #: What becomes of a request where not all is well: it is lost, or its reply is; the reply comes after a while; it is
@@ -857,6 +859,8 @@ class Simulation:
         self.untroubled = True
         #: since when nothing has happened, while something went on
         self.undisturbed_since = self.world.now
+        #: the step at which time went by last
+        self.moved_at = 0
         self.producer = apps[0]
         install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
         self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
@@ -915,6 +919,8 @@ class Simulation:
             law.check()
             if world.now - self.undisturbed_since > ENDS_WITHIN:
                 law.fail(f"not at its end {ENDS_WITHIN:.0f} s after the last that happened to it")
+            if world.steps - self.moved_at > STEPS_AT_ONCE:
+                law.fail(f"goes round for {STEPS_AT_ONCE} steps in which no time goes by")
             if world.steps > most_steps:
                 raise Unended(f"not at its end after {most_steps} steps")
             if world.steps > STEPS_WITH_FAULTS:
@@ -1121,6 +1127,7 @@ class Simulation:
         if soonest == INFINITE:
             return False
         self.world.now = max(now, min(soonest, now + most))
+        self.moved_at = self.world.steps if self.world.now > now else self.moved_at
         if self.world.now - now > AT_REST:
             self.undisturbed_since = self.world.now
         return True

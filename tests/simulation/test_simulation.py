@@ -10,13 +10,14 @@ from dataclasses import asdict
 
 import pytest
 
-from celery_idempotent.stores import Lease, Outcome, rules
+from celery_idempotent.stores import Claim, Lease, Outcome, Refusal, State, Verdict, rules
 
+from . import celery
 from .breaks import BREAKS, ROOT, found_after
 from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .charges import Charges
 from .kinds import KINDS, Laws
-from .law import Broken
+from .law import Broken, Unended
 from .shrink import Breaking, shrink, size
 from .world import Choices, Schedule
 
@@ -101,6 +102,29 @@ def test_a_schedule_is_replayed_step_for_step_and_shrunk_to_what_breaks_the_law(
         for left_out in range(len(again.steps)):
             steps = again.steps[:left_out] + again.steps[left_out + 1 :]
             assert breaking(Choices(0, Schedule(again.kind, steps, again.values))) is None
+
+
+@pytest.mark.unmeasured
+def test_a_schedule_that_is_only_long_breaks_no_law_and_one_that_has_no_end_does(
+    apps: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"calls of ORD-1 #1": 2}
+    with simulated_clock():
+        simulation = Simulation(Choices(0, Schedule("charges", [], long)), Charges(), apps)
+        with pytest.raises(Unended, match="not at its end after 20 steps"):
+            simulation.run(most_steps=20)
+        monkeypatch.setattr(rules, "acquire", nobody_acquires)
+        monkeypatch.setattr(celery, "ENDS_WITHIN", 100.0)
+        simulation = Simulation(Choices(0, Schedule("charges", [], long)), Charges(), apps)
+        with pytest.raises(Broken, match="not at its end 100 s after the last that happened to it"):
+            simulation.run()
+
+
+def nobody_acquires(key: str, row: rules.Row | None, claim: Claim, now: int) -> tuple[Refusal, rules.Row]:
+    """Another one holds whatever is asked for, for ever."""
+    row = row or rules.Row(State.IN_PROGRESS, now, "another", expires=now + 10**12)
+    row.lease_end = now + 6_000_000
+    return Refusal(Verdict.CONFLICT, rules.view(key, row, now, claim)), row
 
 
 def any_holder_settles(row: rules.Row | None, lease: Lease, outcome: Outcome, ttl: float, now: int) -> rules.Row:
