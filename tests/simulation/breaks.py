@@ -519,9 +519,6 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a retry of what goes on frees the key": [
             (DELIVERY, "self.binding.policy.failure_ttl if self.state.nesting else 0.0", "0.0")
         ],
-        "a late lease of what was cut off is a crash": [
-            (SHUTDOWN, "if not marked and pool.is_stopping():", "if False:")
-        ],
         "what is replaced by itself is its continuation": [
             (
                 RULES,
