@@ -409,9 +409,9 @@ def delivered(task: Any, task_id: str) -> CeleryDelivery:
     return CeleryDelivery(task, Context(sent), task.run, ("A",), {})
 
 
-def expired(task: Any, task_id: str) -> CeleryDelivery:
+def expired(task: Any, task_id: str, expires: str = "2001-01-01T00:00:00+00:00") -> CeleryDelivery:
     """A delivery of a message whose expiry has passed."""
-    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": "2001-01-01T00:00:00+00:00"}
+    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": expires}
     return CeleryDelivery(task, Context({**sent, "called_directly": False}), lambda order_id: "ran", ("A",), {})
 
 
@@ -419,6 +419,11 @@ def test_an_expired_message_of_what_was_never_begun_leaves_no_record(app: Celery
     with pytest.raises(Expired):
         expired(declare(app, raising(AssertionError("it ran"))), "T1").answer()
     assert list(store.scan()) == []
+
+
+def test_a_message_that_is_yet_to_expire_runs(app: Celery) -> None:
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    assert expired(declare(app, raising(AssertionError("not this"))), "T1", tomorrow.isoformat()).answer() == "ran"
 
 
 def test_an_expired_message_of_what_its_id_has_done_gets_the_result_and_another_does_not(app: Celery) -> None:
