@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
+from kombu import Producer
 
 from celery_idempotent.core.lease import HeldLease, TaskIds, running
+from celery_idempotent.core.reservations import is_confirmed
 from celery_idempotent.errors import AlreadyPublished
 from celery_idempotent.stores import Claim, Lease, Store, open_store
 from celery_idempotent.stores.memory import MemoryStore
@@ -65,6 +68,39 @@ def test_a_call_is_skipped_for_the_message_that_an_earlier_run_has_published(app
         assert index.delay(7).id == first.id
     assert index.delay(7).id == first.id
     assert messages(broker_url) == 3
+
+
+def test_no_call_is_skipped_for_what_an_earlier_run_could_not_publish(
+    app: Celery, broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = app.module.index
+    with monkeypatch.context() as patched, request():
+        patched.setattr(Producer, "publish", Mock(side_effect=ValueError("no message")))
+        with pytest.raises(ValueError, match="no message"):
+            index.delay(7)
+    with request():
+        index.delay(7)
+    assert messages(broker_url) == 1
+
+
+def test_no_call_is_skipped_for_what_an_earlier_run_has_published_and_somebody_revoked(
+    app: Celery, broker_url: str
+) -> None:
+    index = app.module.index
+    with request():
+        first = index.delay(7)
+    app.backend.store_result(first.id, None, "REVOKED")
+    with request():
+        index.delay(7)
+    assert messages(broker_url) == 2
+
+
+def test_no_call_is_skipped_for_anothers_message_that_is_due_later(app: Celery, store: Store) -> None:
+    index = app.module.index
+    late = index.apply_async((7,), countdown=600)
+    wait_until(lambda: any(map(is_confirmed, store.scan())), 20)
+    with request():
+        assert index.delay(7).id != late.id
 
 
 def test_a_message_of_its_own_is_no_reason_to_refuse_a_call(app: Celery) -> None:
