@@ -1011,6 +1011,20 @@ def test_callbacks_that_were_dispatched_are_not_dispatched_by_a_redelivery(
     assert seen == ["A"]
 
 
+def test_callbacks_of_what_ends_with_anothers_result_are_not_dispatched_by_a_redelivery(
+    app: Celery, published: list[str]
+) -> None:
+    @app.task(shared=False)
+    def collect(value: Any) -> None: ...
+
+    task = declare(app, raising(Ignore()))
+    task.apply(("A",), task_id="T1")
+    app.backend.store_result("T1", "A", "SUCCESS")
+    for _ in range(2):
+        assert task.apply(("A",), task_id="T2", link=collect.s()).get() == "A"
+    assert len(published) == 1
+
+
 def test_callbacks_that_the_body_took_away_are_not_dispatched_by_a_redelivery(app: Celery) -> None:
     seen: list[Any] = []
 
