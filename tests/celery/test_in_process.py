@@ -44,8 +44,9 @@ from celery_idempotent.celery import delivery, pool, request, unique
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired, takes_no_writes
+from celery_idempotent.core import reservations
 from celery_idempotent.core.guard import Busy
-from celery_idempotent.core.reservations import Token
+from celery_idempotent.core.reservations import Reserved, Token, WaitingMessage
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import attempt_number, new_owner
@@ -1009,6 +1010,29 @@ def test_callbacks_that_were_dispatched_are_not_dispatched_by_a_redelivery(
     for _ in range(2):
         assert charge.apply_async(("A",), task_id="T1", link=collect.s()).get() == "A"
     assert seen == ["A"]
+
+
+def reserved(task: Any) -> Token:
+    """The token of a message that is published, where only the newest counts."""
+    slot = task._binding.slot(task._binding.unique.key, ("A",), {}, None, ("any",))
+    store, token = task._binding.guard.store, Token(slot, new_owner(), newest=True)
+    found = reservations.reserve(store, token, WaitingMessage("T1"), lambda *_: "", time.monotonic() + 60)
+    assert isinstance(found, Reserved)
+    return replace(token, fence=found.lease.fence)
+
+
+def test_an_older_message_does_not_run_after_a_newer_one_whose_retry_was_not_published(
+    app: Celery, store: FailingStore
+) -> None:
+    task = declare(app, returning, unique={"key": "order_id", "on_duplicate": "replace"})
+    older, newer = reserved(task), reserved(task)
+    reservations.release(store, newer, Reason.STARTED)
+    with pytest.raises(OSError, match="no broker"):
+        unique.publish_next(task, newer, ("A",), {}, {"task_id": "T2"}, {}, Mock(side_effect=OSError("no broker")))
+    record = store.get(older.slot)
+    assert record is not None
+    assert record.state is State.IN_PROGRESS, "the retry has it"
+    assert reservations.replaced_by(store, older) == ""
 
 
 def test_callbacks_of_what_ends_with_anothers_result_are_not_dispatched_by_a_redelivery(
