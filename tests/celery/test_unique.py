@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from celery_idempotent import events, open_store
 from celery_idempotent.core import reservations
 from celery_idempotent.errors import AlreadyPublished, ConfigurationError
 from celery_idempotent.events import Event, PublishRepeated, PublishReplaced, PublishSkipped
-from celery_idempotent.stores import Reason
+from celery_idempotent.stores import Claim, Reason
 from tests.support.celery.apps import messages
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -235,6 +236,20 @@ def test_what_the_result_backend_has_as_ended_does_not_do(app: Celery, heard: li
         assert (again.id != first.id) == expected, state
         first = again
     assert names(heard) == ["STARTED", "SUCCESS", "REVOKED", "PublishSkipped"]
+
+
+@pytest.mark.parametrize("holder", ["itself", "another"])
+def test_a_message_that_celery_has_as_started_does_only_while_another_holds_its_operation(
+    app: Celery, store_url: str, holder: str
+) -> None:
+    task = app.module.one_running
+    first = task.delay(7)
+    app.backend.store_result(first.id, None, "STARTED")
+    key, _ = task._binding.operation(None, "", (7,), {}, None)
+    task_id = first.id if holder == "itself" else "another"
+    with closing(open_store(store_url)) as store:
+        store.acquire(Claim(key, "a worker", lease_ttl=30, keep_ttl=30, task_id=task_id))
+    assert (task.delay(7).id == first.id) == (holder == "another")
 
 
 @pytest.mark.parametrize("backend", ["redis", "file"])
