@@ -1042,10 +1042,10 @@ def test_callbacks_of_what_ends_with_anothers_result_are_not_dispatched_by_a_red
     def collect(value: Any) -> None: ...
 
     task = declare(app, raising(Ignore()))
-    task.apply(("A",), task_id="T1")
-    app.backend.store_result("T1", "A", "SUCCESS")
+    task.apply(("A",), task_id="ends ignored")
+    app.backend.store_result("ends ignored", "A", "SUCCESS")
     for _ in range(2):
-        assert task.apply(("A",), task_id="T2", link=collect.s()).get() == "A"
+        assert task.apply(("A",), task_id="its duplicate", link=collect.s()).get() == "A"
     assert len(published) == 1
 
 
