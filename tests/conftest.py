@@ -243,6 +243,9 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
         "stock",
     ),
     "rq/test_run_events.py::test_every_run_that_began_ends_once_or_dies_with_its_horse": ("stock",),
+    "stores/test_contract.py::test_a_store_is_used_on_both_sides_of_a_fork": ("dynamodb",),
+    "stores/test_contract.py::test_more_records_are_found_than_fit_one_answer": ("dynamodb",),
+    "stores/test_contract.py::test_threads_share_a_store": ("dynamodb",),
     "stores/test_crowds.py::test_of_a_crowd_that_retries_a_thousand_attempts_are_remembered": (
         "postgres_url",
         "sqlite_url",

@@ -176,6 +176,7 @@ def test_a_chord_member_that_is_redelivered_returns_its_part_once_where_parts_ar
 
 # The child is killed after Celery has counted the failure and before it acks: no other test has Celery itself put a
 # failed member back.
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_chord_member_that_fails_and_succeeds_when_it_is_redelivered_returns_its_part_once_where_parts_are_counted(
     client_app: Callable[..., Celery],

@@ -48,6 +48,7 @@ def test_a_worker_says_how_often_each_kind_of_thing_happened(app: Celery, start_
     wait_until(lambda: section(app, node) == expected, 20, lambda: f"{expected}, not {section(app, node)}")
 
 
+@pytest.mark.nightly
 def test_what_each_child_and_the_main_process_count_is_added_up(
     app: Celery, start_worker: StartWorker, gates: Gates, journal: Journal
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_pool_that_cannot_end_a_body_at_its_limit_keeps_its_lease(
     assert [result.get(timeout=20) for result in results] == ["charged ORD-1"] * 2
 
 
+@pytest.mark.nightly
 def test_a_limit_that_the_producer_gives_is_the_one_that_counts(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_store_that_loses_its_data_gets_it_back_from_the_holders(
     assert journal.count("started") == 1
 
 
+@pytest.mark.nightly
 def test_the_main_process_does_not_wait_for_a_store_that_hangs(
     app: Celery,
     start_worker: StartWorker,

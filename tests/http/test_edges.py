@@ -599,7 +599,6 @@ def left_in_memory() -> int:
     return sum(str(type(each).__module__).startswith("celery_idempotent") for each in gc.get_objects())
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", ["asgi", "wsgi"])
 def test_many_keys_leave_nothing_in_the_servers_memory(kind: str, number: int, redis_url: str) -> None:

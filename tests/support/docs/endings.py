@@ -24,7 +24,8 @@ def marked() -> dict[str, list[str]]:
     """Return the tests that carry `@pytest.mark.ending(...)`, as `file::function`, by ending."""
     found = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if ".ending(" in text else ():
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for ending in _endings(node):
                     found[ending].append(f"{path.relative_to(ROOT / 'tests')}::{node.name}")
