@@ -295,7 +295,8 @@ def advice(record: Record | None) -> str:
                 "sys.exit() in the body), fix it, and publish the task again."
             )
         case State.RELEASED if record.remaining > 0:
-            return f"Its retry is due in {format_duration(record.remaining)}. Until then duplicates wait."
+            within = format_duration(record.remaining)
+            return f"It goes on within {within}: a retry, or what replaced it. Until then duplicates wait."
         case State.RELEASED:
             return "No worker is doing it. The next delivery runs."
         case State.FAILED:

@@ -193,7 +193,7 @@ RECORD = Record(KEY, State.IN_PROGRESS, 1, owner="o", task_id="T1", holder="host
         ({"state": State.COMPLETED, "age": 60.0}, "completed 60 s ago by task T1", "answered with its result"),
         ({"state": State.FAILED, "age": 0.1}, "failed 0.1 s ago", "forget KEY"),
         ({"state": State.RELEASED, "reason": "failed"}, "released: the run failed", "next delivery runs"),
-        ({"state": State.RELEASED, "reason": "retry", "remaining": 30.0}, "the task retries", "due in 30 s"),
+        ({"state": State.RELEASED, "reason": "retry", "remaining": 30.0}, "the task retries", "goes on within 30 s"),
         ({"state": State.RELEASED, "reason": "crashed", "crashes": 1}, "process died; 1 crash in a row", "runs"),
         ({"state": State.RELEASED, "reason": "crash_loop", "crashes": 5}, "kept dying; 5 crashes", "what kills the"),
         ({"state": State.RELEASED, "reason": ""}, "released: given back", "next delivery runs"),
