@@ -116,6 +116,8 @@ def test_a_response_in_parts_is_replayed_whole(web: WebServer, path: str) -> Non
 
 @BOTH
 def test_a_stream_that_breaks_leaves_the_key_free(web: WebServer, path: str) -> None:
+    if web.kind == "daphne":
+        pytest.skip("daphne leaves the connection open of a response that its application has broken off")
     key = fresh()
     for turn in (1, 2):
         with suppress(OSError, http.client.HTTPException):  # as some servers end it

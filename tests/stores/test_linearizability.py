@@ -104,6 +104,18 @@ class TestTheChecker:
         refused = in_the_way("a", "b", 6, (0, 2))  # before whoever is in the way has asked?
         assert can_be(refused, acquired("b", 6, (began, 4))) == expected
 
+    def test_a_lease_whose_grant_was_not_heard_of_is_newer_than_those_that_were(self) -> None:
+        """What it has taken over is not given back by who held it before, whoever's lease is over."""
+        history = [
+            acquired("a", 5, (0, 1)),
+            op("delete", None, True, (2, 3)),
+            op("acquire", claims("b", lease_ttl=60.0), UNKNOWN, (4, 5)),
+            op("age", None, None, (6, 7), 61.0),
+            op("settle", leased("a", 5), LOST, (8, 9), DONE),
+        ]
+        again = leased("c", 9, taken_over=True, crashes=1)
+        assert can_be(*history, op("acquire", again.claim, again, (10, 11)))
+
     def test_a_stale_look_cannot_be(self) -> None:
         seen = [acquired("a", 5, (0, 1)), op("settle", leased("a", 5), None, (2, 3), DONE)]
         assert can_be(*seen, op("get", None, completed("a", 5), (4, 5)))

@@ -44,8 +44,8 @@ class Answer:
 UNKNOWN = Answer("?")
 #: What settle answers to a holder that lost its lease.
 LOST = Answer("LeaseLost")
-#: The fence of a lease whose grant nobody heard of.
-UNHEARD = -1
+#: The fence of a lease whose grant nobody heard of: it is above those that were.
+UNHEARD = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Machine:
 
     def restored(self, operation: Operation) -> None:
         """Count the fence that a holder brings back to a store that forgot it."""
-        if self.row is not None:
+        if self.row is not None and self.row.fence != UNHEARD:
             self.floor = max(self.floor, self.row.fence)
 
     def copy(self) -> Machine:
