@@ -112,19 +112,13 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
     ),
     "celery/test_long_tasks.py": ("threads", "solo"),
     "celery/test_metrics.py::test_a_pool_without_children_needs_no_folder": ("gevent",),
-    "celery/test_pools.py::test_a_body_that_exits_is_run_again": ("gevent",),
     "celery/test_pools.py::test_a_cold_shutdown_loses_no_task": ("eventlet", "gevent", "solo"),
     "celery/test_pools.py::test_a_pool_that_grows_under_load_runs_each_task_once": ("gevent",),
-    "celery/test_pools.py::test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store": ("gevent",),
     "celery/test_pools.py::test_a_task_runs_once_fails_retries_and_ends_before_its_worker": ("eventlet",),
-    "celery/test_pools.py::test_a_task_whose_hook_exits_is_tried_again": ("gevent",),
-    "celery/test_pools.py::test_duplicates_that_wait_or_replay_use_up_nothing_of_a_rate_limit": ("gevent",),
-    "celery/test_pools.py::test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash": ("gevent",),
     "celery/test_rabbitmq.py::test_a_call_is_skipped_once_the_broker_has_confirmed_the_message_that_waits": (
         "classic-direct",
         "quorum-direct",
     ),
-    "celery/test_rabbitmq.py::test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs": ("2", "4"),
     "celery/test_rabbitmq.py::test_after_the_kill_of_a_child_its_message_runs_once_more": ("classic-direct",),
     "celery/test_rabbitmq.py::test_duplicates_get_the_same_result_while_it_runs_and_afterwards": (
         "classic-direct",
@@ -136,10 +130,6 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
         "its arguments",
     ),
     "celery/test_replace.py::test_a_replaced_message_that_is_delivered_again_runs_nothing_again": ("not flagged",),
-    "celery/test_replace.py::test_a_task_replaced_by_what_contains_it_ends_as_it_does_with_celery_itself": (
-        "its arguments",
-        "the task id",
-    ),
     "celery/test_shutdowns.py::test_a_shutdown_by_a_signal_that_comes_to_the_children_too_is_no_crash": ("0.3",),
     "celery/test_shutdowns.py::test_no_thread_of_a_worker_that_has_stopped_looks_on": ("threads",),
     "celery/test_shutdowns.py::test_what_outlasts_the_grace_of_a_shutdown_costs_its_lease_and_is_no_crash": ("15-0",),
@@ -150,7 +140,7 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
         "False-retry",
     ),
     "celery/test_unique_publishers.py::test_a_call_that_is_made_while_the_interpreter_ends_is_published": ("sqlite",),
-    "celery/test_visibility.py": ("gevent", "solo", "not refreshed"),
+    "celery/test_visibility.py": ("solo", "not refreshed"),
     "celery/test_within.py::test_what_was_not_committed_runs_again_after_a_kill": ("postgres_url-settled ORD-1",),
     "celery/test_zombies.py": ("check", "retry", "reject", "be killed"),
     "cli/test_demo.py::test_a_signal_in_the_middle_leaves_nothing": ("SIGTERM",),
@@ -162,7 +152,6 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
         "celery-idempotent-list",
         "celery-idempotent-stats",
     ),
-    "cli/test_watch.py::test_it_goes_on_while_the_store_is_away": ("celery -A",),
     "cli/test_watch.py::test_it_shows_what_begins_and_what_ends": ("celery -A",),
     "cli/test_watch.py::test_without_rich_it_says_how_to_install_it": ("celery -A",),
     "cli/test_web.py::test_every_store_is_shown_and_changed": ("dynamodb_url", "cluster_url"),
@@ -223,7 +212,6 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
     "http/test_inside.py::test_a_caller_whom_the_view_does_not_know_is_refused": ("inside-drf-asgi",),
     "http/test_inside.py::test_a_key_is_the_callers_own": ("inside-drf-asgi",),
     "http/test_inside.py::test_each_way_to_begin_runs_once_under_a_lease_and_is_replayed": ("inside-drf",),
-    "http/test_propagation.py": ("django",),
     "http/test_requests.py::test_a_request_that_takes_longer_than_its_lease_runs_once": ("django", "starlette"),
     "http/test_responses.py::test_a_response_that_is_not_kept_is_known_to_have_been_sent": (
         "flask-/async/orders",
@@ -463,20 +451,23 @@ def mark_row(item: pytest.Item, path: Path) -> None:
         item.add_marker(pytest.mark.unmeasured)
 
 
-def rows_of_nightly(item: pytest.Item, path: Path) -> list[str]:
-    """Return the entries of `ROWS_OF_NIGHTLY` that leave a test to nightly."""
+def rows_of_nightly(item: pytest.Item, path: Path) -> list[tuple[str, str]]:
+    """Return the entries of `ROWS_OF_NIGHTLY`, each with its row, that leave a test to nightly."""
     case = f"-{item.name.partition('[')[2].removesuffix(']')}-"
     entries = (path.as_posix(), f"{path.as_posix()}::{item.name.partition('[')[0]}")
-    return [entry for entry in entries if any(f"-{row}-" in case for row in ROWS_OF_NIGHTLY.get(entry, ()))]
+    return [(entry, row) for entry in entries for row in ROWS_OF_NIGHTLY.get(entry, ()) if f"-{row}-" in case]
 
 
 def check_rows(items: list[pytest.Item]) -> None:
-    """Refuse an entry of `ROWS_OF_NIGHTLY` that leaves nothing out, or a fact without any row in the line."""
-    idle = ROWS_OF_NIGHTLY.keys() - {entry for item in items for entry in rows_of_nightly(item, place_of(item.path))}
+    """Refuse a row of `ROWS_OF_NIGHTLY` that leaves nothing out by itself, or a fact without any row in the line."""
+    idle = {(entry, row) for entry, rows in ROWS_OF_NIGHTLY.items() for row in rows}
     left: dict[str, bool] = {}  # whether a fact has a row in the line, or is one of nightly or soak by itself
     for item in items:
         fact, marks = item.nodeid.partition("[")[0], [*item.iter_markers("nightly"), *item.iter_markers("soak")]
-        left[fact] = left.get(fact, False) or not marks or any(not mark.kwargs for mark in marks)
+        alone = any(not mark.kwargs for mark in marks)
+        left[fact] = left.get(fact, False) or not marks or alone
+        if not alone:
+            idle.difference_update(rows_of_nightly(item, place_of(item.path)))
     if idle or not all(left.values()):
         lost = [fact for fact in left if not left[fact]]
         raise pytest.UsageError(f"ROWS_OF_NIGHTLY: leaves nothing out {sorted(idle)}; no row left {lost}")
