@@ -108,6 +108,21 @@ def test_calls_at_the_same_time_have_a_connection_each_and_give_it_back(
     assert connected(redis_client) == 4
 
 
+def test_a_script_that_the_server_forgot_is_sent_again_on_the_same_connection(
+    store: RedisStore, redis_client: redis.Redis
+) -> None:
+    """Behind sentinels of which none is up there is no other connection."""
+
+    def connections() -> set[str]:
+        return {each["id"] for each in redis_client.client_list() if each["name"] == NAME}
+
+    lease = take(store)
+    before = connections()
+    redis_client.script_flush()
+    assert store.renew([lease]) == []
+    assert connections() == before
+
+
 def test_one_connection_that_the_server_has_closed_tells_of_the_others(
     store: RedisStore, redis_client: redis.Redis
 ) -> None:

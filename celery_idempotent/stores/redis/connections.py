@@ -29,6 +29,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     NoPermissionError,
+    NoScriptError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -132,7 +133,8 @@ class Connections:
                 connection.connect()  # to send would do it too, without a query to a sentinel for the primary
             reply = use(connection, what)
         except BaseException as error:
-            connection.disconnect()  # a reply that is still on its way must not answer the next command
+            if not isinstance(error, NoScriptError):  # of which all is read, and the script goes on the same connection
+                connection.disconnect()  # a reply that is still on its way must not answer the next command
             if not isinstance(error, (RedisError, OSError)):
                 _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
