@@ -55,6 +55,7 @@ def test_what_no_replica_confirmed_runs_once_after_a_failover(
     wait_until(lambda: messages(broker_url) == 0, SECONDS, "the broker to be empty")
 
 
+@pytest.mark.nightly
 def test_without_the_option_a_failover_forgets_what_was_not_replicated(
     failover: Failover, start_worker: StartWorker, client_app: Callable[..., Celery], journal: Journal
 ) -> None:

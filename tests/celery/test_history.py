@@ -55,6 +55,7 @@ def in_order(text: str, *wanted: str) -> bool:
     return re.search(".*".join(map(re.escape, wanted)), text, re.DOTALL) is not None
 
 
+@pytest.mark.nightly
 def test_a_killed_child_a_take_over_a_deferral_and_a_replay_are_explained_in_order(
     app: Celery, start_worker: StartWorker, gates: Gates, store: RedisStore, store_url: str
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_result_that_expired_in_the_backend_leaves_the_duplicate_without_it(
     assert journal.count("made") == 1
 
 
+@pytest.mark.nightly
 def test_a_duplicate_waits_for_a_file_system_that_is_away(
     in_files: Path, app: Celery, start_worker: StartWorker, journal: Journal
 ) -> None:

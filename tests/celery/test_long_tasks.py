@@ -50,6 +50,7 @@ def test_a_long_task_keeps_its_lease(
     assert journal.count("charged") == 1
 
 
+@pytest.mark.nightly
 def test_a_busy_worker_renews_many_leases_at_once(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, store_url: str
 ) -> None:

@@ -64,6 +64,7 @@ def test_a_retry_that_is_due_later_holds_nobody_up(app: Celery, start_worker: St
     assert app.module.remind.apply_async(("ann",), retries=1).get(timeout=20) == "ann"
 
 
+@pytest.mark.nightly
 def test_a_killed_run_comes_back_and_keeps_the_others_waiting(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:

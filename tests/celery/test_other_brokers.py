@@ -59,6 +59,7 @@ def test_a_folder_as_the_broker_defers_duplicates(
     assert (journal.count("started"), journal.count("charged")) == (1, 1)
 
 
+@pytest.mark.nightly
 def test_the_broker_in_memory_defers_duplicates(inside: Celery) -> None:
     runs: list[str] = []
     begun, go_on, deferred = threading.Event(), threading.Event(), threading.Event()

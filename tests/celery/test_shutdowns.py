@@ -465,6 +465,7 @@ def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_f
     assert not celery_pool.is_stopping()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_no_thread_of_a_worker_that_has_stopped_looks_on(inside: Celery, pool: str) -> None:
     """The pool solo announces its one process as a child; what its watch marked later would be another worker's."""

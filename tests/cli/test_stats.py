@@ -165,6 +165,7 @@ def test_what_makes_no_sense_is_a_usage_error(on_shelf: Run, arguments: tuple[st
     assert on_shelf("stats", *arguments).status == Exit.USAGE
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_terminal_gets_colours_and_lines_that_fit(
     in_terminal: Callable[..., Terminal], redis_store: RedisStore

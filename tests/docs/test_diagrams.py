@@ -39,6 +39,7 @@ def browser() -> Iterator[Chrome]:
         raise missing(error, optional="chromium") from None
 
 
+@pytest.mark.nightly
 def test_words_stay_inside_their_frames(browser: Chrome) -> None:
     outside = {}
     for image in IMAGES:

@@ -151,6 +151,7 @@ class TestTutorial:
     def module(self, client_app: Callable[..., Celery]) -> Any:
         return tasks(client_app("examples.tutorial"))
 
+    @pytest.mark.nightly
     def test_step_1_a_plain_task_charges_twice(
         self, module: Any, start_worker: StartWorker, ledger: Callable[[], list[str]]
     ) -> None:
@@ -174,6 +175,7 @@ class TestTutorial:
             module.charge.delay("ORD-2", 111).get(timeout=20)
         assert ledger() == ["charged ORD-2 999"]
 
+    @pytest.mark.nightly
     def test_step_4_a_killed_child_is_replaced_at_once(
         self, module: Any, start_worker: StartWorker, ledger: Callable[[], list[str]]
     ) -> None:

@@ -112,6 +112,7 @@ def test_a_setting_of_the_user_is_seen(
     assert severities(found_of(role)) == {code: severity}
 
 
+@pytest.mark.nightly
 def test_a_server_that_trusts_its_memory_is_an_error(own_postgres: Start) -> None:
     server = own_postgres(fsync="off", autovacuum="off", max_connections="30")
     with_schema(server.url())

@@ -309,6 +309,7 @@ def test_a_killed_body_is_run_again_and_misses_no_change(
     assert [first.get(timeout=30), second.get(timeout=30)] == [7, 7]
 
 
+@pytest.mark.nightly
 def test_until_it_is_done_a_killed_body_keeps_what_it_has(
     app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates
 ) -> None:

@@ -714,6 +714,7 @@ asyncio.run(main())
     assert runs == []
 
 
+@pytest.mark.nightly
 def test_a_loop_in_a_thread_goes_on_when_the_main_thread_has_ended(redis_url: str) -> None:
     """Pools of threads take no work any more then, and the body has run."""
     script = f"""

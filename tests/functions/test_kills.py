@@ -49,6 +49,7 @@ def test_a_killed_run_is_taken_over_once_its_lease_has_run_out(
     assert taken.crashes == 1
 
 
+@pytest.mark.nightly
 def test_a_killed_run_of_seconds_is_taken_over_by_who_waits_for_it(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_call: Callable[[str], int]
 ) -> None:

@@ -112,6 +112,7 @@ def test_what_is_no_response_is_refused_before_it_is_committed(tmp_path: Path, s
     assert orders.count() == 1
 
 
+@pytest.mark.nightly
 def test_of_django_the_first_caller_gets_its_cookies_and_what_is_not_rendered_is_refused(tmp_path: Path) -> None:
     code = """
 import sys

@@ -89,6 +89,7 @@ def test_what_the_model_says_is_what_happens_for_real_for_long(configuration: Co
     assert walks(configuration, range(WALKS, 100 * WALKS)) > 99 * WALKS * 25
 
 
+@pytest.mark.nightly
 def test_paths_that_lead_to_one_point_go_on_alike() -> None:
     with real_code():
         search = Search(Configuration("AB", faults=2, checks=True, broker=True, states=8_000))

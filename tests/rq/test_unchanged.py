@@ -281,6 +281,7 @@ def test_a_job_that_runs_where_it_is_enqueued_says_its_outcome_too(desk: Desk) -
 # -- cron --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_what_two_cron_schedulers_enqueue_twice_runs_once_with_a_key_that_names_the_occurrence(
     desk: Desk, tmp_path: Path
 ) -> None:

@@ -96,6 +96,7 @@ class TestANodeThatIsDown:
     def store(self, crippled: Cluster, opened_cluster: OpenCluster) -> ClusterStore:
         return opened_cluster(crippled.url(QUICK))
 
+    @pytest.mark.nightly
     def test_its_keys_are_unreachable_and_the_others_are_served(self, crippled: Cluster, store: ClusterStore) -> None:
         dead, *others = crippled.primaries
         leases = held_in(crippled, store, others, "served")

@@ -251,6 +251,7 @@ def own(own_postgres: Callable[..., PostgresServer]) -> PostgresServer:
     return own_postgres()
 
 
+@pytest.mark.nightly
 def test_a_server_that_stops_answering_is_unreachable_soon_and_serves_when_it_goes_on(
     own: PostgresServer, opens: Opens
 ) -> None:

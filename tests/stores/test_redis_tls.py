@@ -235,6 +235,7 @@ def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
             opened_tls(f"rediss://127.0.0.1:{server.secure}/1?{certificates.query}").ping()
 
 
+@pytest.mark.nightly
 def test_the_nodes_of_a_cluster_are_reached_by_tls(certificates: Certificates, opened_tls: OpenTls) -> None:
     """A cluster of one node: it tells who asks by TLS of the port where it speaks TLS."""
     with TlsServer(certificates, port=free_pair(), cluster_enabled="yes", tls_cluster="yes", databases=1) as node:

@@ -124,6 +124,7 @@ def test_more_replicas_than_there_are_confirm_nothing(pair: Pair) -> None:
     store.close()
 
 
+@pytest.mark.nightly
 def test_a_script_that_the_server_forgot_is_sent_again_with_its_wait(store: RedisStore, pair: Pair) -> None:
     with pair.main.client() as client:
         client.script_flush()

@@ -130,6 +130,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly
 def test_what_was_remembered_is_rolled_back_with_the_rows(project: Path) -> None:
     command = [sys.executable, "-m", "django", "test", "--noinput", "--settings", "settings", "--pythonpath", "."]
     run = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, check=False)
