@@ -79,7 +79,8 @@ def prepare() -> None:
     events.add_counter(count)
     if not _registered:
         _registered = True
-        os.register_at_fork(after_in_child=_leave)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=_leave)
         signals.worker_process_init.connect(_take_slot, weak=False, dispatch_uid="celery_idempotent.slot")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 #: Signals that would leave the terminal as it is.
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_ENDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @click.command("watch", cls=StoreCommand)
@@ -109,6 +109,9 @@ def _ended_by_signals() -> Iterator[None]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Let signals wait until the end: of half a drawing the terminal would not recover."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *_ENDS})
     try:
         yield

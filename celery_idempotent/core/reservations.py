@@ -383,7 +383,8 @@ class Confirmations:
     def __init__(self, breaker: Breaker) -> None:
         self.breaker = breaker
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self._reset)
         atexit.register(self.close)
 
     def _reset(self) -> None:

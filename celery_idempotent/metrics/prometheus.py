@@ -6,10 +6,10 @@ Install it with ``pip install "celery-idempotent[prometheus]"``. Workers with a 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def install(
         The hook, which ``remove_hook`` takes.
 
     Raises:
-        ConfigurationError: prometheus_client is not installed.
+        ConfigurationError: prometheus_client is not installed, or ``short_lived`` asks for more than Windows has.
         OSError: the folder that ``PROMETHEUS_MULTIPROC_DIR`` names is not there, and cannot be made.
     """
     path = os.environ.get(DIRECTORY)
@@ -69,6 +69,11 @@ def _follow_celery(port: int | None, address: str) -> None:
 
 def _share_files(path: Path) -> None:
     _driver()
+    if find_spec("fcntl") is None:
+        raise ConfigurationError(
+            "Expected a system that can fork, as short_lived=True needs, got Windows. Leave it out: the worker that RQ "
+            "has there does all its jobs in one process."
+        )
     from prometheus_client import values
 
     values.ValueClass = values.MultiProcessValue(Slot(path))  # type: ignore[no-untyped-call]
@@ -152,6 +157,8 @@ def _end_child(pid: int | None = None, **_: Any) -> None:
 
 
 def _is_alive(pid: int) -> bool:
+    if sys.platform == "win32":
+        return True  # a signal, also 0, would end it
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -281,6 +288,8 @@ def leave_dead(path: Path) -> None:
 
 
 def _locked(path: Path, name: str) -> int | None:
+    import fcntl  # not on Windows
+
     lock = os.open(path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import click
+
+from ...errors import ConfigurationError
 
 
 @click.command("demo")
@@ -22,6 +26,10 @@ def command(ctx: click.Context, as_json: bool, seed: int, fetch_redis: bool) -> 
 
     Exits with 0 if with IdempotentTask no customer was charged twice and no order was lost, else with 1.
     """
+    if not hasattr(os, "killpg"):
+        raise ConfigurationError(
+            "Expected a system whose processes are killed in groups, got Windows. Run the demo on Linux or macOS."
+        )
     from .run import run
 
     ctx.exit(run(seed=seed, as_json=as_json, fetch_redis=fetch_redis))

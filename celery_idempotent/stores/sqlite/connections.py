@@ -271,7 +271,8 @@ def _watch_forks() -> None:
         for pool in stopped.pop():
             pool.after_fork_in_child()
 
-    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
 
 
 # What an error of SQLite means: a file that cannot serve now, one that refuses, or another program's content.

@@ -1,0 +1,88 @@
+"""What Python lacks on Windows, where Celery runs with the pools solo and threads: nothing of it is needed there.
+
+There is no Windows here. A process of its own has Celery, the drivers and what else is not ours loaded, and then what
+Windows lacks taken out of the standard library. It finds a use of these names; what Windows does otherwise it does not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import fcntl, mmap, os, pkgutil, signal, sqlite3, sys, time
+import celery.bin.base, celery.concurrency.thread, celery.contrib.testing.worker, celery.worker
+import kombu.transport.memory, kombu.transport.virtual
+import click, prometheus_client, redis, redis.cluster, redis.sentinel, rich.live, rich.table, uvicorn
+
+assert not [name for name in sys.modules if name.startswith("celery_idempotent")]
+for name in ("fcntl", "grp", "pwd", "resource", "termios", "pty", "tty"):
+    sys.modules[name] = None  # an ImportError, as there
+for module, names in {
+    os: "fork forkpty register_at_fork getuid geteuid killpg getpgid setsid waitpid uname getloadavg WNOHANG chown",
+    signal: "SIGHUP SIGKILL SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGCHLD setitimer alarm pthread_sigmask pthread_kill",
+    time: "clock_gettime clock_gettime_ns CLOCK_REALTIME CLOCK_MONOTONIC",
+}.items():
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+
+
+def kill(pid, number):
+    raise AssertionError(f"Windows ends the process {pid} by signal {number}, also by 0")
+
+
+os.kill = kill
+
+import celery_idempotent
+
+for module in pkgutil.walk_packages(celery_idempotent.__path__, "celery_idempotent."):
+    if not module.name.startswith(("celery_idempotent.django", "celery_idempotent.rq", "celery_idempotent.cli.demo")):
+        if not module.name.endswith("__main__") and ".stores.django" not in module.name:
+            __import__(module.name)
+
+from celery import Celery
+from celery_idempotent import IdempotentTask, idempotent
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.update(idempotency_store=sys.argv[1], task_acks_late=True, worker_prefetch_multiplier=1)
+effects = []
+
+
+@app.task(base=IdempotentTask, name="charge", idempotency={"key": "order"})
+def charge(order):
+    effects.append(order)
+    return f"charged {order}"
+
+
+@app.task(base=IdempotentTask, name="index", unique="document")
+def index(document):
+    return document
+
+
+@idempotent(store=sys.argv[1], key="order")
+def refund(order):
+    effects.append(order)
+    return f"refunded {order}"
+
+
+assert [refund("ORD-1"), refund("ORD-1")] == ["refunded ORD-1"] * 2
+assert [charge.apply(("ORD-2",)).get(), charge.apply(("ORD-2",)).get()] == ["charged ORD-2"] * 2
+for pool in ("solo", "threads"):
+    with celery.contrib.testing.worker.start_worker(app, pool=pool, concurrency=1, perform_ping_check=False):
+        for _ in range(2):
+            assert charge.delay(f"ORD-{pool}").get(timeout=20) == f"charged ORD-{pool}"
+        assert index.delay(pool).get(timeout=20) == pool
+assert effects == ["ORD-1", "ORD-2", "ORD-solo", "ORD-threads"], effects
+
+from celery_idempotent.cli import cli
+
+assert not cli.main(["--store", sys.argv[1], "list"], standalone_mode=False)
+"""
+
+
+def test_what_windows_lacks_is_not_needed_for_the_pools_that_celery_has_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, f"sqlite:///{tmp_path / 'idempotency.db'}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (ran.returncode, "ORD-threads" in ran.stdout) == (0, True), ran.stdout + ran.stderr
