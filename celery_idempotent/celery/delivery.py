@@ -50,6 +50,8 @@ SLOT_PAUSE = 5.0
 #: Seconds that a duplicate waits for what is to go on with its operation without a look whether that has failed. Most
 #: retries are due sooner, and leave the failure of another delivery of their id in the result backend.
 LONG_WAIT = 3600.0
+#: Seconds after a task was replaced by others during which its duplicates wait for their result. Some leave none.
+REPLACED_WAIT = 600.0
 #: Arguments that no body can change in place.
 _UNCHANGEABLE = {str, int, float, bool, bytes, NoneType}
 
@@ -298,6 +300,19 @@ class CeleryDelivery(Delivery):
             return Reason.SHUTDOWN
         # Celery takes an exit for the loss of a child and puts the message back: that must not go on for ever.
         return Reason.CRASHED if isinstance(error, (SystemExit, KeyboardInterrupt)) else Reason.FAILED
+
+    def due(self, ignored: Ignored) -> float:
+        """Return the seconds within which those that replaced the task may yet end; 0 to go by what is there.
+
+        They end long before the record does: a copy that came after it would run.
+        """
+        record, policy, backend = ignored.record, self.binding.policy, self.task.backend
+        if ignored.nesting is None or record.task_id in ("", self.request.id) or not self.wants_result:
+            return 0.0
+        left = min(REPLACED_WAIT, (record.age + (record.retention or policy.result_ttl)) / 2) - record.age
+        if left <= 0 or self.request.is_eager or policy.on_conflict == "raise" or not is_shared(backend):
+            return 0.0
+        return 0.0 if backend.get_task_meta(ignored.reference)["status"] in states.READY_STATES else left
 
     def recall(self, record: Record) -> None:
         """Leave out the errbacks that were published when the task failed."""

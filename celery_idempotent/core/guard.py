@@ -47,7 +47,7 @@ from .heartbeat import Heartbeat
 from .history import DeliveryEvents
 from .lease import HeldLease, TaskIds
 from .policy import Policy
-from .results import Codec, Kind, Origin
+from .results import Codec, Kind, Origin, Payload
 
 #: Seconds between two tries while the store cannot serve: the first pause, and the longest.
 STORE_PAUSE = (0.1, 5.0)
@@ -177,6 +177,10 @@ class Delivery(ABC):
 
     def min_wait(self) -> float:
         """Return the seconds to wait for a holder whatever the policy; called once it meets one."""
+        return 0.0
+
+    def due(self, ignored: Ignored) -> float:
+        """Return the seconds within which the result that is referred to may yet come; 0 to answer without it."""
         return 0.0
 
     def recall(self, record: Record) -> None:  # noqa: B027 - most frameworks have nothing to do then
@@ -523,6 +527,9 @@ class Guard:
             payload = self.codec.decode(record.payload, age=record.age)
         except StoreError as error:
             return self._unreadable(error)
+        ignored = _ignored(payload, record)
+        if ignored is not None and (due := delivery.due(ignored)):
+            return Busy(due, ignored.reference)
         original, state = _other_task(delivery, record), record.state.value
         delivery.emit(events.Replayed, age=record.age, original=original, state=state, waited=delivery.waited)
         if not completed:
@@ -530,8 +537,8 @@ class Guard:
             raise self.codec.rebuild_exception(payload, self.policy.remember_failures)
         if payload.kind is Kind.VALUE:
             return Replayed(payload.data, record)
-        if payload.kind is Kind.IGNORED:
-            return Ignored(payload.reason, record, payload.data if isinstance(payload.data, int) else None)
+        if ignored is not None:
+            return ignored
         if delivery.wants_result:
             raise not_kept(record, payload.reason)
         return Replayed(None, record)
@@ -741,6 +748,13 @@ def _other_task(delivery: Delivery, record: Record) -> str:
 
 def _runs_or_ran(record: Record) -> bool:
     return record.state is State.IN_PROGRESS or record.reason == Reason.DONE
+
+
+def _ignored(payload: Payload, record: Record) -> Ignored | None:
+    """Return the answer for an operation that left no result of its own; None for what left one."""
+    if payload.kind is not Kind.IGNORED:
+        return None
+    return Ignored(payload.reason, record, payload.data if isinstance(payload.data, int) else None)
 
 
 def _busy_with(record: Record) -> Busy:

@@ -323,6 +323,52 @@ def test_nothing_begins_anew_once_the_retry_of_what_was_replaced_by_itself_is_du
     assert app.backend.get_task_meta("replaced twice", cache=False)["result"] == "done"
 
 
+@pytest.mark.parametrize(
+    ("options", "since", "waits"),
+    [
+        ({}, 599.0, True),
+        ({}, 601.0, False),
+        ({"result_ttl": 60}, 29.0, True),
+        ({"result_ttl": 60}, 31.0, False),
+        ({"on_conflict": "raise"}, 0.0, False),
+    ],
+)
+def test_a_duplicate_waits_for_the_result_of_what_replaced_its_task_but_not_for_ever(
+    app: Celery,
+    store: FailingStore,
+    received: Callable[[Any], request.IdempotentRequest],
+    deliver: Callable[[Any], Any],
+    options: dict[str, Any],
+    since: float,
+    *,
+    waits: bool,
+) -> None:
+    """What is replaced may leave no result, or end unseen; and after its record's end a copy would run."""
+    begun: list[str] = []
+
+    @app.task(shared=False, name="other")
+    def other() -> None: ...
+
+    def charge(self: Any, order_id: str) -> None:
+        begun.append(self.request.id)
+        raise self.replace(other.si())
+
+    task = declare(app, charge, idempotency={"key": "order_id", **options})
+    first, second = f"first {options} {since}", f"second {options} {since}"
+    task.apply_async(("A",), task_id=first)
+    deliver(task)
+    received(other)  # which runs elsewhere
+    store.offset += since
+    task.apply_async(("A",), task_id=second)
+    deliver(task)
+    assert app.backend.get_task_meta(second, cache=False)["status"] == ("PENDING" if waits else "FAILURE")
+    if waits:
+        app.backend.mark_as_done(first, "done")
+        deliver(task)
+        assert app.backend.get_task_meta(second, cache=False)["result"] == "done"
+    assert begun == [first]
+
+
 def test_a_soft_limit_that_rings_as_a_task_is_replaced_is_the_tasks(
     app: Celery, deliver: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

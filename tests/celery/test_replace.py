@@ -190,6 +190,23 @@ def test_a_duplicate_of_what_is_being_replaced_waits_for_its_end_and_gets_its_re
     assert runs(journal) == {each.replace("same", name): n for each, n in BODIES[shape].items()}
 
 
+@pytest.mark.ending("is replaced by another task")
+def test_a_duplicate_of_what_another_task_goes_on_with_waits_for_its_result(
+    app: Celery, start_worker: StartWorker, journal: Journal, gates: Gates, broker_url: str
+) -> None:
+    gate = gates.close("other of A")
+    start_worker(REPLACING, pool="threads", concurrency=4)
+    sig = app.module.keyed.s(order="A", then="another")
+    results = [sig.apply_async()]
+    gate.reached()
+    results += [sig.apply_async(), sig.apply_async()]
+    seen(journal, "deferred", 2)
+    gate.open()
+    assert [result.get(timeout=30) for result in results] == [[1]] * 3
+    wait_until(lambda: is_idle(broker_url), 30, "all messages to be worked off")
+    assert runs(journal) == {"keyed another": 1, "other": 1}
+
+
 @pytest.mark.parametrize("again", ["a duplicate", "the same message"])
 def test_an_operation_whose_replacement_failed_before_its_end_is_free_to_run(
     app: Celery, start_worker: StartWorker, journal: Journal, broker_url: str, again: str

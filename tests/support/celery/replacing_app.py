@@ -117,6 +117,7 @@ class Parts:
 
 SHAPES: dict[str, Callable[[Parts], Any]] = {
     "itself": lambda p: p.s(1),
+    "another": lambda p: p.o(1),
     "a chain of itself": lambda p: chain(p.s(1), p.s(2), p.s(3)),
     "first": lambda p: chain(p.s(1), p.o(2)),
     "middle": lambda p: chain(p.o(1), p.s(2), p.o(3)),
@@ -158,7 +159,7 @@ for task in (same, keyed):
 
 def _happened(event: events.Event) -> None:
     name = event.task.rpartition(".")[2]
-    if isinstance(event, (events.Replayed, events.Superseded, events.Conflicted)):
+    if isinstance(event, (events.Replayed, events.Superseded, events.Conflicted, events.Deferred)):
         Journal.from_env().write(type(event).__name__.lower(), name, id=event.task_id)
     if isinstance(event, events.Released):
         Gates.from_env().wait(f"released {name}")
