@@ -309,7 +309,8 @@ class CeleryDelivery(Delivery):
         record, policy, backend = ignored.record, self.binding.policy, self.task.backend
         if ignored.nesting is None or record.task_id in ("", self.request.id) or not self.wants_result:
             return 0.0
-        left = min(REPLACED_WAIT, (record.age + (record.retention or policy.result_ttl)) / 2) - record.age
+        kept = record.age + record.retention if record.retention else policy.result_ttl
+        left = min(REPLACED_WAIT, kept / 2) - record.age
         if left <= 0 or self.request.is_eager or policy.on_conflict == "raise" or not is_shared(backend):
             return 0.0
         return 0.0 if backend.get_task_meta(ignored.reference)["status"] in states.READY_STATES else left
