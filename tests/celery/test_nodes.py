@@ -114,7 +114,7 @@ def test_a_warm_stop_lets_the_running_task_end(
     os.kill(node.pid, signal.SIGTERM)
     node.wait_for_log("Warm shutdown")
     gate.open()
-    assert node.stop() == 0
+    assert node.wait() == 0
     assert journal.count("charged", "ORD-6") == 1
 
 

@@ -299,10 +299,18 @@ def test_a_scan_ends_where_the_prefix_does(store: PostgresStore, prefix: str) ->
     assert {record.key for record in store.scan(prefix=prefix)} == {prefix, f"{prefix}1", f"{prefix}\U0010ffff"}
 
 
+def fill(store: PostgresStore, count: int, columns: str) -> None:
+    """Insert many rows of key, state, fence and expiry, which may take longer than the store waits for an answer."""
+    rows = "insert into {table} (key, state, fence, expires) select {columns} from generate_series(1, {count}) n"
+    with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
+        connection.execute(
+            store._schema.render(rows.replace("{columns}", columns).replace("{count}", str(count))).encode()
+        )
+
+
 def test_a_scan_reads_by_the_index_of_live_leases(store: PostgresStore) -> None:
     query = f"explain {store._page} and state = 'in_progress' order by key limit 500".replace("%s", "''")
-    run(store, "insert into {table} (key, state, fence, expires) select 'k' || n, 'completed', n, 9e18::bigint "
-        "from generate_series(1, 20000) n returning 1")  # fmt: skip
+    fill(store, 20_000, "'k' || n, 'completed', n, 9e18::bigint")
     take(store)
     with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
         connection.execute(store._schema.render("analyze {table}").encode())
@@ -360,12 +368,7 @@ def test_purging_is_done_in_short_batches_beside_deliveries_that_go_on(store: Po
 @pytest.mark.parametrize(("expired", "pages"), [(0, 60), (30_000, 600)])
 def test_a_purge_reads_what_it_removes_and_not_the_rest(store: PostgresStore, expired: int, pages: int) -> None:
     """However many rows there are, be they live or expired: each delivery that tidies up pays for what is read."""
-    run(
-        store,
-        "insert into {table} (key, state, fence, expires) select 'k' || n, 'completed', n, "
-        "case when n <= %s then n else 9e18::bigint - n end from generate_series(1, 30000) n returning 1",
-        expired,
-    )
+    fill(store, 30_000, f"'k' || n, 'completed', n, case when n <= {expired} then n else 9e18::bigint - n end")
     explained = store._schema.render("explain (analyze, buffers) select {purge}(50)").encode()
     with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
         connection.execute(store._schema.render("vacuum analyze {table}").encode())
@@ -420,8 +423,7 @@ def test_a_connection_that_knew_the_table_small_reads_no_more_when_it_has_grown(
                 connection.execute(store._schema.render("vacuum analyze {table}").encode())
         for statement, args in statements(str(number)).values():
             run(store, statement, *args)
-    run(store, "insert into {table} (key, state, fence, expires) select 'old' || n, 'completed', n, 9e18::bigint "
-        "from generate_series(1, 30000) n returning 1")  # fmt: skip
+    fill(store, 30_000, "'old' || n, 'completed', n, 9e18::bigint")
     for name, (statement, args) in statements("last").items():
         assert pages_read(run(store, f"explain (analyze, buffers) {statement}", *args)) < 100, name
 

@@ -136,6 +136,11 @@ class WorkerProcess:
         assert self.process is not None, f"{self.name} was never started"
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        """Wait for the end of the main process, and return its exit status."""
+        assert self.process is not None, f"{self.name} was never started"
         try:
             status = self.process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -261,6 +266,10 @@ class WorkerNode(CeleryTestWorker):  # type: ignore[misc]
     def stop(self, timeout: float = STOP_SECONDS) -> int:
         """Shut down warmly (SIGTERM): running tasks end first. Return the exit status."""
         return self.container.stop(timeout)
+
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        """Wait for the end of what was told to end, and return its exit status: a second SIGTERM might kill it."""
+        return self.container.wait(timeout)
 
     def quit(self, timeout: float = STOP_SECONDS) -> int:
         """Shut down coldly (SIGQUIT): running tasks are cut off and given back. Return the exit status."""
