@@ -313,7 +313,8 @@ class CeleryDelivery(Delivery):
         left = min(REPLACED_WAIT, kept / 2) - record.age
         if left <= 0 or self.request.is_eager or policy.on_conflict == "raise" or not is_shared(backend):
             return 0.0
-        return 0.0 if backend.get_task_meta(ignored.reference)["status"] in states.READY_STATES else left
+        meta = self._meta_of(ignored.reference)
+        return 0.0 if meta is not None and meta["status"] in states.READY_STATES else left
 
     def recall(self, record: Record) -> None:
         """Leave out the errbacks that were published when the task failed."""
@@ -374,14 +375,10 @@ class CeleryDelivery(Delivery):
         fence is the time at which the store granted it. Clocks may differ.
         """
         task_id, since = busy.holder_task_id, busy.awaited / SECOND - unique.SKEW
-        try:
-            if not is_shared(self.task.backend):
-                return False
-            meta = self.task.backend.get_task_meta(task_id or self.request.id, cache=False)
-        except Exception as error:  # noqa: BLE001 - the backend's own; the next copy tries again
-            events.logger.warning("What became of %s is not known yet: %r", task_id, error)
+        meta = self._meta_of(task_id or self.request.id) if is_shared(self.task.backend) else None
+        if meta is None or meta["status"] not in states.PROPAGATE_STATES:
             return False
-        if meta["status"] not in states.PROPAGATE_STATES or not is_done_since(self.task.backend, meta, since):
+        if not is_done_since(self.task.backend, meta, since):
             return False
         # As the continuation that will not come, however deeply it would have been nested.
         claim = replace(
@@ -391,6 +388,17 @@ class CeleryDelivery(Delivery):
         delivery = _WithoutBody(DeliveryEvents(claim, self.task.name), failed)
         found = guard.acquire_now(delivery)
         return isinstance(found, HeldLease) and bool(found.fence) and guard.release(delivery, found, failed)
+
+    def _meta_of(self, task_id: str) -> dict[str, Any] | None:
+        """Return what the result backend has of a task; None where it does not answer: the next copy asks again."""
+        try:
+            meta: dict[str, Any] = self.task.backend.get_task_meta(task_id, cache=False)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - the backend's own
+            events.logger.warning("What became of %s is not known yet: %r", task_id, error)
+            return None
+        return meta
 
     def _conclude(self, decision: Decision) -> Any:
         """Translate the guard's decision into Celery's control flow."""

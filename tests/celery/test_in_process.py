@@ -377,6 +377,34 @@ def test_a_duplicate_waits_for_the_result_of_what_replaced_its_task_but_not_for_
     assert begun == [first]
 
 
+def test_a_duplicate_waits_for_a_result_backend_that_does_not_answer(
+    app: Celery,
+    received: Callable[[Any], request.IdempotentRequest],
+    deliver: Callable[[Any], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The result of what replaced its task may be there."""
+
+    @app.task(shared=False, name="other")
+    def other() -> None: ...
+
+    def charge(self: Any, order_id: str) -> None:
+        raise self.replace(other.si())
+
+    task = declare(app, charge)
+    task.apply_async(("A",), task_id="before the outage")
+    deliver(task)
+    received(other)
+    task.apply_async(("A",), task_id="in the outage")
+    with monkeypatch.context() as patched:
+        patched.setattr(app.backend, "get_task_meta", Mock(side_effect=ConnectionError("refused")))
+        deliver(task)
+    assert app.backend.get_task_meta("in the outage", cache=False)["status"] == "PENDING"
+    app.backend.mark_as_done("before the outage", "done")
+    deliver(task)
+    assert app.backend.get_task_meta("in the outage", cache=False)["result"] == "done"
+
+
 def test_a_soft_limit_that_rings_as_a_task_is_replaced_is_the_tasks(
     app: Celery, deliver: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
