@@ -21,7 +21,7 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, trace_task
-from celery.backends.base import BaseKeyValueStoreBackend
+from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.result import AsyncResult, EagerResult, GroupResult
 from celery.worker.request import Request
@@ -45,7 +45,7 @@ from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired, takes_no_writes
 from celery_idempotent.core import reservations
-from celery_idempotent.core.guard import Busy
+from celery_idempotent.core.guard import Busy, Ignored
 from celery_idempotent.core.reservations import Reserved, Token, WaitingMessage
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State
 from celery_idempotent.stores.memory import MemoryStore
@@ -377,6 +377,43 @@ def test_a_duplicate_waits_for_the_result_of_what_replaced_its_task_but_not_for_
     assert begun == [first]
 
 
+def test_a_duplicate_is_answered_at_once_where_it_needs_no_result_of_what_replaced_its_task_or_none_can_come(
+    app: Celery, received: Callable[[Any], request.IdempotentRequest], deliver: Callable[[Any], Any]
+) -> None:
+    @app.task(shared=False, name="other")
+    def other() -> None: ...
+
+    def charge(self: Any, order_id: str) -> None:
+        if order_id == "A":
+            raise self.replace(other.si())
+        raise Ignore("no result")
+
+    def copies_after(order_id: str = "A", **options: Any) -> int:
+        task.apply_async((order_id,), **options)
+        deliver(task)
+        left: int = app.connection_for_write().default_channel.queue_purge("celery")
+        return left
+
+    task = declare(app, charge)
+    assert copies_after(task_id="replaced") == 1  # by the other
+    assert copies_after(task_id="replaced") == 0
+    assert copies_after(task_id="unread", ignore_result=True) == 0
+    assert copies_after("B") == copies_after("B", task_id="of what was ignored") == 0
+    assert app.backend.get_task_meta("of what was ignored", cache=False)["status"] == "FAILURE"
+    task.backend = DisabledBackend(app)
+    assert copies_after(link=other.si()) == 0
+
+
+@pytest.mark.parametrize(("age", "retention", "left"), [(20.0, 0.0, 10.0), (31.0, 0.0, 0.0), (20.0, 60.0, 20.0)])
+def test_a_duplicate_waits_for_half_of_the_life_of_its_record_also_where_its_store_does_not_report_that(
+    app: Celery, age: float, retention: float, left: float
+) -> None:
+    found = delivered(declare(app, returning, idempotency={"key": "order_id", "result_ttl": 60}), "T2")
+    found._prepare()
+    record = Record("idem:charge::A", State.COMPLETED, task_id="T1", age=age, retention=retention)
+    assert found.due(Ignored("T1", record, 0)) == left
+
+
 def test_a_duplicate_waits_for_a_result_backend_that_does_not_answer(
     app: Celery,
     received: Callable[[Any], request.IdempotentRequest],
@@ -490,6 +527,29 @@ def delivered(task: Any, task_id: str) -> CeleryDelivery:
     """A delivery of a message."""
     sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "called_directly": False}
     return CeleryDelivery(task, Context(sent), task.run, ("A",), {})
+
+
+def test_a_delivery_waits_for_the_store_for_less_than_the_limit_that_rings_first(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit that rings as it waits would end a task that has not run."""
+
+    def patience(sent: object, own: tuple[Any, Any], pools: tuple[Any, Any]) -> float:
+        monkeypatch.setattr(pool, "limits", pools)
+        task.time_limit, task.soft_time_limit = own
+        found = delivered(task, "T1")
+        found.request.timelimit = sent
+        found._prepare()
+        return found.patience
+
+    task = declare(app, raising(AssertionError("it ran")))
+    none = (None, None)
+    assert patience(None, none, none) == patience([None, None], none, none) == float("inf")
+    assert patience([10, None], (20, None), (30, None)) == 8.0
+    assert patience([None, 10], (None, 20), (None, 30)) == 8.0
+    assert patience(None, (20, None), (30, None)) == patience(None, (None, 20), (None, 30)) == 16.0
+    assert patience(None, none, (30, None)) == patience(None, none, (None, 30)) == 24.0
+    assert patience([30, 20], none, none) == patience([20, 30], none, none) == 16.0
 
 
 def expired(task: Any, task_id: str, expires: str = "2001-01-01T00:00:00+00:00") -> CeleryDelivery:
