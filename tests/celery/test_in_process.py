@@ -400,8 +400,6 @@ def test_a_duplicate_is_answered_at_once_where_it_needs_no_result_of_what_replac
     assert copies_after(task_id="unread", ignore_result=True) == 0
     assert copies_after("B") == copies_after("B", task_id="of what was ignored") == 0
     assert app.backend.get_task_meta("of what was ignored", cache=False)["status"] == "FAILURE"
-    task.backend = DisabledBackend(app)
-    assert copies_after(link=other.si()) == 0
 
 
 @pytest.mark.parametrize(("age", "retention", "left"), [(20.0, 0.0, 10.0), (31.0, 0.0, 0.0), (20.0, 60.0, 20.0)])
@@ -412,6 +410,14 @@ def test_a_duplicate_waits_for_half_of_the_life_of_its_record_also_where_its_sto
     found._prepare()
     record = Record("idem:charge::A", State.COMPLETED, task_id="T1", age=age, retention=retention)
     assert found.due(Ignored("T1", record, 0)) == left
+
+
+def test_a_duplicate_with_callbacks_waits_for_no_result_where_none_is_kept(app: Celery) -> None:
+    found = delivered(declare(app, returning), "T2")
+    found.task.backend, found.request.callbacks = DisabledBackend(app), [found.task.si("B")]
+    found._prepare()
+    assert found.wants_result
+    assert found.due(Ignored("T1", Record("idem:charge::A", State.COMPLETED, task_id="T1"), 0)) == 0.0
 
 
 def test_a_duplicate_waits_for_a_result_backend_that_does_not_answer(
@@ -774,6 +780,23 @@ def deliver(app: Celery, received: Callable[[Any], request.IdempotentRequest]) -
         return trace_task(task, sent.id, sent.args, sent.kwargs, {**sent.request_dict, "is_eager": False}, app=app)
 
     return deliver
+
+
+@pytest.mark.parametrize("until", ["start", "done"])
+def test_calls_are_skipped_for_a_deferred_message_for_as_long_as_for_a_new_one(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], until: str
+) -> None:
+    """It may be deferred again and again, for longer than a message is expected to wait."""
+    task, token = declare(app, returning, unique="order_id"), Token("idem:~unique:index::~A", "me", until=until)
+    assert isinstance(store.acquire(Claim(f"idem:{task.name}::A", "other", 60, 60, task_id="T1")), Lease)
+    lease = store.acquire(token.claim(10.0))
+    assert isinstance(lease, Lease)
+    headers = {copies.META_HEADER: {copies.RESERVATION: replace(token, fence=lease.fence).header()}}
+    app.send_task(task.name, ("A",), headers=headers)
+    deliver(task)
+    record = store.peek(token.slot)
+    assert record is not None
+    assert record.remaining > token.hold
 
 
 if hasattr(Request, "_success_was_stored"):  # since Celery 5.7
