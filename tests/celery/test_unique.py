@@ -214,6 +214,19 @@ def test_a_message_that_is_due_later_does_not_do_and_one_that_is_due_sooner_does
     assert heard[1].waiting == late.id  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("option", ["countdown", "eta"])
+def test_a_message_that_is_due_later_stands_for_calls_until_then_and_for_as_long_after_that_as_any(
+    app: Celery, option: str
+) -> None:
+    wait = 7200.0
+    due = {"countdown": wait, "eta": datetime.now(timezone.utc) + timedelta(seconds=wait)}
+    app.module.index.apply_async((7,), **{option: due[option]}, unique={"for": 600})
+    with closing(open_store(app.conf.idempotency_store)) as store:
+        wait_until(lambda: any(map(reservations.is_confirmed, store.scan())), 20)
+        [record] = store.scan()
+    assert wait + 600 - 25 < record.remaining <= wait + 600 + reservations.UNCONFIRMED
+
+
 @pytest.mark.parametrize("option", ["expires", "expiration"])
 def test_a_message_that_expires_sooner_does_not_do(app: Celery, heard: list[Event], option: str) -> None:
     """In a worker, or in the broker alone."""
