@@ -558,6 +558,66 @@ def test_a_delivery_waits_for_the_store_for_less_than_the_limit_that_rings_first
     assert patience([30, 20], none, none) == patience([20, 30], none, none) == 16.0
 
 
+class UnnotedStart(unique.Reservation):
+    """A reservation whose store cannot note that the body starts."""
+
+    def begin(self, on_store_error: str, patience: float, stopping: Callable[[], bool]) -> StoreUnreachable:
+        if on_store_error != "run":
+            raise StoreUnreachable("it is away")
+        return StoreUnreachable("it is away")
+
+    def begin_later(self, publish_again: Callable[[Token | None], object]) -> None:
+        self.publish_again = publish_again
+
+
+@pytest.mark.parametrize(
+    ("policy", "ends_with"),
+    [
+        ({"on_store_error": "wait"}, Reject),
+        ({"on_store_error": "raise"}, StoreUnreachable),
+        ({"on_store_error": "wait", "allow_early_ack": True}, StoreUnreachable),
+    ],
+)
+def test_a_message_whose_start_the_store_cannot_note_goes_back_to_its_queue_if_it_can(
+    app: Celery, store: FailingStore, monkeypatch: pytest.MonkeyPatch, policy: dict[str, Any], ends_with: Any
+) -> None:
+    monkeypatch.setattr(delivery._requeue_pauses, "wait", lambda: None)
+    monkeypatch.setattr(unique, "reservation_of", lambda *_: UnnotedStart(Token("idem:~unique:index::~A", "me"), store))
+    early = "allow_early_ack" in policy
+    task = declare(app, raising(AssertionError("it ran")), idempotency=policy, acks_late=not early)
+    with pytest.raises(ends_with) as ended:
+        delivered(task, "T1").answer()
+    assert getattr(ended.value, "requeue", True)
+
+
+def test_the_message_that_follows_a_start_which_was_not_noted_is_as_the_first_was_sent(
+    app: Celery, store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls were skipped for it, whatever its body has made of the arguments."""
+    published: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def charge(self: Any, parts: list[str], *, tip: dict[str, int]) -> None:
+        parts.clear()
+        tip.clear()
+
+    reservation = UnnotedStart(Token("idem:~unique:index::~A", "me"), store)
+    monkeypatch.setattr(unique, "reservation_of", lambda *_: reservation)
+    task = declare(app, charge, idempotency={"key": None, "on_store_error": "run"})
+    args, kwargs, info = (["a"],), {"tip": {"b": 1}}, {"exchange": "", "routing_key": "urgent", "priority": 5}
+    sent = {"id": "T1", "args": args, "kwargs": kwargs, "delivery_info": info, "headers": {"tenant": "acme"}}
+    CeleryDelivery(task, Context({**sent, "called_directly": False}), task.run, args, kwargs).answer()
+    assert (args, kwargs) == (([],), {"tip": {}})
+    monkeypatch.setattr(Task, "apply_async", lambda _, args, kwargs, **options: published.append((args, kwargs, options)))
+    for token in (None, reservation.token):
+        reservation.publish_again(token)
+    alone, instead = [options.pop("headers") for _, _, options in published]
+    assert alone == {"tenant": "acme"}
+    assert unique.token_in(instead) == reservation.token
+    assert instead["tenant"] == "acme"
+    options = {"idempotency_key": None, "routing_key": "urgent", "priority": 5}
+    assert published == [((["a"],), {"tip": {"b": 1}}, options)] * 2
+
+
 def expired(task: Any, task_id: str, expires: str = "2001-01-01T00:00:00+00:00") -> CeleryDelivery:
     """A delivery of a message whose expiry has passed."""
     sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": expires}
