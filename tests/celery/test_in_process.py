@@ -607,7 +607,7 @@ def test_the_message_that_follows_a_start_which_was_not_noted_is_as_the_first_wa
     sent = {"id": "T1", "args": args, "kwargs": kwargs, "delivery_info": info, "headers": {"tenant": "acme"}}
     CeleryDelivery(task, Context({**sent, "called_directly": False}), task.run, args, kwargs).answer()
     assert (args, kwargs) == (([],), {"tip": {}})
-    monkeypatch.setattr(Task, "apply_async", lambda _, args, kwargs, **options: published.append((args, kwargs, options)))
+    monkeypatch.setattr(Task, "apply_async", lambda _, *given, **options: published.append((*given, options)))
     for token in (None, reservation.token):
         reservation.publish_again(token)
     alone, instead = [options.pop("headers") for _, _, options in published]
@@ -840,6 +840,49 @@ def deliver(app: Celery, received: Callable[[Any], request.IdempotentRequest]) -
         return trace_task(task, sent.id, sent.args, sent.kwargs, {**sent.request_dict, "is_eager": False}, app=app)
 
     return deliver
+
+
+@pytest.mark.parametrize(
+    ("error", "freed"),
+    [
+        (ValueError(), True),
+        (Ignore(), True),
+        (Reject(requeue=False), True),
+        (Reject(requeue=True), False),
+        (Retry(), False),
+    ],
+)
+def test_an_error_before_the_task_is_called_frees_what_the_message_reserves_unless_it_goes_on(
+    app: Celery, store: FailingStore, error: Exception, freed: bool
+) -> None:
+    task, token = declare(app, returning, unique="order_id"), Token("idem:~unique:index::~A", "me")
+    lease = store.acquire(token.claim(70.0))
+    assert isinstance(lease, Lease)
+    task.push_request(**{copies.META_HEADER: {copies.RESERVATION: replace(token, fence=lease.fence).header()}})
+    unique.end_unrun(task, error)
+    record = store.peek(token.slot)
+    assert record is not None
+    assert (record.state is State.RELEASED) is freed
+
+
+def test_a_body_renews_nothing_any_more_that_its_retry_reserves(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
+) -> None:
+    """It would shorten it to what it has itself, and the retry may be due much later."""
+    held: list[bool] = []
+
+    def charge(self: Any, order_id: str) -> None:
+        for _ in range(2):
+            held.append(token.slot in {each.key for each in bindings.heartbeat.holdings()})
+            self.retry(countdown=7200, throw=False)
+
+    task, token = declare(app, charge, unique="order_id"), Token("idem:~unique:index::~A", "me", until="done")
+    lease = store.acquire(token.claim(70.0))
+    assert isinstance(lease, Lease)
+    headers = {copies.META_HEADER: {copies.RESERVATION: replace(token, fence=lease.fence).header()}}
+    app.send_task(task.name, ("A",), headers=headers)
+    deliver(task)
+    assert held == [True, False]
 
 
 @pytest.mark.parametrize("until", ["start", "done"])
