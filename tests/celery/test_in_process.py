@@ -408,8 +408,8 @@ def test_a_duplicate_waits_for_half_of_the_life_of_its_record_also_where_its_sto
 ) -> None:
     found = delivered(declare(app, returning, idempotency={"key": "order_id", "result_ttl": 60}), "T2")
     found._prepare()
-    record = Record("idem:charge::A", State.COMPLETED, task_id="T1", age=age, retention=retention)
-    assert found.due(Ignored("T1", record, 0)) == left
+    record = Record("idem:charge::A", State.COMPLETED, task_id="half", age=age, retention=retention)
+    assert found.due(Ignored("half", record, 0)) == left
 
 
 def test_a_duplicate_with_callbacks_waits_for_no_result_where_none_is_kept(app: Celery) -> None:
