@@ -47,7 +47,7 @@ from celery_idempotent.celery.delivery import CeleryDelivery, Expired, takes_no_
 from celery_idempotent.core import reservations
 from celery_idempotent.core.guard import Busy, Ignored
 from celery_idempotent.core.reservations import Reserved, Token, WaitingMessage
-from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import attempt_number, new_owner
 from tests.support.waiting import wait_until
@@ -57,8 +57,6 @@ class FailingStore(MemoryStore):
     """A store in memory of which some verbs fail when they are told to."""
 
     failing: frozenset[str] = frozenset()
-    #: Whether the reply to a claim has for how long the record is kept, which that of Redis has not.
-    tells_retention = True
 
     def renew(self, leases: Any) -> Any:
         self._may("renew")
@@ -66,10 +64,7 @@ class FailingStore(MemoryStore):
 
     def acquire(self, claim: Claim) -> Any:
         self._may("acquire")
-        found = super().acquire(claim)
-        if isinstance(found, Refusal) and not self.tells_retention:
-            return replace(found, record=replace(found.record, retention=0.0))
-        return found
+        return super().acquire(claim)
 
     def get(self, key: str) -> Any:
         self._may("get")
@@ -338,7 +333,6 @@ def test_nothing_begins_anew_once_the_retry_of_what_was_replaced_by_itself_is_du
         ({"on_conflict": "raise"}, 0.0, False),
     ],
 )
-@pytest.mark.parametrize("told", [True, False])
 def test_a_duplicate_waits_for_the_result_of_what_replaced_its_task_but_not_for_ever(
     app: Celery,
     store: FailingStore,
@@ -348,7 +342,6 @@ def test_a_duplicate_waits_for_the_result_of_what_replaced_its_task_but_not_for_
     since: float,
     *,
     waits: bool,
-    told: bool,
 ) -> None:
     """What is replaced may leave no result, or end unseen; and after its record's end a copy would run."""
     begun: list[str] = []
@@ -361,8 +354,7 @@ def test_a_duplicate_waits_for_the_result_of_what_replaced_its_task_but_not_for_
         raise self.replace(other.si())
 
     task = declare(app, charge, idempotency={"key": "order_id", **options})
-    store.tells_retention = told
-    first, second = f"first {options} {since} {told}", f"second {options} {since} {told}"
+    first, second = f"first {options} {since}", f"second {options} {since}"
     task.apply_async(("A",), task_id=first)
     deliver(task)
     received(other)  # which runs elsewhere
