@@ -503,6 +503,13 @@ def test_an_operation_that_ended_ignored_is_answered_with_where_its_result_is(
     assert bench.told == ["Replayed"]
 
 
+def test_a_result_elsewhere_that_is_due_is_waited_for_and_no_replay(bench: Bench) -> None:
+    ignored = Outcome(State.COMPLETED, bench.codec.encode_ignored("id-9", 0))
+    bench.store.inner.settle(bench.elsewhere(), ignored, ttl=60.0)
+    assert bench.deliver(due=lambda ignored: 7.0 if ignored.reference == "id-9" else 0.0) == Busy(7.0, "id-9")
+    assert bench.told == []
+
+
 @pytest.mark.parametrize("other", ["A", "b", ""])
 def test_on_duplicate_raise_refuses_another_task_id(bench: Bench, other: str) -> None:
     bench.policy = Policy(on_duplicate="raise")
