@@ -264,6 +264,7 @@ ROWS_OF_NIGHTLY: dict[str, tuple[str, ...]] = {
     "testing/test_overrides.py::test_a_worker_whose_code_switches_the_guards_off_does_not_run": ("solo",),
     "testing/test_plugin.py": ("options1",),
     "unit/test_round_trips.py": ("json", "yaml"),
+    "unit/test_windows.py": ("solo",),
 }
 #: What reaches every line of the core; the line measures these alone, `nightly` all.
 CORE = ("unit", "functions", CONTRACT)
