@@ -6,11 +6,17 @@ Windows lacks taken out of the standard library. It finds a use of these names; 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from celery_idempotent.cli import cli
+from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.metrics import prometheus
 
 SCRIPT = """
 import fcntl, mmap, os, pkgutil, signal, sqlite3, sys, time
@@ -88,3 +94,19 @@ def test_what_windows_lacks_is_not_needed_for_the_pools_that_celery_has_there(tm
     command = [sys.executable, "-c", SCRIPT, f"sqlite:///{tmp_path / 'idempotency.db'}", pool]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (ran.returncode, "charge::ORD-3" in ran.stdout) == (0, True), ran.stdout + ran.stderr
+
+
+def test_what_needs_more_than_windows_has_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "killpg")
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
+    with pytest.raises(click.ClickException, match="Run the demo on Linux or macOS"):
+        cli.main(["demo"], standalone_mode=False)
+    with pytest.raises(ConfigurationError, match="Expected a system that can fork, as short_lived=True needs"):
+        prometheus.install(short_lived=True)
+
+
+def test_a_process_is_not_looked_for_where_that_would_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.delattr(os, "kill")
+    assert prometheus._is_alive(os.getpid())
