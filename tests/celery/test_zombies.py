@@ -78,7 +78,7 @@ def test_a_holder_that_wakes_at_its_hard_limit_does_not_end_what_its_heir_does(
     options: dict[str, Any] = {"visibility_timeout": 1, "concurrency": 1, "env": {"LEASE_TTL": "1"}}
     zombie = start_worker(PARTING, extra_args=["--time-limit=2"], **options)
     result = parting.module.part.delay("ORD-1")
-    gate.reached()
+    [pid] = gate.reached()
     zombie.pause()
     wait_for_no_reader(parting.conf.broker_url)
     start_worker(PARTING, **options)
@@ -86,6 +86,7 @@ def test_a_holder_that_wakes_at_its_hard_limit_does_not_end_what_its_heir_does(
     zombie.resume()
     sign = "hit its hard time limit after it had lost its lease"
     wait_until(lambda: sign in zombie.logs(), 30, lambda: f"the limit; its log:\n{zombie.logs()}")
+    wait_until(lambda: pid not in zombie.children(), message="the body to be killed, which Celery does after it told")
     gate.open()
     aftermath.expect(result, "SUCCESS", State.COMPLETED)
     assert aftermath.journal.count("started") == 2
