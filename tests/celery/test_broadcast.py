@@ -10,6 +10,7 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from tests.celery.test_rabbitmq import server, vhost
+from tests.support.celery.apps import wait_for_commands
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -95,7 +96,10 @@ def test_copies_and_retries_go_back_by_an_exchange_that_was_added_to_a_running_w
 ) -> None:
     """Its children do not know it, and kombu drops what no queue of a direct exchange is bound for."""
     node = start_worker(BROADCAST, queues=["everybody"], concurrency=2)
-    app.control.add_consumer("added", exchange="more", exchange_type="topic", routing_key="prices.#", reply=True)
+    wait_for_commands(app)
+    answer = {"reply": True, "limit": 1, "timeout": 15}
+    added = {"exchange": "more", "exchange_type": "topic", "routing_key": "prices.#"}
+    assert app.control.add_consumer("added", **added, **answer)
     options = {"queue": Queue("added", Exchange("more", type="topic"), "prices.#"), "routing_key": "prices.new"}
     gate = gates.close("worker1 prices")
     results = [app.module.refresh.apply_async(("prices", "worker1"), **options)]

@@ -15,7 +15,7 @@ from celery import Celery, Task
 
 from celery_idempotent.stores import State
 from tests.support.celery.aftermath import PARTING, Aftermath
-from tests.support.celery.apps import messages
+from tests.support.celery.apps import messages, wait_for_commands
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -130,6 +130,7 @@ def test_a_limit_that_remote_control_sets_and_celery_does_not_apply_ends_no_leas
     """Celery goes by the limits that it has read when it connected; children that are forked later have the others."""
     gate = gates.close("before ORD-1")
     node = start_worker(CORNERS, concurrency=2, env={"LEASE_TTL": "1", "GRACE": "1"})
+    wait_for_commands(app)
     [answer] = app.control.time_limit(app.module.charge.name, hard=1, reply=True, timeout=10, limit=1)
     assert "ok" in next(iter(answer.values()))
     before = set(node.children())

@@ -14,7 +14,7 @@ from celery.exceptions import WorkerLostError
 from celery_idempotent.core.results import Codec
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.redis import RedisStore
-from tests.support.celery.apps import messages
+from tests.support.celery.apps import messages, wait_for_commands
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
 from tests.support.celery.journal import Journal
@@ -176,7 +176,7 @@ def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
     result = app.module.charge.delay("ORD-1")
     gate.reached()
     # A greenlet of its own listens to commands, perhaps not yet; one that nobody hears is lost.
-    wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
+    wait_for_commands(app)
     result.revoke(terminate=True)
     wait_until(lambda: state(store, "ORD-1") is State.RELEASED, message="the key to be free")
     wait_until(lambda: result.state == "REVOKED", message="the task to be revoked")
@@ -206,7 +206,7 @@ def test_a_greenlet_that_is_killed_while_it_settles_has_settled(
     proxy.partition()
     gate.open()
     journal.wait_for_count(1, "charged")  # from here on the greenlet waits for the store, and nowhere before
-    wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
+    wait_for_commands(app)
     result.revoke(terminate=True)
     node.wait_for_log("trying again")
     proxy.heal()
@@ -292,7 +292,7 @@ def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
     server.kill()
     result = app.module.charge.delay("ORD-1")
     node.wait_for_log("StoreFailed")
-    wait_until(lambda: app.control.ping(timeout=1), message="the worker to hear commands")
+    wait_for_commands(app)
     app.control.shutdown()
     wait_until(lambda: not node.running, 20, lambda: f"the worker to end; its log:\n{node.logs()}")
     server.start()
@@ -390,6 +390,7 @@ def test_a_pool_that_is_restarted_and_resized_runs_each_task_once(
         [reply] = app.control.broadcast(command, arguments=arguments, reply=True, limit=1, timeout=15)
         assert "ok" in next(iter(reply.values()))
 
+    wait_for_commands(app)
     ask("pool_restart")
     ask("pool_grow", n=1)
     result = charge.delay("ORD-1")

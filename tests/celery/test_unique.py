@@ -318,7 +318,7 @@ def test_a_message_that_is_revoked_while_it_waits_stands_for_none(
     gate.reached()
     index = app.module.index
     first = index.apply_async((7,), ignore_result=True)
-    app.control.revoke(first.id, reply=True)
+    assert app.control.revoke(first.id, reply=True, timeout=15, limit=1)
     app.backend.forget(first.id)
     gate.open()
     wait_until(lambda: index.apply_async((7,), countdown=600, ignore_result=True).id != first.id)

@@ -86,6 +86,14 @@ def wait_for_no_reader(broker_url: str) -> None:
         )
 
 
+def wait_for_commands(app: Celery) -> None:
+    """Wait until a worker hears commands: what comes before is lost, and it says that it is ready sooner.
+
+    With gevent and eventlet it may even work before it hears any.
+    """
+    wait_until(lambda: app.control.ping(timeout=1, limit=1), 20, "a worker to hear commands")
+
+
 def close_backend(app: Celery) -> None:
     """Close what this thread's result backend has opened; Celery makes one for each thread that publishes or waits."""
     if hasattr(app.backend, "result_consumer"):
