@@ -47,6 +47,8 @@ REQUEUE_PAUSE = (2.0, 30.0)
 SIGNALLED = {number - 256 for number in signal.Signals}
 #: Most seconds between two looks at a message that can neither run nor be published again.
 SLOT_PAUSE = 5.0
+#: Seconds after a retry is due during which nothing else may begin: clocks differ, and a worker may be busy.
+RETRY_GRACE = 1.0
 #: Seconds that a duplicate waits for what is to go on with its operation without a look whether that has failed. Most
 #: retries are due sooner, and leave the failure of another delivery of their id in the result backend.
 LONG_WAIT = 3600.0
@@ -289,7 +291,7 @@ class CeleryDelivery(Delivery):
             return Release(Reason.RETRY, 0.0, attempt)
         # What goes on after a replacement is no new beginning: nothing else may begin once its retry is due.
         longer = self.binding.policy.failure_ttl if self.state.nesting else 0.0
-        return Release(Reason.RETRY, seconds_until(retry.when) + longer, attempt)
+        return Release(Reason.RETRY, seconds_until(retry.when) + RETRY_GRACE + longer, attempt)
 
     def _reason_of_exit(self, error: BaseException) -> Reason:
         if (reason := pool.exit_reason(self.state.identity.owner)) is not None:

@@ -857,6 +857,25 @@ def test_an_error_before_the_task_is_called_frees_what_the_message_reserves_unle
     assert (record.state is State.RELEASED) is freed
 
 
+def test_a_duplicate_that_comes_when_a_retry_is_due_leaves_the_turn_to_it(
+    app: Celery, deliver: Callable[[Any], Any]
+) -> None:
+    """Its own first attempt would be one more; and by the clock of another machine it comes sooner."""
+    runs: list[tuple[str, int]] = []
+
+    def flaky(self: Any, order_id: str) -> None:
+        runs.append((self.request.id, self.request.retries))
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+
+    task = declare(app, flaky)
+    for name in ("first", "duplicate"):
+        app.send_task(task.name, ("A",), task_id=name)
+    for _ in ("first", "duplicate", "retry of the first"):
+        deliver(task)
+    assert runs == [("first", 0), ("first", 1)]
+
+
 def test_a_body_renews_nothing_any_more_that_its_retry_reserves(
     app: Celery, store: FailingStore, deliver: Callable[[Any], Any]
 ) -> None:

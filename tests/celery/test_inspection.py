@@ -71,7 +71,8 @@ def test_a_worker_says_which_leases_it_holds(
     assert 0 < lease.trusted_for <= LEASE
     wait_until(lambda: held(app, node)[0].renewals >= 2, 20, "the lease to be renewed twice")
     (later,) = held(app, node)
-    assert later.age >= lease.age + LEASE / 3
+    assert later.age > lease.age
+    assert later.age >= LEASE / 2  # counted from the grant: its renewals are a third of it apart
     assert 0 < later.trusted_for <= LEASE
     gate.open()
     result.get(timeout=20)
