@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -621,6 +622,15 @@ def no_connection_left() -> Iterator[None]:
     """Close what a test leaves open to Redis, as Celery does of its result backend."""
     yield
     POOLS.close()
+
+
+@pytest.fixture(autouse=True)
+def no_message_left() -> Iterator[None]:
+    """Drop what a test leaves in the broker in memory, which is one for all apps of a process."""
+    yield
+    memory = sys.modules.get("kombu.transport.memory")
+    for queue in list(memory.Channel.queues.values()) if memory else ():
+        queue.queue.clear()
 
 
 @pytest.fixture(autouse=True)

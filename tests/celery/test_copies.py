@@ -92,7 +92,6 @@ def charge() -> Iterator[Any]:
     def charge(order_id: str) -> None: ...
 
     app.finalize()
-    app.connection_for_write().default_channel.queue_purge("celery")
     yield charge
     app.close()
 

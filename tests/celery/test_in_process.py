@@ -782,7 +782,6 @@ def retry_at_once(self: Any, order_id: str) -> None:
 @pytest.fixture
 def received(app: Celery) -> Callable[[Any], request.IdempotentRequest]:
     """A function that returns the next message, as the worker's main process reads it."""
-    app.connection_for_write().default_channel.queue_purge("celery")
 
     def received(task: Any) -> request.IdempotentRequest:
         with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:

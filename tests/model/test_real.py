@@ -112,10 +112,6 @@ def task() -> Iterator[Any]:
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(idempotency_store="memory://", idempotency={"history": False}, task_publish_retry=False)
 
-    with app.connection_for_write() as connection:  # the broker is this process's, and keeps what other tests left
-        connection.default_channel.queue_declare("celery")
-        connection.default_channel.queue_purge("celery")
-
     @app.task(name="charge", base=IdempotentTask, bind=True, shared=False)
     def charge(self: Any) -> None: ...
 
