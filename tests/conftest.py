@@ -32,6 +32,7 @@ from tests.support.stores.server_contract import FACTS
 
 pytest_plugins = [
     "pytester",
+    "tests.support.disorder",
     "tests.support.celery.fixtures",
     "tests.support.stores.sqlite_fixtures",
     "tests.support.stores.dynamodb_fixtures",

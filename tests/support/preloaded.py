@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from tests.support import processes
+from tests.support import processes, slowness
 from tests.support.celery.measuring import measured, unmeasured
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -244,6 +244,8 @@ def _run(command: list[str], env: dict[str, str]) -> None:
         import coverage
 
         coverage.process_startup()
+    if slowness.SLOW in env:
+        slowness.slow_down(env[slowness.SLOW])
     module, *sys.argv[1:] = command
     if not hasattr(sys.modules.get(module), "__path__"):  # of a package, its `__main__` is run
         sys.modules.pop(module, None)  # else runpy warns that it is run once more

@@ -11,6 +11,10 @@ T = TypeVar("T")
 POLL_SECONDS = 0.02
 
 
+def seen() -> None:
+    """Called once a wait is over; `pytest --slow` pauses here."""
+
+
 class WaitTimeout(AssertionError):
     """Raised when the deadline passed and the condition never held."""
 
@@ -34,4 +38,5 @@ def wait_until(
             text = message() if callable(message) else message
             raise WaitTimeout(f"waited {timeout:g} s for {text}")
         time.sleep(POLL_SECONDS)
+    seen()
     return value
