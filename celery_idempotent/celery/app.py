@@ -636,32 +636,41 @@ def is_done_since(backend: Any, meta: Mapping[str, Any], moment: float) -> bool:
 
 
 def _with_zone(backend: Any, done: datetime) -> datetime:
-    """Return a time with its zone: UTC where a backend has it without one, but for PostgreSQL.
-
-    Celery hands that server a time with a zone, which the column has none for: it keeps the time in the session's zone.
-    """
+    """Return a time with its zone, which databases keep none of."""
     if done.tzinfo is not None:
         return done
-    if is_backend(backend, "database", "DatabaseBackend"):
-        with backend.ResultSession() as session:
-            if session.get_bind().dialect.name == "postgresql":
-                from sqlalchemy import DateTime, cast, select
+    if is_in_django(backend):  # without USE_TZ, which has it in the zone of the process
+        return done.astimezone()
+    if not is_backend(backend, "database", "DatabaseBackend"):
+        return done.replace(tzinfo=timezone.utc)
+    with backend.ResultSession() as session:
+        # Celery hands it a time with a zone: this server keeps that in the session's zone.
+        if session.get_bind().dialect.name == "postgresql":
+            from sqlalchemy import DateTime, cast, select
 
-                found = select(cast(cast(done, DateTime()), DateTime(timezone=True)))
-                return session.execute(found).scalar_one()  # type: ignore[no-any-return]
-    return done.replace(tzinfo=timezone.utc)
+            found = select(cast(cast(done, DateTime()), DateTime(timezone=True)))
+            return session.execute(found).scalar_one()  # type: ignore[no-any-return]
+    # Others leave the zone out: the app's (UTC before Celery 5.5).
+    written = backend._get_result_meta(None, states.SUCCESS, None, None, format_date=False)["date_done"]
+    return done.replace(tzinfo=written.tzinfo)
 
 
-def is_backend(backend: Any, module: str, name: str) -> bool:
-    """Return whether a result backend is one of Celery's, without importing that and its driver for it.
+def is_backend(backend: Any, module: str, name: str, package: str = "celery.backends") -> bool:
+    """Return whether a result backend is of a class, without importing that and its driver for it.
 
     Arguments:
         backend: The backend.
-        module: The module of `celery.backends`.
+        module: The module of the package.
         name: The class in it.
+        package: Whose backends they are (default: Celery's own).
     """
-    loaded = sys.modules.get(f"celery.backends.{module}")
+    loaded = sys.modules.get(f"{package}.{module}")
     return loaded is not None and isinstance(backend, getattr(loaded, name))
+
+
+def is_in_django(backend: Any) -> bool:
+    """Return whether a result backend is that of django-celery-results in Django's database."""
+    return is_backend(backend, "database", "DatabaseBackend", "django_celery_results.backends")
 
 
 #: The name of the task.

@@ -8,6 +8,7 @@ are dispatched, the record has a mark of it.
 from __future__ import annotations
 
 import functools
+import sys
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from ..core.reservations import NO_CRASH_LOOP
 from ..errors import ConfigurationError, StoreError
 from ..events import logger
 from ..stores.records import Claim, Lease, Record, new_owner
-from .app import is_guarded
+from .app import is_guarded, is_in_django
 from .declarations import refuse_mistakes
 from .message import KEY_HEADER, DeliveryState, given_key
 
@@ -43,10 +44,15 @@ def clear_continuations(task: Any, request: Any) -> None:
 def counts_parts(task: Any, request: Any) -> bool:
     """Return whether the result backend only counts the parts of the request's chord, and counts one twice.
 
-    Celery's memcached, DynamoDB and GCS backends do. On others a second part of a member makes no difference: Redis
-    knows the members by their ids, and databases hold which members are done.
+    Celery's memcached, DynamoDB and GCS backends do, and django-celery-results in Django's database. On others a second
+    part of a member makes no difference: Redis knows the members by their ids, and Celery's own databases hold which
+    members are done.
     """
-    return bool(request.chord and request.group and getattr(task.backend, "implements_incr", False))
+    return bool(request.chord and request.group and _counts(task.backend))
+
+
+def _counts(backend: Any) -> bool:
+    return bool(getattr(backend, "implements_incr", False)) or is_in_django(backend)
 
 
 def count_parts_once(backend: Any) -> None:
@@ -57,7 +63,7 @@ def count_parts_once(backend: Any) -> None:
     key, so that the record of the operation cannot hold what an earlier run of it has returned.
     """
     kind = type(backend)
-    if getattr(backend, "implements_incr", False) and not hasattr(kind.on_chord_part_return, "counts_once"):
+    if _counts(backend) and not hasattr(kind.on_chord_part_return, "counts_once"):
         kind.on_chord_part_return = _counting_once(kind.on_chord_part_return)
 
 
@@ -71,7 +77,7 @@ def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
         answer = method(self, request, state, result, **options)
         if guarded:
             try:
-                self.set(_counted_key(self, request), b"1")
+                _note_counted(self, request)
             except Exception as error:  # noqa: BLE001 - the backend's own; the part itself was counted
                 logger.warning("%s[%s]: cannot note that its part was counted: %r", request.task, request.id, error)
         return answer
@@ -82,19 +88,51 @@ def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _part_is_counted(backend: Any, request: Any) -> bool:
     try:
+        if is_in_django(backend):
+            return bool(_in_django(backend.GroupModel).filter(group_id=_counted_in_django(request)).exists())
         return backend.get(_counted_key(backend, request)) is not None
     except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
         logger.warning("%s[%s]: cannot read whether its part was counted: %r", request.task, request.id, error)
         return False
 
 
+def _note_counted(backend: Any, request: Any) -> None:
+    if not is_in_django(backend):
+        backend.set(_counted_key(backend, request), b"1")
+        return
+    notes = _in_django(backend.GroupModel)  # of which Celery removes what a chord that never ends leaves
+    if _is_over_in_django(request.group):
+        notes.filter(group_id__startswith=f"{request.group}{COUNTED}").delete()
+    else:
+        notes.create(group_id=_counted_in_django(request))
+
+
 def _counted_key(backend: Any, request: Any) -> Any:
     return backend.get_key_for_chord(request.group, f"{COUNTED}{request.id}")
 
 
+def _counted_in_django(request: Any) -> str:
+    return f"{request.group}{COUNTED}{request.id}"
+
+
+def _is_over_in_django(group_id: str) -> bool:
+    """Return whether a chord has no counter any more: the last part removes it."""
+    counters = _in_django(sys.modules["django_celery_results.models"].ChordCounter)
+    return not counters.filter(group_id=group_id).exists()
+
+
+def _in_django(model: Any) -> Any:
+    """Return the rows of a model in the database that it is written to; a replica may lag behind."""
+    from django.db import router
+
+    return model._default_manager.using(router.db_for_write(model))
+
+
 def chord_is_over(task: Any, request: Any) -> bool:
-    """Return whether the parts of the request's chord were all counted; the last one removes the group's result."""
+    """Return whether the parts of the request's chord were all counted; the last one removes what it is known by."""
     try:
+        if is_in_django(task.backend):
+            return _is_over_in_django(request.group)
         return task.app.GroupResult.restore(request.group, backend=task.backend) is None
     except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
         logger.warning("%s[%s]: cannot read the group of its chord: %r", task.name, request.id, error)

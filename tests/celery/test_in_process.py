@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -962,6 +963,17 @@ def test_postgresql_has_the_time_of_a_result_in_the_zone_of_its_session(
     assert [bindings.is_done_since(backend, meta, now + seconds) for seconds in (-60, 60)] == [True, False]
     monkeypatch.setattr(backend, "ResultSession", Mock(side_effect=OSError("the database is gone")))
     assert not bindings.is_done_since(backend, meta, now - 60)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
+def test_other_databases_have_the_time_of_a_result_in_the_apps_zone(app: Celery, tmp_path: Path, zone: str) -> None:
+    """As Celery (>= 5.5) writes it, with a zone into a column without one."""
+    app.conf.update(result_backend=f"db+sqlite:///{tmp_path}/results.sqlite", timezone=zone)
+    backend, now = app._get_backend(), datetime.now(timezone.utc).timestamp()
+    backend.mark_as_done("T1", "done")
+    meta = backend.get_task_meta("T1")
+    assert meta["date_done"].tzinfo is None
+    assert [bindings.is_done_since(backend, meta, now + seconds) for seconds in (-60, 60)] == [True, False]
 
 
 def going_on(end: Callable[[Any], Any]) -> Callable[..., Any]:
