@@ -705,8 +705,9 @@ def schedule_purge(
 
 def register(app: Any) -> None:
     """Let the app know the task; twice is the same as once. Workers with idempotent tasks do it by themselves."""
-    # A plain task, also where the app's task class is `IdempotentTask`: to purge twice does no harm.
-    app.task(purge, name=PURGE, base=Task, bind=True, shared=False)
+    # Of the app's task class, as Celery's own are: receivers of signals may expect it. But a plain one, also where that
+    # is `IdempotentTask`: to purge twice does no harm.
+    app.task(purge, name=PURGE, base=Task if is_idempotent(app.Task) else None, bind=True, shared=False)
 
 
 def purge(self: Any, limit: int = LIMIT) -> dict[str, int | None]:

@@ -91,6 +91,7 @@ def check_declaration(task: Any) -> None:
     root = next(base for base in reversed(cls.__mro__) if "_binding" in vars(base))  # IdempotentTask
     check_options(task, root)
     check_inner_guard(task, binding)
+    check_call(task, root)
     check_retries(task, policy)
     check_body(task, getattr(cls.__call__, "__wrapped__", None))
     if not task.acks_late and not policy.allow_early_ack:  # which Celery reads from the instance
@@ -200,6 +201,28 @@ def check_inner_guard(task: Any, binding: Any) -> None:
             f"Expected one guard of {task.name}, got base=IdempotentTask around @idempotent with keys of the same "
             "name: each delivery would be refused as its own duplicate. Leave @idempotent out."
         )
+
+
+def check_call(task: Any, root: type) -> None:
+    """Refuse a class whose ``__call__``, as that of Flask's documentation, stands where nothing calls it.
+
+    Arguments:
+        task: The task, bound to its app.
+        root: The class behind which it would stand.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    cls = type(task)
+    if cls.__call__ is not root.__call__:
+        return
+    for base in cls.__mro__[cls.__mro__.index(root) + 1 :]:
+        if "__call__" in vars(base) and not issubclass(Task, base):
+            raise ConfigurationError(
+                f"Expected the __call__ of {base.__name__} to be called around the body of {task.name}, got it behind "
+                f"{root.__name__}, which calls the body itself. Write {base.__name__} before {root.__name__} among the "
+                f"bases: class Base({base.__name__}, {root.__name__})."
+            )
 
 
 def check_retries(task: Any, policy: Policy) -> None:

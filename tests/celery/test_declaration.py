@@ -538,6 +538,37 @@ def test_the_guard_stays_outermost_whatever_a_subclass_does_with_call(app: Celer
     assert runs.get() in (["context", "run"], ["outer", "context", "run"])
 
 
+class ContextTask(Task):
+    """As Flask's documentation has it."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        runs.get().append("context")
+        return self.run(*args, **kwargs)
+
+
+class ContextBehind(IdempotentTask, ContextTask):
+    abstract = True
+
+
+class ContextCalled(ContextBehind):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return ContextTask.__call__(self, *args, **kwargs)
+
+
+def test_a_call_that_stands_where_nothing_calls_it_is_refused(app: Celery) -> None:
+    with pytest.raises(ConfigurationError, match=r"class Base\(ContextTask, IdempotentTask\)"):
+        declare(app, base=ContextBehind)
+
+
+def test_a_class_may_call_what_stands_behind_the_guard(app: Celery) -> None:
+    assert declare(app, base=ContextCalled).apply(("A",)).get() == "A 5"
+    assert runs.get() == ["context"]
+
+
 def test_a_direct_call_is_a_plain_call_without_a_lease(app: Celery) -> None:
     def charge(self: Any, order_id: str) -> Any:
         runs.get().append(order_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.schedules import crontab
 
 from celery_idempotent import IdempotentTask
@@ -123,6 +123,18 @@ def test_the_task_is_a_plain_one_whatever_the_apps_task_class_is() -> None:
     app.conf.idempotency_store = Expiring(3)
     assert run(app) == {"Expiring": 3}
     assert not isinstance(app.tasks[purging.PURGE], IdempotentTask)
+
+
+class Tenant(Task):
+    abstract = True
+
+
+def test_the_task_is_of_the_apps_task_class_as_celerys_own_are() -> None:
+    """Receivers of signals, as those of tenant-schemas-celery, call its methods for every task."""
+    app = Celery("shop", broker="memory://", task_cls=Tenant, set_as_current=False)
+    app.conf.idempotency_store = Expiring(3)
+    assert run(app) == {"Expiring": 3}
+    assert isinstance(app.tasks[purging.PURGE], Tenant)
 
 
 def test_tasks_named_as_ours_are_not_guarded() -> None:
