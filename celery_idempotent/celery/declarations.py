@@ -34,6 +34,8 @@ UNFINISHED = (
     "Write a plain function that runs it to its end: asyncio.run(...) for a coroutine, a loop or list(...) for a "
     "generator."
 )
+#: The packages whose pools await what tasks return.
+AWAITING = {"celery_aio_pool", "celery_pool_asyncio"}
 #: The settings of an app that the library reads.
 SETTINGS = (
     "idempotency",
@@ -186,6 +188,24 @@ def check_batches(task: Any) -> None:
         raise ConfigurationError(
             f"Expected {task.name} to be called once for each message, got a class of celery-batches, which calls the "
             "body once for many. Guard the function that the body calls for each item with @idempotent."
+        )
+
+
+def check_pool(cls: type) -> None:
+    """Refuse a pool that awaits what tasks return.
+
+    It calls a task in another thread than that in which the tracer has pushed its request, where each delivery looks
+    like a direct call.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    package = next((found for base in cls.__mro__ if (found := base.__module__.partition(".")[0]) in AWAITING), None)
+    if package:
+        raise ConfigurationError(
+            f"Expected one of Celery's own pools, got {cls.__name__} of {package}, which calls tasks where their "
+            "messages are not known: nothing would be guarded. Start the worker with -P prefork, threads or gevent, "
+            "and have bodies call asyncio.run(...); or have plain tasks await functions with @idempotent."
         )
 
 

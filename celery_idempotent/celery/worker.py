@@ -59,10 +59,11 @@ class IdempotencyStep(bootsteps.StartStopStep):
         """Look once at every store in use.
 
         Raises:
-            ConfigurationError: a task is declared wrongly, or there is no store.
+            ConfigurationError: a task is declared wrongly, there is no store, or the pool goes round the guard.
             StoreRefused: a store answers that it will not serve us.
         """
         declarations.check_declarations(worker.app)
+        declarations.check_pool(worker.pool_cls)
         pool.limits = (worker.time_limit, worker.soft_time_limit)
         pool.enforces_limits = pool.is_prefork(worker.pool_cls)
         app.register(worker.app)

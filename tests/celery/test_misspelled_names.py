@@ -14,6 +14,7 @@ from celery.app.amqp import AMQP
 from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.canvas import Signature, StampingVisitor
+from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool
 from celery.utils import uuid
@@ -558,6 +559,13 @@ def test_a_pool_of_processes_and_what_derives_from_it_need_a_store_that_they_sha
     with pytest.raises(ConfigurationError, match=r"got memory:// with a pool of processes"):
         start(app, IdempotencyStep, pool=pool)
     assert shared.enforces_limits
+
+
+def test_a_pool_that_calls_tasks_where_their_messages_are_not_known_is_refused(app: Celery) -> None:
+    declare(app, idempotency={"key": "order_id"})
+    pool = type("AsyncIOPool", (BasePool,), {"__module__": "celery_aio_pool.pool"})
+    with pytest.raises(ConfigurationError, match=r"got AsyncIOPool of celery_aio_pool, .* with -P prefork"):
+        start(app, IdempotencyStep, pool=pool)
 
 
 @pytest.mark.parametrize(("pool", "forks"), [(PreforkPool, True), (OwnPool, True), (TaskPool, False)])
