@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import os
@@ -21,6 +22,7 @@ from weakref import WeakKeyDictionary
 from celery import states
 from celery.app.task import Task
 from celery.backends.base import DisabledBackend
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.schedules import BaseSchedule
 from kombu.exceptions import ContentDisallowed, DecodeError
 
@@ -35,7 +37,7 @@ from ..stores import hide_password, maintenance, open_store
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE, NamedStore
 from . import pool
-from .message import UNGUARDED, MessageHeaders
+from .message import UNGUARDED, MessageHeaders, own_header
 
 #: Seconds after the hard time limit at which even a stuck process loses its lease.
 GRACE = 60.0
@@ -611,6 +613,42 @@ class TaskResultStorage(ResultStorage):
 def is_shared(backend: Any) -> bool:
     """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
     return not isinstance(backend, DisabledBackend) and not is_backend(backend, "rpc", "RPCBackend")
+
+
+def keep_ended(backend: Any) -> None:
+    """Have a result backend keep what has ended where a guarded message comes again; twice is the same as once.
+
+    With ``task_track_started`` Celery notes first that the task starts. A delivery that then finds its work done by
+    what has replaced the task, or its large result left in the backend, has nothing to put in that place.
+    """
+    kind = type(backend)
+    if is_shared(backend) and not hasattr(kind.store_result, "keeps_ended"):
+        kind.store_result = _keeping_ended(kind.store_result)
+
+
+def _keeping_ended(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def keeping_ended(self: Any, task_id: str, result: Any, state: str, *args: Any, **options: Any) -> Any:
+        request = options.get("request")
+        if state == states.STARTED and request is not None and is_guarded(self.app.tasks.get(request.task)):
+            again = (request.delivery_info or {}).get("redelivered") or own_header(vars(request)).get("copy")
+            # A later message with the id of a failure shows that it runs.
+            if _state_in(self, task_id) in (states.READY_STATES if again else {states.SUCCESS}):
+                return result
+        return method(self, task_id, result, state, *args, **options)
+
+    keeping_ended.keeps_ended = True  # type: ignore[attr-defined]
+    return keeping_ended
+
+
+def _state_in(backend: Any, task_id: str) -> str:
+    try:
+        return str(backend.get_task_meta(task_id, cache=False)["status"])
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
+        logger.warning("Whether %s has ended before is not known: %r", task_id, error)
+        return ""
 
 
 def is_done_since(backend: Any, meta: Mapping[str, Any], moment: float) -> bool:

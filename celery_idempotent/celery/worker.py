@@ -67,6 +67,8 @@ class IdempotencyStep(bootsteps.StartStopStep):
         pool.limits = (worker.time_limit, worker.soft_time_limit)
         pool.enforces_limits = pool.is_prefork(worker.pool_cls)
         app.register(worker.app)
+        for task in idempotent_tasks(worker.app):  # before there are children
+            app.keep_ended(task.backend)
         inspect.register()
         pool.prepare()
         monitoring.prepare(children=pool.enforces_limits)

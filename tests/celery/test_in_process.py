@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -974,6 +974,64 @@ def test_other_databases_have_the_time_of_a_result_in_the_apps_zone(app: Celery,
     meta = backend.get_task_meta("T1")
     assert meta["date_done"].tzinfo is None
     assert [bindings.is_done_since(backend, meta, now + seconds) for seconds in (-60, 60)] == [True, False]
+
+
+@pytest.fixture
+def keeping(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The result backend, as a worker has it."""
+    backend = app.backend
+    monkeypatch.setattr(type(backend), "store_result", type(backend).store_result)
+    for _ in range(2):
+        bindings.keep_ended(backend)
+    return backend
+
+
+def test_a_redelivery_of_a_task_that_was_replaced_keeps_the_end_of_what_replaced_it(app: Celery, keeping: Any) -> None:
+    """With `task_track_started`, Celery stores that it starts before the guard knows that it is done."""
+
+    def replace(self: Any, order_id: str) -> None:
+        raise self.replace(self.app.signature("other", args=(order_id,)))
+
+    task, task_id = declare(app, replace, track_started=True), new_owner()
+    sent = {"id": task_id, "task": task.name, "args": ("A",), "kwargs": {}, "delivery_info": {}}
+    build_tracer(task.name, task, app=app)(task_id, ("A",), {}, sent)
+    keeping.mark_as_failure(task_id, ValueError("of what replaced it"))
+    sent["delivery_info"] = {"redelivered": True}
+    build_tracer(task.name, task, app=app)(task_id, ("A",), {}, sent)
+    assert task.AsyncResult(task_id).state == "FAILURE"
+
+
+@pytest.mark.parametrize(
+    ("before", "sent", "after"),
+    [
+        ("SUCCESS", {}, "SUCCESS"),
+        ("FAILURE", {}, "STARTED"),
+        ("FAILURE", {"delivery_info": {"redelivered": True}}, "FAILURE"),
+        ("REVOKED", {"idempotency": {"copy": 1}}, "REVOKED"),
+        ("RETRY", {"delivery_info": {"redelivered": True}}, "STARTED"),
+        ("FAILURE", {"delivery_info": {"redelivered": True}, "task": "plain"}, "STARTED"),
+    ],
+)
+def test_that_a_task_starts_is_stored_over_what_does_not_end_its_operation(
+    app: Celery, keeping: Any, before: str, sent: dict[str, Any], after: str
+) -> None:
+    task, task_id = declare(app, returning), new_owner()
+    app.task(name="plain", shared=False)(returning)
+    keeping.store_result(task_id, ValueError() if before == "FAILURE" else None, before)
+    keeping.store_result(task_id, {}, "STARTED", request=Context({"task": task.name, **sent}))
+    assert keeping.get_task_meta(task_id, cache=False)["status"] == after
+
+
+@pytest.mark.parametrize("error", [OSError("away"), SoftTimeLimitExceeded()])
+def test_that_a_task_starts_is_stored_where_it_is_not_known_what_was_before(
+    app: Celery, keeping: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    task, stored, sent = declare(app, returning), Mock(), {"delivery_info": {"redelivered": True}}
+    monkeypatch.setattr(keeping, "get_task_meta", raiser(error))
+    monkeypatch.setattr(keeping, "_store_result", stored)
+    with pytest.raises(SoftTimeLimitExceeded) if isinstance(error, SoftTimeLimitExceeded) else nullcontext():
+        keeping.store_result(new_owner(), {}, "STARTED", request=Context({"task": task.name, **sent}))
+    assert stored.called is isinstance(error, OSError)
 
 
 def going_on(end: Callable[[Any], Any]) -> Callable[..., Any]:

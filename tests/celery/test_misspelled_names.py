@@ -580,3 +580,15 @@ def test_leases_are_renewed_for_the_children_of_every_pool_of_processes(
 def test_a_worker_with_nothing_wrong_starts(app: Celery) -> None:
     declare(app, idempotency={"key": "order_id"})
     start(app, DeclarationStep)
+
+
+def test_a_worker_has_its_result_backend_keep_what_has_ended(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("limits", "enforces_limits"):
+        monkeypatch.setattr(shared, name, getattr(shared, name))
+    for module in (shared, monitoring):  # this process does not become a worker
+        monkeypatch.setattr(module, "prepare", lambda **_: None)
+    task = declare(app, idempotency={"key": "order_id"})
+    kind = type(task.backend)
+    monkeypatch.setattr(kind, "store_result", kind.store_result)
+    start(app, IdempotencyStep)
+    assert hasattr(kind.store_result, "keeps_ended")
