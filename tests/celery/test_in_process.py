@@ -968,8 +968,12 @@ def test_postgresql_has_the_time_of_a_result_in_the_zone_of_its_session(
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
 def test_other_databases_have_the_time_of_a_result_in_the_apps_zone(app: Celery, tmp_path: Path, zone: str) -> None:
     """As Celery (>= 5.5) writes it, with a zone into a column without one."""
+    from celery.backends.database.session import ResultModelBase
+
     app.conf.update(result_backend=f"db+sqlite:///{tmp_path}/results.sqlite", timezone=zone)
     backend, now = app._get_backend(), datetime.now(timezone.utc).timestamp()
+    with backend.ResultSession() as session:  # Celery 5.4 makes the tables of the first database of a process alone
+        ResultModelBase.metadata.create_all(session.get_bind())
     backend.mark_as_done("T1", "done")
     meta = backend.get_task_meta("T1")
     assert meta["date_done"].tzinfo is None
