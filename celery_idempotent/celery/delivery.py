@@ -16,7 +16,7 @@ from functools import partial
 from types import NoneType
 from typing import Any
 
-from amqp.exceptions import MessageNacked
+from amqp.exceptions import FrameSyntaxError, MessageNacked
 from celery import states
 from celery.app.task import Task
 from celery.backends.base import DisabledBackend
@@ -556,6 +556,8 @@ def put_back(reason: str) -> Reject:
 def is_outage(app: Any, error: Exception) -> bool:
     """Return whether the broker cannot be reached, as opposed to a broker or a serializer that refuses the message."""
     cause = error.__cause__ or error
+    if isinstance(cause, FrameSyntaxError):  # AMQP has no form for a header; to kombu, a connection is lost by that
+        return False
     outage: tuple[type[BaseException], ...] = (OSError, *app.connection_for_write().connection_errors)
     if cause is error and (isinstance(error, (BrokerError, OperationalError)) or _is_of_closed_channel(error)):
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from celery.app.task import Task
+from celery.app.task import Context, Task
 from celery.exceptions import Ignore, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import entity
@@ -269,13 +269,24 @@ class MessageHeaders:
         message = {**{name: value or None for name, value in kept.items()}, **self.parts(), **message}
         headers: dict[str, Any] = {META_HEADER: {name: value for name, value in message.items() if value is not None}}
         if self.key is not None:
-            headers[KEY_HEADER] = self.key
+            headers[KEY_HEADER] = write_key(self.key)  # what traces copies headers deeper, as they are here
         return headers
 
     def parts(self, *keys: str) -> dict[str, list[str]]:
         """Return the header with the operations that a message is a part of: those of this one, and ``keys``."""
         within = list(dict.fromkeys([*self.within, *keys]))
         return {"within": within} if within else {}
+
+
+def headers_beside(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's header ``headers``, if it has one, with its producer's headers that stand beside it.
+
+    What traces, as ddtrace, puts its own in there; and Celery then takes none of the others for the request's.
+    """
+    deeper = message.get("headers")
+    if not isinstance(deeper, dict):
+        return {}
+    return {"headers": {**(Context({**message, "headers": None}).headers or {}), **deeper}}
 
 
 def _word(written: object) -> str:

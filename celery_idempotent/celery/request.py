@@ -67,6 +67,7 @@ class IdempotentRequest(Request):
         if known is not None:
             hidden = getattr(known, "_hides", None)
             self._hidden = ref(hidden if hidden in worker_state.reserved_requests else known)
+        self._request_dict.update(messages.headers_beside(self._request_dict))
         key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
             self._request_dict.setdefault(KEY_HEADER, key)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from unittest import mock
+from uuid import UUID
 
 import pytest
-from celery import Celery
+from amqp.serialization import dumps
+from celery import Celery, signals
 from freezegun import freeze_time
 from kombu.serialization import prepare_accept_content
 
@@ -15,12 +18,14 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.celery.delivery import seconds_until
 from celery_idempotent.celery.message import (
     FIRST_DELAY,
+    KEY_HEADER,
     LONGEST_DELAY,
     META_HEADER,
     DeliveryState,
     copy_delay,
     is_expired,
     publish_copy,
+    read_key,
 )
 from celery_idempotent.celery.request import IdempotentRequest
 from tests.support.waiting import wait_until
@@ -164,6 +169,38 @@ def test_a_copy_has_none_of_what_belongs_to_one_delivery_or_to_another_publisher
     copy = deferred(first)
     assert not foreign.keys() & copy.message.properties.keys()
     assert copy.message.delivery_tag != first.message.delivery_tag
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Messages that ddtrace has seen, and sentry-sdk: what they add stands deeper, and then Celery reads no other."""
+
+    def trace(headers: dict[str, Any], **_: Any) -> None:
+        headers["headers"] = {"traceparent": "00-1-2-01"}
+
+    with mock.patch.object(signals.before_task_publish, "receivers", list(signals.before_task_publish.receivers)):
+        signals.before_task_publish.connect(trace, weak=False)
+        yield
+
+
+def test_headers_of_a_producer_are_found_beside_those_of_what_traces(charge: Any, traced: None) -> None:
+    charge.apply_async(("ORD-1",), headers={"tenant": "blue"}, idempotency_key="K1")
+    first = received(charge)
+    for request in (first, deferred(first, 2)):
+        assert DeliveryState.of(request._context).identity.key == "K1"
+        assert request._context.headers == {"tenant": "blue", "traceparent": "00-1-2-01"}
+
+
+@pytest.mark.parametrize("key", [UUID(int=7), 2**70, ("A", 1)])
+def test_the_key_of_a_message_that_goes_on_is_written_as_amqp_has_it_wherever_it_is_copied(
+    charge: Any, key: object
+) -> None:
+    """sentry-sdk copies each header deeper, before the message is published."""
+    charge.apply_async(("ORD-1",), idempotency_key=key)
+    first = DeliveryState.of(received(charge)._context).identity
+    deeper = {"headers": first.headers(copy=1)}
+    dumps("F", [deeper])
+    assert read_key(deeper["headers"][KEY_HEADER]) == first.key
 
 
 @pytest.mark.parametrize("eta", [NOON, None])

@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from amqp.exceptions import FrameSyntaxError
 from billiard.einfo import ExceptionInfo
 from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
@@ -764,16 +765,20 @@ def test_a_retry_goes_on_where_the_store_cannot_say_whether_the_lease_holds(app:
     assert declare(app, shaky).apply(("A",), throw=False).get() == 1
 
 
+@pytest.mark.parametrize("refused", [ValueError("not JSON"), FrameSyntaxError("no UUID in a header")])
 def test_a_retry_that_cannot_be_encoded_is_rejected_as_celery_does(
-    app: Celery, monkeypatch: pytest.MonkeyPatch
+    app: Celery, monkeypatch: pytest.MonkeyPatch, refused: Exception
 ) -> None:
-    def rejecting(self: Any, **_: Any) -> None:
-        raise Reject(ValueError("not JSON"), requeue=False)
+    """What AMQP has no form for would have none in the next run either; kombu takes it for a connection's end."""
 
+    def rejecting(self: Any, **_: Any) -> None:
+        raise Reject(refused, requeue=False)
+
+    app.conf.broker_write_url = "amqp://localhost"
     monkeypatch.setattr(Task, "retry", rejecting)
     task = declare(app, retry_at_once)
     result = task.apply(("A",))
-    assert result.state == "REJECTED"
+    assert (result.state, result.result.requeue) == ("REJECTED", False)
 
 
 def retry_at_once(self: Any, order_id: str) -> None:
