@@ -110,6 +110,17 @@ def test_a_line_carries_its_data_for_structured_logs(lines: pytest.LogCaptureFix
     assert line.data == {"key": "k", "task": "t", "task_id": "i", "holder": "", "delay": 0.5, "copy": 2}
 
 
+def test_what_collects_errors_makes_one_issue_of_each_kind_whatever_the_lines_are_about(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    """Sentry and the like group lines by what was to be formatted: a muted issue must not mute another kind."""
+    for key in ("A", "B%"):
+        log(SettleFailed(key))
+        log(KeyReused(key))
+    assert {line.msg for line in lines.records} == {"SettleFailed %s", "KeyReused %s"}
+    assert lines.records[-1].getMessage() == "KeyReused key=B%"
+
+
 def test_what_nobody_listens_to_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="celery_idempotent"):
         emit(Acquired("k"))
