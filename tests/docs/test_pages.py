@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import Ignore, Retry
 
 import celery_idempotent
 from celery_idempotent import Policy, errors, events
+from celery_idempotent.celery import delivery
 from celery_idempotent.units import parse_duration, parse_size
 from tests.support.docs.pages import ROOT, pages
 
@@ -79,6 +81,12 @@ def test_the_pages_name_errors_that_exist() -> None:
     named = set(re.findall(r"celery_idempotent\.errors\.(\w+)", everything))
     assert named
     assert named <= known
+
+
+def test_what_an_error_tracker_is_to_leave_out_is_what_ends_a_delivery_without_an_error() -> None:
+    own = {kind for kind in vars(delivery).values() if isinstance(kind, type) and issubclass(kind, Ignore)}
+    block = text_of("docs/guides/observing.md").partition("error_collector.ignore_classes = ")[2].partition("```")[0]
+    assert set(block.split()) == {f"{kind.__module__}:{kind.__name__}" for kind in {Ignore, Retry, *own}}
 
 
 def test_the_diagrams_in_the_repository_are_those_that_the_build_draws() -> None:
