@@ -10,6 +10,7 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from billiard.process import current_process
 from celery import bootsteps, signals
 from celery.worker import state as worker_state
 
@@ -376,7 +377,7 @@ def _start_watch(stores: set[Store], ended: Callable[[], bool] = never) -> None:
 
 def watch_in_child(**_: Any) -> None:
     """Watch the leases of a pool's child, which has the stores that its bodies use and no others."""
-    if pool.slot != 0:  # the pool solo announces the worker's own process, which `ShutdownStep` watches
+    if current_process().daemon:  # the pool solo announces the worker's own process, which `ShutdownStep` watches
         _start_watch(set())
 
 

@@ -22,7 +22,7 @@ from celery_idempotent import IdempotentTask, StoreUnreachable
 from celery_idempotent.celery import pool as celery_pool
 from celery_idempotent.celery import worker as worker_module
 from celery_idempotent.celery.request import IdempotentRequest, cut_off
-from celery_idempotent.celery.worker import ShutdownMarks, keep_watch
+from celery_idempotent.celery.worker import ShutdownMarks, keep_watch, watch_in_child
 from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import RecordUnreadable
@@ -463,6 +463,14 @@ def test_a_worker_that_is_stopped_without_a_signal_lets_its_bodies_know_and_is_f
         running.stop()
         result.get(timeout=30)
     assert not celery_pool.is_stopping()
+
+
+def test_a_process_that_is_no_pools_child_is_not_watched_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool solo announces its process when it is made; a worker that did not start may have left who hears that."""
+    monkeypatch.setattr(celery_pool, "slot", None)
+    before = set(threading.enumerate())
+    watch_in_child()
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.nightly
