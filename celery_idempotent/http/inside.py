@@ -22,6 +22,8 @@ from .response import Response
 
 #: Where `begin` finds a request's `Pending`, or None for a request that passes: in ASGI's scope, WSGI's environ, META.
 ENTRY = "celery_idempotent.pending"
+#: Where a framework's request has them; Falcon's is the last.
+PLACES = ("scope", "environ", "META", "env")
 #: What ends a process, a task or a generator, and is no consequence of `Answered`.
 EXITS = (SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)
 
@@ -86,12 +88,13 @@ def _is_in_loop() -> bool:
 
 def _pending_of(request: Any) -> Pending | None:
     """Return what the middleware has left for `begin`; None for a request that passes."""
-    for place in (request, *(getattr(request, name, None) for name in ("scope", "environ", "META"))):
+    for place in (request, *(getattr(request, name, None) for name in PLACES)):
         if isinstance(place, Mapping) and ENTRY in place:
             return cast("Pending | None", place[ENTRY])
     raise ConfigurationError(
         f"Expected a request that IdempotencyMiddleware has passed on, got {type(request).__name__}: add the "
-        "middleware with scope=INSIDE, and give begin() the request that the framework gives to the view."
+        "middleware with scope=INSIDE, and give begin() the request that the framework gives to the view. Around an "
+        "application for WSGI that is mounted in one for ASGI, put the middleware for WSGI."
     )
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +193,13 @@ def test_a_coroutine_may_begin_in_a_wsgi_application() -> None:
     assert (view.runs, view.found[0].fence > 0) == (1, True)
 
 
+@pytest.mark.parametrize("name", ["environ", "META", pytest.param("env", id="env-of-falcon")])
+def test_begin_takes_the_requests_of_frameworks(name: str) -> None:
+    view, app = on_wsgi(lambda environ: begin(SimpleNamespace(**{name: environ}), "anna"))
+    assert statuses(app) == [201, 201]
+    assert (view.runs, view.found[0].fence > 0) == (1, True)
+
+
 def test_the_response_may_be_settled_in_the_views_transaction(tmp_path: Path) -> None:
     def work(environ: Any) -> None:
         lease = begin(environ, "anna")
@@ -283,7 +291,7 @@ def test_begin_without_the_middleware_names_it() -> None:
         with pytest.raises(ConfigurationError, match="add the middleware with scope=INSIDE"):
             begin(request, "anna")
     _, app = on_wsgi(partial(begin, account="anna"), scope=None)
-    with pytest.raises(ConfigurationError, match="add the middleware with scope=INSIDE"):
+    with pytest.raises(ConfigurationError, match="mounted in one for ASGI, put the middleware for WSGI"):
         statuses(app, 1)
 
 
