@@ -58,6 +58,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page hooks in, and where it counts, is gone after it."""
     monkeypatch.setattr(events, "_hooks", list(events._hooks))
+    monkeypatch.setattr(events.logger, "filters", list(events.logger.filters))
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
 
-from celery_idempotent.http import Options
+import pytest
+
+from celery_idempotent import events
+from celery_idempotent.http import Options, Response
 from celery_idempotent.http.request import LONGEST_KEY
 from celery_idempotent.http.response import is_remembered
 from tests.support.docs.pages import PYTHON, ROOT, blocks
@@ -50,6 +54,31 @@ def test_the_text_for_clients_names_statuses_that_leave_a_key_free() -> None:
     statuses = [int(status) for status in re.findall(r"\d+", named)]
     assert len(statuses) >= 9
     assert not [status for status in [*statuses, 500, 503] if is_remembered(status)]
+
+
+def test_the_failures_that_a_2xx_may_hide_are_told_by_their_body() -> None:
+    guide = (ROOT / "docs/guides/http.md").read_text()
+    [written] = re.findall(r"`remember=(lambda .+)`", guide)
+    remember = eval(written)
+    failed = [b'{"data": null, "errors": [{"message": "down"}]}', b'{"jsonrpc": "2.0", "error": {"code": 1}, "id": 1}']
+    done = [b'{"data": {"order": 1}}', b'{"jsonrpc": "2.0", "result": 1, "id": 1}']
+    assert [remember(Response(200, (), body)) for body in [*failed, *done]] == [False, False, None, None]
+
+
+def test_what_leaves_out_the_slips_of_clients_keeps_those_of_tasks(caplog: pytest.LogCaptureFixture) -> None:
+    [shown] = [block.text for block in blocks("docs/guides/observing.md") if "is_no_slip" in block.text]
+    names: dict[str, Any] = {}
+    exec(shown, names)
+    try:
+        for task in (Options(scope=None, store="memory://").name, "shop.charge"):
+            events.log(events.KeyReused("idem:a", task))
+        events.log(events.CrashLooped("idem:a", "http"))
+    finally:
+        logging.getLogger("celery_idempotent").removeFilter(names["is_no_slip_of_a_client"])
+    assert [(vars(each)["event"], vars(each)["data"]["task"]) for each in caplog.records] == [
+        ("KeyReused", "shop.charge"),
+        ("CrashLooped", "http"),
+    ]
 
 
 class Busy(BaseHTTPRequestHandler):
