@@ -212,6 +212,8 @@ class _Exchange:
         async def again() -> Message:
             nonlocal more
             if left:
+                await asyncio.sleep(0)  # who but looks whether its client has gone is cancelled here, and takes nothing
+            if left:
                 return left.pop()
             if not more:
                 await self.listening.wait()  # before, frameworks would cancel the work of a client that has gone

@@ -13,6 +13,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from celery_idempotent.errors import (
     Conflict,
@@ -73,7 +76,7 @@ async def exchange(app: Any, gone: bool = False) -> list[Any]:
     return sent
 
 
-def guarded(app: AsgiApp, **options: Any) -> IdempotencyMiddleware:
+def guarded(app: Any, **options: Any) -> IdempotencyMiddleware:
     return IdempotencyMiddleware(app, **{"store": MemoryStore(), "scope": None, **options})
 
 
@@ -131,6 +134,15 @@ def test_middlewares_outside_find_what_the_application_notes(error: Exception | 
         asyncio.run(exchange(outer))
     sent = 0 if error else 2
     assert seen == ["/orders/{number}"] * sent + [("/orders/{number}", {"http.response.pathsend": {}})]
+
+
+def test_who_looks_whether_the_client_has_gone_takes_no_body() -> None:
+    async def place(request: Request) -> PlainTextResponse:
+        gone = await request.is_disconnected()
+        return PlainTextResponse(f"{gone} {await asyncio.wait_for(request.body(), 5)!r}")
+
+    middleware = guarded(Route("/orders", place, methods=["POST"]).app)
+    assert asyncio.run(request_asgi(middleware)).body == b"False b'body'"
 
 
 def test_early_hints_are_passed_on_at_once() -> None:
