@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from rq.worker import SimpleWorker
 
 from celery_idempotent.cli import cli
 from celery_idempotent.cli.common import Exit
-from celery_idempotent.cli.doctor.rq import CHECKS
+from celery_idempotent.cli.doctor.rq import CHECKS, _set_up_django
 from celery_idempotent.rq import idempotent
 from tests.support.servers import free_port, open_client
 
@@ -181,6 +184,75 @@ def test_a_module_that_ends_the_process_where_it_is_imported_is_one_that_cannot_
     monkeypatch.syspath_prepend(tmp_path)
     with_jobs((charge, RETRIED), ("script_that_exits.main", {}))(queue)
     assert found() == {"function-not-importable": "info"}
+
+
+def test_what_a_module_cannot_be_imported_for_is_said(
+    queue: Queue, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_fails.py").write_text("raise RuntimeError('no settings\\nand more')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    queue.enqueue("module_that_fails.charge", "ORD-1")
+    words = " ".join(CliRunner().invoke(cli, ["doctor", "--rq", redis_url]).output.split())
+    assert "module_that_fails.charge cannot be imported here (RuntimeError: no settings): whether" in words
+
+
+@pytest.fixture
+def needs_django(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of a job whose module imports a model, and of its settings."""
+    (tmp_path / "site_settings.py").write_text("INSTALLED_APPS = ['django.contrib.contenttypes']\n")
+    (tmp_path / "site_tasks.py").write_text(
+        "from django.contrib.contenttypes.models import ContentType\n"
+        "from celery_idempotent.rq import idempotent\n"
+        "@idempotent(key='order_id')\n"
+        "def charge(order_id): ...\n"
+    )
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "site_settings")
+    _set_up_django.cache_clear()
+    yield tmp_path
+    _set_up_django.cache_clear()
+
+
+@pytest.mark.nightly
+def test_jobs_of_django_rq_are_imported_with_django_set_up_as_in_its_workers(
+    queue: Queue, redis_url: str, needs_django: Path
+) -> None:
+    queue.enqueue("site_tasks.charge", "ORD-1", retry=Retry(max=3))
+    served(queue)
+    command = [sys.executable, "-m", "celery_idempotent.cli", "doctor", "--rq", redis_url, "--json"]
+    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    result = subprocess.run(
+        command,
+        cwd=needs_django,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    queues, *_ = json.loads(result.stdout)["sections"]
+    assert [each["found"] for each in queues["findings"] if each["severity"] != "ok"] == []
+
+
+def test_django_is_set_up_once_where_its_settings_are_named(
+    queue: Queue, found: Callable[[], dict[str, str]], needs_django: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Path] = []
+    monkeypatch.setattr("django.setup", lambda: calls.append(needs_django))
+    with_jobs((charge, RETRIED), (charge, RETRIED))(queue)
+    assert found() == {}
+    assert calls == [needs_django]
+
+
+def test_what_django_cannot_be_set_up_for_is_said(
+    queue: Queue, redis_url: str, needs_django: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def setup() -> None:
+        raise ModuleNotFoundError("No module named 'gone'")
+
+    monkeypatch.setattr("django.setup", setup)
+    queue.enqueue("site_tasks.charge", "ORD-1")
+    words = " ".join(CliRunner().invoke(cli, ["doctor", "--rq", redis_url]).output.split())
+    assert "site_tasks.charge cannot be imported here (ModuleNotFoundError: No module named 'gone')" in words
 
 
 def test_every_check_has_a_case() -> None:

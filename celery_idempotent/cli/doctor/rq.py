@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -45,13 +48,13 @@ class QueuedJob:
     Arguments:
         name: The name of its function.
         policy: The options of that; None if it is not guarded, or cannot be imported here.
-        importable: Whether the function can be imported here.
+        problem: Why the function cannot be imported here, or "".
         job: The job.
     """
 
     name: str
     policy: Policy | None
-    importable: bool
+    problem: str
     job: Job
 
 
@@ -97,14 +100,28 @@ class RqSite:
 
 def _read(job: Job) -> QueuedJob:
     try:
+        _set_up_django()
         name, functions = _name_of(job), list(functions_of(job))
-    except (Exception, SystemExit):  # noqa: BLE001 - whatever the import of a user's module raises, or its serializer
-        return QueuedJob(str(getattr(job, "description", "")).partition("(")[0], None, importable=False, job=job)
+    except (Exception, SystemExit) as why:  # noqa: BLE001 - what the import of a user's module raises, or its serializer
+        return QueuedJob(str(getattr(job, "description", "")).partition("(")[0], None, _words(why), job)
     for function in functions:
         binding = getattr(function, BINDING, None)
         if isinstance(binding, JobBinding):
-            return QueuedJob(binding.name if name == "__call__" else name, binding.policy, importable=True, job=job)
-    return QueuedJob(name, None, importable=True, job=job)
+            return QueuedJob(binding.name if name == "__call__" else name, binding.policy, "", job)
+    return QueuedJob(name, None, "", job)
+
+
+@cache
+def _set_up_django() -> None:
+    """Set Django up, as `manage.py rqworker` has done when it imports the modules of jobs, which import models."""
+    if os.environ.get("DJANGO_SETTINGS_MODULE") and find_spec("django"):
+        django: Any = import_module("django")
+        django.setup()
+
+
+def _words(error: BaseException) -> str:
+    first, *_ = [*str(error).strip().splitlines(), ""]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _name_of(job: Job) -> str:
@@ -136,10 +153,12 @@ def no_jobs(site: RqSite) -> Findings:
 
 @CHECKS.add("the functions of all jobs can be imported here")
 def function_not_importable(site: RqSite) -> Findings:
-    if found := [each for each in site.jobs if not each.importable]:
+    if found := [each for each in site.jobs if each.problem]:
         yield info(
-            f"{_names(found)} cannot be imported here: whether such jobs are guarded is not known.",
-            "Run doctor where the workers run, in their directory and with their Python.",
+            f"{_names(found)} cannot be imported here ({found[0].problem}): whether such jobs are guarded is not "
+            "known.",
+            "Run doctor where the workers run, in their directory and with their Python; with django-rq, give it "
+            "DJANGO_SETTINGS_MODULE in its environment.",
         )
 
 
@@ -160,7 +179,7 @@ def job_store_unfit(site: RqSite) -> Findings:
 
 @CHECKS.add("all jobs are guarded")
 def plain_jobs(site: RqSite) -> Findings:
-    if found := [each for each in site.jobs if each.importable and each.policy is None]:
+    if found := [each for each in site.jobs if not each.problem and each.policy is None]:
         yield info(
             f"Not guarded: {_names(found)}. Such a job runs as often as RQ hands it out.",
             "from celery_idempotent.rq import idempotent, and @idempotent() above the function, where its effect must "
