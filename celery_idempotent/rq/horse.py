@@ -83,8 +83,8 @@ class HorseEnd:
             raise ConfigurationError(
                 f"Expected lease_ttl of {binding.name} to be at least {least:g} s, twice the job_monitoring_interval "
                 f"in which this worker renews leases, got {ttl:g} s. Give it a longer lease, or start the worker with "
-                f"--job-monitoring-interval {max(1, int(ttl // 2))}; for `rq worker-pool`, which has no such option, "
-                "derive a class of workers that has it."
+                f"--job-monitoring-interval {max(1, int(ttl // 2))}; for `rq worker-pool` and django-rq's "
+                "`rqworker`, which have no such option, derive a class of workers that has it."
             )
 
     def send(self, binding: Binding, claim: Claim, max_lease: float | None, task_id: str) -> None:

@@ -246,8 +246,8 @@ def test_a_lease_that_the_worker_would_renew_too_late_is_refused_and_no_retry_is
     assert (
         "Expected lease_ttl of tests.support.rq.shop.charge_briefly to be at least 2 s, twice the "
         "job_monitoring_interval in which this worker renews leases, got 1.5 s. Give it a longer lease, "
-        "or start the worker with --job-monitoring-interval 1; for `rq worker-pool`, which has no such option, "
-        "derive a class of workers that has it." in desk.error(job)
+        "or start the worker with --job-monitoring-interval 1; for `rq worker-pool` and django-rq's `rqworker`, "
+        "which have no such option, derive a class of workers that has it." in desk.error(job)
     )
     start(STOCK, queues=["stock"], ready=False)  # renews nothing
     job = Queue("stock", connection=desk.connection).enqueue(shop.charge_briefly, "B")
