@@ -97,6 +97,17 @@ class TestInOneProcess:
         events.receivers(Acquired)
         assert counts.counts() == {}
 
+    def test_a_shutdown_that_comes_a_little_later_than_its_signal_is_waited_for(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        announced = threading.Timer(0.1, counts.announce_stop)
+        announced.start()
+        assert counts.stops_soon()
+        announced.join()
+        counts._memory[counts._STOPPING] = 0
+        monkeypatch.setattr(counts, "STOP_LAG", 0.05)
+        assert not counts.stops_soon()
+
     def test_threads_of_a_process_lose_no_count(self) -> None:
         threads = [threading.Thread(target=lambda: [counts.count(Acquired) for _ in range(20_000)]) for _ in range(4)]
         for thread in threads:

@@ -28,7 +28,7 @@ from tests.support.celery.journal import Journal
 from tests.support.celery.monitor import Monitor
 from tests.support.celery.nodes import WorkerNode
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import RabbitServer, Vhost, external_url
+from tests.support.rabbitmq import CONNECT_SECONDS, RabbitServer, Vhost, external_url
 from tests.support.servers import ServerMissing
 from tests.support.waiting import wait_until
 
@@ -94,7 +94,7 @@ def app(client_app: Callable[..., Celery], kind: tuple[str, str]) -> Celery:
     app = client_app(RABBIT)
     if kind == NATIVE:
         wait_until(lambda: _delays(app), 60, "RabbitMQ to have the 28 quorum queues of Celery's delayed delivery")
-    with app.connection_for_write() as connection:
+    with app.connection_for_write(connect_timeout=CONNECT_SECONDS) as connection:
         for queue in app.amqp.queues.values():
             queue.bind(connection.default_channel).declare()
     return app

@@ -69,6 +69,10 @@ def epmd_binary() -> str:
     return found
 
 
+#: A node that declares dozens of quorum queues on a busy machine answers nobody for longer than kombu waits.
+CONNECT_SECONDS = 30
+
+
 class Vhost:
     """A part of a RabbitMQ that one test has for itself.
 
@@ -92,19 +96,19 @@ class Vhost:
         Queues without messages are left out, and so are queues that do not exist.
         """
         names = [*map(self.name, queues), *DELAYS]
-        with kombu.Connection(self.url) as connection:
+        with kombu.Connection(self.url, connect_timeout=CONNECT_SECONDS) as connection:
             wait_until(lambda: not any(_count(connection, name)[1] for name in names), message="the consumers to go")
             counts = {name.removeprefix(self.prefix): _count(connection, name)[0] for name in names}
         return {name: count for name, count in counts.items() if count}
 
     def delayed(self) -> int:
         """Return how many messages Celery's delayed delivery holds back."""
-        with kombu.Connection(self.url) as connection:
+        with kombu.Connection(self.url, connect_timeout=CONNECT_SECONDS) as connection:
             return sum(_count(connection, name)[0] for name in DELAYS)
 
     def delete(self, queues: Iterable[str]) -> None:
         """Delete queues of this test."""
-        with kombu.Connection(self.url) as connection:
+        with kombu.Connection(self.url, connect_timeout=CONNECT_SECONDS) as connection:
             for queue in queues:
                 connection.default_channel.queue_delete(self.name(queue))
 
