@@ -633,7 +633,8 @@ def _keeping_ended(method: Callable[..., Any]) -> Callable[..., Any]:
         if state == states.STARTED and request is not None and is_guarded(self.app.tasks.get(request.task)):
             again = (request.delivery_info or {}).get("redelivered") or own_header(vars(request)).get("copy")
             # A later message with the id of a failure shows that it runs.
-            if _state_in(self, task_id) in (states.READY_STATES if again else {states.SUCCESS}):
+            meta = meta_of(self, task_id)
+            if meta is not None and meta["status"] in (states.READY_STATES if again else {states.SUCCESS}):
                 return result
         return method(self, task_id, result, state, *args, **options)
 
@@ -641,14 +642,16 @@ def _keeping_ended(method: Callable[..., Any]) -> Callable[..., Any]:
     return keeping_ended
 
 
-def _state_in(backend: Any, task_id: str) -> str:
+def meta_of(backend: Any, task_id: str) -> dict[str, Any] | None:
+    """Return what the result backend has of a task; None where it does not answer: who needs it asks again."""
     try:
-        return str(backend.get_task_meta(task_id, cache=False)["status"])
+        meta: dict[str, Any] = backend.get_task_meta(task_id, cache=False)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
-        logger.warning("Whether %s has ended before is not known: %r", task_id, error)
-        return ""
+    except Exception as error:  # noqa: BLE001 - the backend's own
+        logger.warning("What became of %s is not known yet: %r", task_id, error)
+        return None
+    return meta
 
 
 def is_done_since(backend: Any, meta: Mapping[str, Any], moment: float) -> bool:

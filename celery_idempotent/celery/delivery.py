@@ -34,7 +34,7 @@ from ..errors import Conflict, LeaseLost, PreviouslyFailed, ResultUnavailable, S
 from ..stores.records import RETRIES_LIMIT, Outcome, Reason, Record, Release, State, attempt_number
 from ..stores.rules import SECOND
 from . import canvas, message, monitoring, pool, unique
-from .app import TaskBinding, is_done_since, is_shared
+from .app import TaskBinding, is_done_since, is_shared, meta_of
 from .declarations import UNFINISHED
 from .message import DeliveryState
 
@@ -315,7 +315,7 @@ class CeleryDelivery(Delivery):
         left = min(REPLACED_WAIT, kept / 2) - record.age
         if left <= 0 or self.request.is_eager or policy.on_conflict == "raise" or not is_shared(backend):
             return 0.0
-        meta = self._meta_of(ignored.reference)
+        meta = meta_of(self.task.backend, ignored.reference)
         return 0.0 if meta is not None and meta["status"] in states.READY_STATES else left
 
     def recall(self, record: Record) -> None:
@@ -377,7 +377,7 @@ class CeleryDelivery(Delivery):
         fence is the time at which the store granted it. Clocks may differ.
         """
         task_id, since = busy.holder_task_id, busy.awaited / SECOND - unique.SKEW
-        meta = self._meta_of(task_id or self.request.id) if is_shared(self.task.backend) else None
+        meta = meta_of(self.task.backend, task_id or self.request.id) if is_shared(self.task.backend) else None
         if meta is None or meta["status"] not in states.PROPAGATE_STATES:
             return False
         if not is_done_since(self.task.backend, meta, since):
@@ -390,17 +390,6 @@ class CeleryDelivery(Delivery):
         delivery = _WithoutBody(DeliveryEvents(claim, self.task.name), failed)
         found = guard.acquire_now(delivery)
         return isinstance(found, HeldLease) and bool(found.fence) and guard.release(delivery, found, failed)
-
-    def _meta_of(self, task_id: str) -> dict[str, Any] | None:
-        """Return what the result backend has of a task; None where it does not answer: the next copy asks again."""
-        try:
-            meta: dict[str, Any] = self.task.backend.get_task_meta(task_id, cache=False)
-        except SoftTimeLimitExceeded:
-            raise
-        except Exception as error:  # noqa: BLE001 - the backend's own
-            events.logger.warning("What became of %s is not known yet: %r", task_id, error)
-            return None
-        return meta
 
     def _conclude(self, decision: Decision) -> Any:
         """Translate the guard's decision into Celery's control flow."""
