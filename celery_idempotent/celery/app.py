@@ -222,7 +222,7 @@ class TaskBinding(Binding):
         if key in identity.within:
             # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
             return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)
-        return Named(key, keys.placed(key, identity.place), arguments)
+        return Named(key, keys.placed(key, identity.place) if identity.place else key, arguments)
 
     def default_key(self, task_id: str) -> str:
         """Return the store's key of an operation that is known by its task id."""
@@ -612,7 +612,8 @@ class TaskResultStorage(ResultStorage):
 
 def is_shared(backend: Any) -> bool:
     """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
-    return not isinstance(backend, DisabledBackend) and not is_backend(backend, "rpc", "RPCBackend")
+    kind: Any = type(backend)
+    return not isinstance(backend, DisabledBackend) and not _is_kind(kind, "celery.backends.rpc", "RPCBackend")
 
 
 def keep_ended(backend: Any) -> None:
@@ -705,8 +706,14 @@ def is_backend(backend: Any, module: str, name: str, package: str = "celery.back
         name: The class in it.
         package: Whose backends they are (default: Celery's own).
     """
-    loaded = sys.modules.get(f"{package}.{module}")
-    return loaded is not None and isinstance(backend, getattr(loaded, name))
+    kind: Any = type(backend)
+    return _is_kind(kind, f"{package}.{module}", name)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_kind(kind: type, module: str, name: str) -> bool:
+    loaded = sys.modules.get(module)  # as it is, where there is a backend of that class
+    return loaded is not None and issubclass(kind, getattr(loaded, name))
 
 
 def is_in_django(backend: Any) -> bool:

@@ -184,7 +184,7 @@ class CeleryDelivery(Delivery):
         while True:
             try:
                 self._revoke_if_expired()
-                decision = self._leave_replaced() or self.binding.guard.run(self)
+                decision = (self.state.identity.operation and self._leave_replaced()) or self.binding.guard.run(self)
             except SystemExit as leaving:
                 if pool.enforces_limits or request.is_eager or type(leaving) is not SystemExit:
                     raise
@@ -350,7 +350,7 @@ class CeleryDelivery(Delivery):
         under one key must not be done under another.
         """
         replaced, request, guard = self.state.identity.operation, self.request, self.binding.guard
-        if replaced in ("", self.state.key):
+        if replaced == self.state.key:
             return None
         known = replaced == self.binding.default_key(request.id)
         claim = replace(self.claim, key=replaced, task_id="" if known else request.id, fingerprint="")
@@ -521,7 +521,7 @@ _requeue_pauses = Backoff(REQUEUE_PAUSE, float("inf"), pool.is_stopping)
 
 def _kept(args: Any, kwargs: Any) -> bytes | None:
     """Return the arguments of a message as they came; None where no body can change them, or nothing keep them."""
-    if all(type(each) in _UNCHANGEABLE for each in (*args, *kwargs.values())):
+    if _UNCHANGEABLE.issuperset(map(type, args)) and _UNCHANGEABLE.issuperset(map(type, kwargs.values())):
         return None
     try:
         return pickle.dumps((args, kwargs))

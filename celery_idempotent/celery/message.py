@@ -217,7 +217,7 @@ class MessageHeaders:
         delivery = own[DELIVERY_ENTRY] if isinstance(own[DELIVERY_ENTRY], dict) else {}
         identity = cls(
             owner=delivery.get("owner") or new_owner(),
-            key=read_key(own[KEY_HEADER]),
+            key=own[KEY_HEADER] and read_key(own[KEY_HEADER]),
             place=delivery.get("place") or "",
             content_type=delivery.get("content_type"),
             compression=delivery.get("compression"),
@@ -279,14 +279,11 @@ class MessageHeaders:
 
 
 def headers_beside(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message's header ``headers``, if it has one, with its producer's headers that stand beside it.
+    """Return a message's header ``headers`` with its producer's headers that stand beside it.
 
     What traces, as ddtrace, puts its own in there; and Celery then takes none of the others for the request's.
     """
-    deeper = message.get("headers")
-    if not isinstance(deeper, dict):
-        return {}
-    return {"headers": {**(Context({**message, "headers": None}).headers or {}), **deeper}}
+    return {**(Context({**message, "headers": None}).headers or {}), **message["headers"]}
 
 
 def _word(written: object) -> str:
@@ -310,63 +307,43 @@ class DeliveryState:
         identity: Its headers.
     """
 
-    __slots__ = (
-        "begun",
-        "continued",
-        "continues",
-        "delivered",
-        "entered",
-        "failed",
-        "fans_out",
-        "fans_out_failed",
-        "give_up",
-        "holding",
-        "identity",
-        "key",
-        "left_by",
-        "named",
-        "nesting",
-        "replaced",
-        "reservation",
-        "stood_aside",
-    )
+    #: what the body holds while it runs
+    holding: HeldLease | None = None
+    #: gives the lease up for the retry that it is called with, while the body runs
+    give_up: Callable[[Retry], None] | None = None
+    #: whether a delivery answers the request: its state alone may be read before, as by ``before_start``
+    delivered = False
+    #: what the body raised when it published its retry, or what replaces it
+    left_by: Retry | Ignore | None = None
+    #: whether the body was run
+    begun = False
+    #: whether the body has begun, so that further calls are plain calls
+    entered = False
+    #: whether Celery has callbacks or a chain to dispatch, set before it does: Celery before 5.5 takes them away
+    fans_out = False
+    #: whether the message came with callbacks or the rest of a chain
+    continues = False
+    #: whether it failed for good, and Celery has errbacks to dispatch
+    fans_out_failed = False
+    #: the store key, once known
+    key = ""
+    #: the store key that its own arguments name; the operation has another one where it is a part of that one
+    named = ""
+    #: what the continuation raised that ran in the body's place, in a call of ``apply()``
+    failed: Exception | None = None
+    #: whether the body was replaced
+    replaced = False
+    #: whether what replaces it ends in its own task, as which the operation goes on
+    continued = False
+    #: whether another copy of the message will be answered
+    stood_aside = False
+    #: what the message holds until its body starts, or its operation has ended
+    reservation: Any = None
 
     def __init__(self, identity: MessageHeaders) -> None:
         self.identity = identity
-        #: what the body holds while it runs
-        self.holding: HeldLease | None = None
-        #: gives the lease up for the retry that it is called with, while the body runs
-        self.give_up: Callable[[Retry], None] | None = None
-        #: whether a delivery answers the request: its state alone may be read before, as by ``before_start``
-        self.delivered = False
-        #: what the body raised when it published its retry, or what replaces it
-        self.left_by: Retry | Ignore | None = None
-        #: whether the body was run
-        self.begun = False
-        #: whether the body has begun, so that further calls are plain calls
-        self.entered = False
-        #: whether Celery has callbacks or a chain to dispatch, set before it does: Celery before 5.5 takes them away
-        self.fans_out = False
-        #: whether the message came with callbacks or the rest of a chain
-        self.continues = False
-        #: whether it failed for good, and Celery has errbacks to dispatch
-        self.fans_out_failed = False
-        #: the store key, once known
-        self.key = ""
-        #: the store key that its own arguments name; the operation has another one where it is a part of that one
-        self.named = ""
         #: how often its task has been replaced, as Celery counts or we do
         self.nesting = identity.nesting
-        #: what the continuation raised that ran in the body's place, in a call of ``apply()``
-        self.failed: Exception | None = None
-        #: whether the body was replaced
-        self.replaced = False
-        #: whether what replaces it ends in its own task, as which the operation goes on
-        self.continued = False
-        #: whether another copy of the message will be answered
-        self.stood_aside = False
-        #: what the message holds until its body starts, or its operation has ended
-        self.reservation: Any = None
 
     @classmethod
     def is_known(cls, request: Any) -> bool:
@@ -570,13 +547,13 @@ def _leads(by: Any, pattern: str, exchange: str, key: str) -> bool:
     return by.type == "fanout" or pattern == key
 
 
-def place_of(app: Any, delivery_info: Mapping[str, Any] | None, hostname: str) -> str:
+def place_of(app: Any, exchange: str, hostname: str) -> str:
     """Return which of the consumers of a fanout exchange this worker is; "" for a message that one worker gets.
 
     That is the queue, which a `kombu.common.Broadcast` makes for each worker. A Redis broker keeps no such queues: each
     worker listens.
     """
-    found = _fanout(app.amqp.queues.consume_from, (delivery_info or {}).get("exchange"))
+    found = _fanout(app.amqp.queues.consume_from, exchange)
     if not found:
         return ""
     if app.connection_for_read().transport.driver_type == "redis":
@@ -584,7 +561,7 @@ def place_of(app: Any, delivery_info: Mapping[str, Any] | None, hostname: str) -
     return SEVERAL.join(sorted(queue.name for queue in found))
 
 
-def type_of(app: Any, exchange: str | None) -> str:
+def type_of(app: Any, exchange: str) -> str:
     """Return of which type an exchange is; "" for one that this process does not know."""
     known = (by for queue in queues_of(app.amqp.queues, exchange) for by in _exchanges(queue))
     return next((str(by.type) for by in known if by.name == exchange), "")

@@ -67,21 +67,22 @@ class IdempotentRequest(Request):
         if known is not None:
             hidden = getattr(known, "_hides", None)
             self._hidden = ref(hidden if hidden in worker_state.reserved_requests else known)
-        self._request_dict.update(messages.headers_beside(self._request_dict))
+        if isinstance(self._request_dict.get("headers"), dict):
+            self._request_dict["headers"] = messages.headers_beside(self._request_dict)
         key = (message.properties or {}).get(KEY_HEADER)
         if key is not None:  # from a producer that has not imported us, so that nothing moved it into the headers
             self._request_dict.setdefault(KEY_HEADER, key)
-        self._request_dict[DELIVERY_ENTRY] = {
+        entry = self._request_dict[DELIVERY_ENTRY] = {
             "owner": self._owner,
             "content_type": message.content_type,
             "compression": (message.headers or {}).get("compression"),
             "limit": self._hard_limit() or 0,
-            "exchange_type": messages.type_of(self._app, (self._delivery_info or {}).get("exchange")),
         }
         canvas.count_parts_once(self.task.backend)  # before Celery returns a part from this process
-        place = messages.place_of(self._app, self._delivery_info, self._hostname)
-        if place:
-            self._request_dict[DELIVERY_ENTRY]["place"] = place
+        exchange = (self._delivery_info or {}).get("exchange")
+        if exchange:  # the default one of AMQP, by which most messages come, has no name
+            entry["exchange_type"] = messages.type_of(self._app, exchange)
+            entry["place"] = messages.place_of(self._app, exchange, self._hostname)
 
     @property
     def _hides(self) -> Any:
@@ -129,7 +130,7 @@ class IdempotentRequest(Request):
     def acknowledge(self) -> None:
         """Acknowledge the message; not of a greenlet that was killed, which its pool reports as a success."""
         self._give_token_back()
-        if self._hides is not None:
+        if self._hidden is not None:
             self._show_hidden()
         if not self._cut_off:
             super().acknowledge()
@@ -187,15 +188,16 @@ class IdempotentRequest(Request):
 
     def reject(self, requeue: bool = False) -> None:
         """Do as Celery does, and take note of a message that comes back."""
-        if self._hides is not None:
+        if self._hidden is not None:
             self._show_hidden()
         self._goes_on = self._goes_on or (requeue and not self.acknowledged)
         super().reject(requeue=requeue)
 
     def _show_hidden(self) -> None:
         """Have remote control find the delivery again that has the same task id and goes on."""
-        if self._hides in worker_state.reserved_requests:
-            worker_state.requests.setdefault(self.id, self._hides)
+        hidden = self._hides
+        if hidden is not None and hidden in worker_state.reserved_requests:
+            worker_state.requests.setdefault(self.id, hidden)
 
     def _retry_worker_lost(self, *args: Any) -> bool:
         """Do as Celery (>= 5.7) does, and take note of a retry that it publishes."""
@@ -251,10 +253,11 @@ class IdempotentRequest(Request):
 
         A deferred message takes one each time that it comes round, and would keep others from running.
         """
-        if self._token_back or not shared.was_unrun(self._owner):
+        consumer = monitoring.consumer()
+        if consumer is None or consumer.task_buckets[self.task.name] is None:
             return
-        self._token_back, consumer = True, monitoring.consumer()
-        if consumer is not None and consumer.task_buckets[self.task.name] is not None:
+        if not self._token_back and shared.was_unrun(self._owner):
+            self._token_back = True
             # In other pools than prefork this is some thread, and a bucket is the consumer's alone.
             consumer.call_soon(_give_back, consumer, self.task.name)
 

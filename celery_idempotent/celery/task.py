@@ -534,7 +534,7 @@ def _is_new_delivery(task: IdempotentTask, request: Any) -> bool:
     """Return whether this call is the delivery itself, and not a call within a body or from anywhere else."""
     if request is None or request.called_directly:
         return False
-    state = _state_of(request)
+    state = request.__dict__.get(STATE_ATTRIBUTE)
     return (state is None or not state.delivered) and not task.name.startswith(UNGUARDED)
 
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from concurrent.futures import Future
 from functools import cache, cached_property
+from types import NoneType
 from typing import Any
 
 from ..errors import ConfigurationError, MissingKey
@@ -67,6 +68,7 @@ class Binding:
         self.hidden = hidden
         self._defaults = keys.defaults_of(signature)
         self._positional = keys.positional(signature)
+        self._names = set(signature.parameters)
 
     def _store(self) -> Store:
         """Return the store that remembers its operations."""
@@ -157,8 +159,11 @@ class Binding:
             TypeError: they do not fit; with what the function takes, which Python's own message leaves out.
         """
         names = self._positional
-        if names is not None and not kwargs and len(args) == len(names):  # as most are called
-            return dict(zip(names, args, strict=True))
+        if names is not None and len(args) <= len(names):  # as most are called
+            named = {**dict(zip(names, args, strict=False)), **kwargs}
+            every = {**self._defaults, **named}
+            if len(named) == len(args) + len(kwargs) and every.keys() == self._names:
+                return dict(zip(names, map(every.__getitem__, names), strict=True))
         try:
             return keys.bind(self.signature, args, kwargs)
         except TypeError as error:
@@ -200,7 +205,7 @@ class Binding:
             )
         return value
 
-    @property
+    @cached_property
     def compares(self) -> bool:
         """Whether calls with the same key must share their arguments; those that take turns need not."""
         return self.policy.fingerprint is not False and self.policy.result_ttl > 0
@@ -228,6 +233,8 @@ class Binding:
 
 
 _UNFINISHED = (Generator, AsyncGenerator, AsyncIterator, Future)
+#: Classes of whose values the work is done, as of most that are returned.
+_DONE = {NoneType, bool, int, float, str, bytes, dict, list, tuple}
 
 
 def check_returned(name: str, value: Any, remedy: str) -> Any:
@@ -242,6 +249,8 @@ def check_returned(name: str, value: Any, remedy: str) -> Any:
         ConfigurationError: it is a coroutine or another awaitable, the future of a pool, a generator, what `contextlib`
             has made of one, or an asynchronous iterator.
     """
+    if type(value) in _DONE:
+        return value
     # Of a function with @contextmanager the body has not even begun.
     manages = type(value).__module__ == "contextlib" and isinstance(getattr(value, "gen", None), _UNFINISHED)
     if not (inspect.isawaitable(value) or isinstance(value, _UNFINISHED) or manages):

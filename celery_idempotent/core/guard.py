@@ -314,7 +314,7 @@ class Guard:
             if isinstance(found, Lease):
                 held = self._hold(delivery, found, since)
                 if not held.doubtful:
-                    return self._check_crashes(delivery, held)
+                    return self._check_crashes(delivery, held) if found.taken_over else held
                 # The answer came so late that another may have the lease by now. Its holder gets the same answer again.
                 delivery.granted_late = True
                 if (pause := patience.next()) is None:
@@ -483,7 +483,7 @@ class Guard:
 
     def _check_crashes(self, delivery: Delivery, held: HeldLease) -> HeldLease:
         lease = held.lease
-        if delivery.alone and lease.taken_over and lease.crashes >= lease.claim.max_crashes:
+        if delivery.alone and lease.crashes >= lease.claim.max_crashes:
             # Stores refuse it themselves where they know the delivery's task id.
             self.release(delivery, held, Release(Reason.CRASH_LOOP))
             delivery.emit(events.CrashLooped, crashes=lease.crashes)
@@ -627,7 +627,7 @@ class Guard:
         return self._settle(delivery, held, ending, ttl=ttl, error=error)
 
     def _completed(self, delivery: Delivery, lease: Lease, value: object) -> Outcome:
-        origin = Origin(lease.key, lease.fence, delivery.task_id, delivery.published)
+        origin = Origin(lease.claim.key, lease.fence, delivery.task_id, delivery.published)
         payload = self.codec.encode_value(value, store_result=self.policy.store_result, origin=origin)
         return Outcome(State.COMPLETED, payload)
 

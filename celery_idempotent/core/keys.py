@@ -123,6 +123,8 @@ def _form_of_default(default: object) -> str:
 
 
 def _comparable(name: str, value: object) -> str:
+    if type(value) is str:
+        return _quote(value)
     try:
         return _Comparison().encode(value, 0)
     except (TypeError, RecursionError) as exc:
@@ -646,8 +648,10 @@ def _read_by_kombu(marked: dict[Any, Any]) -> object:
 def _argument(name: str, arguments: Mapping[str, object]) -> object:
     if name not in arguments:
         raise MissingKey(f"Expected an argument {name!r} to make the key of, got {sorted(arguments)}: pass it")
-    _usable(arguments[name], f"the argument {name!r}, of which the key is made,")
-    return arguments[name]
+    value = arguments[name]
+    if type(value) is not str or not value:
+        _usable(value, f"the argument {name!r}, of which the key is made,")
+    return value
 
 
 def _call(source: Callable[..., object], arguments: Mapping[str, object], what: str) -> object:
@@ -710,8 +714,11 @@ def digest(value: object, what: str) -> str:
 
 
 def _part(value: object, what: str) -> str:
-    encoded = _usable(value, what)
-    part = _escape(json.loads(encoded)) if encoded[0] == '"' else "~" + _escape(encoded)
+    if type(value) is str and value and value.isascii():  # which its canonical form spells as it is
+        part = _escape(value)
+    else:
+        encoded = _usable(value, what)
+        part = _escape(json.loads(encoded)) if encoded[0] == '"' else "~" + _escape(encoded)
     return part if len(part) <= MAX_PART else f"~~{digest(value, what)}"
 
 

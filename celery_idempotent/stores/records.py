@@ -6,9 +6,13 @@ has expired.
 
 from __future__ import annotations
 
-import secrets
+import os
+from binascii import b2a_base64
 from dataclasses import dataclass, field
 from enum import Enum
+
+#: What base64 has for the last two of its digits, and what it has in URLs.
+_URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 #: An attempt is (nesting, retries), ordered. One integer carries both, so that every store can compare it.
 RETRIES_LIMIT = 1_000_000
@@ -93,7 +97,7 @@ def attempt_number(nesting: int, retries: int) -> int:
 
 def new_owner() -> str:
     """Return a random id of 128 bits in 22 characters, by which one delivery proves that it holds a lease."""
-    return secrets.token_urlsafe(16)
+    return b2a_base64(os.urandom(16))[:22].translate(_URLSAFE).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class Claim:
     @property
     def attempt(self) -> int:
         """The pair of nesting and retries as one integer."""
-        return attempt_number(self.nesting, self.retries)
+        return attempt_number(self.nesting, self.retries) if self.nesting or self.retries else 0
 
     @property
     def is_copy(self) -> bool:

@@ -139,7 +139,7 @@ def test_a_consumer_of_a_fanout_exchange_is_known_by_its_queue_or_on_redis_by_it
             Queue("orders", Exchange("orders", type="direct")),
         ]
         exchanges = ("everybody", "audit", "orders", "", None, "unknown")
-        found[broker] = [brokers.place_of(app, {"exchange": name}, "celery@host") for name in exchanges]
+        found[broker] = [brokers.place_of(app, name, "celery@host") for name in exchanges]
     assert found["memory://"] == ["mine", "another,one", "", "", "", ""]
     assert found["redis://localhost"] == ["celery@host", "celery@host", "", "", "", ""]
 

@@ -58,8 +58,10 @@ class Packer(HiredisRespSerializer):
     def pack(self, *command: Any) -> Any:
         spelled: list[Any] = [str(part) if type(part) in (int, float) else part for part in command]
         if type(spelled[0]) is str and " " not in spelled[0]:  # else redis-py takes it apart
-            with suppress(TypeError):  # of which redis-py makes its own error
+            try:
                 return [hiredis.pack_command(tuple(spelled))]
+            except TypeError:  # of which redis-py makes its own error
+                return super().pack(*spelled)
         return super().pack(*spelled)
 
 

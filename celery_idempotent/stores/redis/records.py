@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -23,11 +24,12 @@ PEEKED = tuple(name for name in ANSWERED if name not in (b"value", b"announced")
 def claim_args(claim: Claim) -> tuple[Any, ...]:
     """Return a claim as the arguments of acquire.lua."""
     attempt = claim.attempt
+    written = padded(attempt)
     return (
         claim.owner,
         packed(claim.task_id),
         claim.announcer,
-        f"{padded(attempt)}.{claim.copy:06d}",
+        f"{written}.{claim.copy:06d}",
         claim.token,
         "1" if claim.is_copy else "0",
         claim.sender,
@@ -36,7 +38,7 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
         ms(claim.lease_ttl),
         ms(claim.keep_ttl),
         claim.holder,
-        padded(attempt) if attempt else "",
+        written if attempt else "",
     )
 
 
@@ -71,6 +73,7 @@ _HEX, _UUID, _TEXT = b"\0", b"\1", b"\2"
 _SPELLED = re.compile("[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 
 
+@lru_cache(maxsize=256)  # a run writes the same twice
 def packed(text: str) -> bytes:
     """Return a task id or a fingerprint as it is kept: 17 bytes for 128 bits in hex, with the dashes of a UUID or not.
 
@@ -91,6 +94,7 @@ def unpacked(kept: bytes) -> str:
     return kept.removeprefix(_TEXT).decode()
 
 
+@lru_cache(maxsize=256)  # of which a policy has few
 def ms(seconds: float) -> int:
     """Return seconds as whole milliseconds."""
     return round(seconds * 1000)

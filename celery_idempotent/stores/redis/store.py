@@ -200,7 +200,7 @@ class RedisStore(Store):
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
         args = (*lease_args(lease), outcome.state.value, outcome.payload, ms(ttl))
-        if not self._call("settle", (lease.key,), args):
+        if not self._call("settle", (lease.claim.key,), args):
             raise LeaseLost(
                 f"The lease on {lease.key!r} is held by another holder, or was deleted: nothing was settled."
             )
@@ -286,7 +286,7 @@ class RedisStore(Store):
             )
             client.auto_close_connection_pool = True  # no other client uses it
             self._bounded = RedisStore(made_for_a_store(client), url=self._url)
-        return None if self._replicas.command else self._bounded
+        return None if self._replicas.wanted else self._bounded
 
     def close(self) -> None:
         if self._bounded is not None:
@@ -295,10 +295,9 @@ class RedisStore(Store):
 
     def _replicated(self, verb: str, keys: Sequence[str], args: Sequence[Any], **options: Any) -> tuple[Any, str]:
         """Call a verb; return its reply, and in words which replicas did not get it, if it is to wait for any."""
-        wait = self._replicas.command
-        if wait is None:
+        if not self._replicas.wanted:
             return self._call(verb, keys, args, **options), ""
-        reply, confirmed = self._call(verb, keys, args, then=wait, **options)
+        reply, confirmed = self._call(verb, keys, args, then=self._replicas.command, **options)
         return reply, self._replicas.missing(confirmed)
 
     def _unreplicated(self, missing: str) -> StoreUnreachable:
