@@ -31,8 +31,8 @@ RETURNING = 2.0
 CANVASES = ("group", "chain", "chord")
 #: Beside a chord's counter, how the key begins under which the result backend notes that a member's part was counted.
 COUNTED = ".part."
-#: Classes of result backends for which it was decided whether they count.
-_met: set[type] = set()
+#: Classes of result backends that do not count the parts of a chord.
+_others: set[type] = set()
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
@@ -65,10 +65,12 @@ def count_parts_once(backend: Any) -> None:
     key, so that the record of the operation cannot hold what an earlier run of it has returned.
     """
     kind: Any = type(backend)
-    if kind not in _met:
-        _met.add(kind)
-        if _counts(backend) and not hasattr(kind.on_chord_part_return, "counts_once"):
-            kind.on_chord_part_return = _counting_once(kind.on_chord_part_return)
+    if kind in _others or hasattr(kind.on_chord_part_return, "counts_once"):
+        return
+    if _counts(backend):
+        kind.on_chord_part_return = _counting_once(kind.on_chord_part_return)
+    else:
+        _others.add(kind)
 
 
 def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -135,7 +135,7 @@ class CeleryDelivery(Delivery):
             reservation.end()
 
     def _prepare(self) -> None:
-        task, request = self.task, self.request
+        task, request, backend = self.task, self.request, self.task.backend
         hard, soft = request.timelimit or (None, None)
         applied = self.state.identity.limit  # the task's own in this process may be another, by remote control
         hard = (hard or task.time_limit or pool.limits[0]) if applied is None else applied
@@ -145,11 +145,11 @@ class CeleryDelivery(Delivery):
             self.patience = min(self.patience, self.binding.policy.wait_timeout)
         self.max_lease = self.binding.max_lease(None if request.is_eager else hard)  # no limit ends a call in place
         ignored = message.ignores_result(task, request)
-        ignored = ignored or (isinstance(task.backend, DisabledBackend) and not request.is_eager)
+        ignored = ignored or (isinstance(backend, DisabledBackend) and not request.is_eager)
         self.wants_result = bool(not ignored or request.callbacks or request.chain or request.chord)
         # Releases of Celery differ in whether a message may overrule a task that ignores its results.
         stored = not (task.ignore_result or ignored or (request.is_eager and not task.store_eager_result))
-        self.published = stored and is_shared(task.backend)
+        self.published = stored and is_shared(backend)
         self._go_by()
 
     def _go_by(self, key: str = "") -> None:

@@ -254,7 +254,7 @@ class IdempotentRequest(Request):
         A deferred message takes one each time that it comes round, and would keep others from running.
         """
         consumer = monitoring.consumer()
-        if consumer is None or consumer.task_buckets[self.task.name] is None:
+        if consumer is None or consumer.task_buckets.get(self.task.name) is None:
             return
         if not self._token_back and shared.was_unrun(self._owner):
             self._token_back = True

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import celery
 import pytest
@@ -240,6 +240,7 @@ class TestThePipe:
 
         class Consumer:
             app = Celery("observed", set_as_current=False)
+            task_buckets: ClassVar[dict[str, Any]] = {}  # of no rate limits
 
             class event_dispatcher:  # noqa: N801 - Celery's name
                 @staticmethod

@@ -80,8 +80,8 @@ BREAKS = [
         (ACQUIRE, "redis.call('TIME')\n", "{ARGV[14], 0}\n"),
         (
             "stores/redis/records.py",
-            'claim.holder,\n        padded(attempt) if attempt else "",\n',
-            'claim.holder, padded(attempt) if attempt else "", int(__import__("time").time()),\n',
+            'claim.holder,\n        written if attempt else "",\n',
+            'claim.holder, written if attempt else "", int(__import__("time").time()),\n',
         ),
     ),
     broken(
