@@ -123,7 +123,7 @@ class CeleryDelivery(Delivery):
                 retry_if_interrupted(partial(self._leave, reservation, ended))
             # The request has its state, that has the lease, and that this delivery: nothing may wait for the collector.
             self.state.give_up = self.state.left_by = self.sent = None
-            del self.request, self.args, self.kwargs, self.run
+            del self.request, self.args, self.kwargs, self.run, self.state
 
     def _leave(self, reservation: unique.Reservation, error: BaseException | None) -> None:
         """Give the reservation back, unless a message goes on with it: this one again, a copy, a retry."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import NoneType
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from ..errors import ConfigurationError, IdempotencyError, LeaseLost, MissingKey
 from ..events import Event, logger
 from ..functions import opened, run_guarded
 from ..stores.base import Store
-from ..stores.records import Reason, Record, Release, new_owner
+from ..stores.records import Claim, Reason, Record, Release, new_owner
 from . import problems
 from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
@@ -206,6 +207,12 @@ def _lower(names: Sequence[str]) -> frozenset[bytes]:
     return frozenset(name.lower().encode() for name in names)
 
 
+def _note(binding: HttpBinding, claim: Claim, task: str, task_id: str) -> None:
+    """Note in the history of a request that it has published a task."""
+    event = Published(claim.key, binding.name, task_id, task, holder=claim.holder)
+    history.note(binding.guard.store, event, binding.policy.result_ttl)
+
+
 class HttpDelivery(Delivery):
     """One request.
 
@@ -230,7 +237,8 @@ class HttpDelivery(Delivery):
         self.identify(binding.events_of(claim, owner))
         if binding.options.propagate:
             # With the digest: a key that is free again may come with another request, whose tasks are others.
-            self.task_ids = TaskIds(f"{name} {digest}", binding.policy.result_ttl, self._note)
+            note = partial(_note, binding, claim)  # of nothing that refers to this, which would wait for the collector
+            self.task_ids = TaskIds(f"{name} {digest}", binding.policy.result_ttl, note)
 
     @property
     def is_running(self) -> bool:
@@ -251,11 +259,6 @@ class HttpDelivery(Delivery):
             return False
         self.claim = replace(self.claim, fingerprint=twin)
         return True
-
-    def _note(self, task: str, task_id: str) -> None:
-        """Note in the history of the request that it has published a task."""
-        event = Published(self.claim.key, self.binding.name, task_id, task, holder=self.claim.holder)
-        history.note(self.binding.guard.store, event, self.binding.policy.result_ttl)
 
     def body(self, held: HeldLease) -> Any:
         """Raise: the application is called by the middleware, between the steps of the guard."""

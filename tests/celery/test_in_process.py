@@ -46,8 +46,10 @@ from celery_idempotent.celery import delivery, pool, request, unique
 from celery_idempotent.celery import message as copies
 from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired, takes_no_writes
+from celery_idempotent.celery.message import DeliveryState
 from celery_idempotent.core import reservations
 from celery_idempotent.core.guard import Busy, Ignored
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.reservations import Reserved, Token, WaitingMessage
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
 from celery_idempotent.stores.memory import MemoryStore
@@ -512,13 +514,20 @@ def test_what_a_delivery_had_is_gone_when_it_has_ended(app: Celery) -> None:
         return "done"
 
     task = declare(app, charge, idempotency={"key": None})
+
+    def kept() -> int:
+        return sum(isinstance(each, (CeleryDelivery, DeliveryState, HeldLease)) for each in gc.get_objects())
+
     order, weak = Argument(), []
+    gc.collect()
     gc.disable()
+    before = kept()
     try:
         weak.append(weakref.ref(order))
         trace_task(task, "ended", (order,), {}, {"id": "ended", "task": task.name, "is_eager": False}, app=app)
         del order
         assert [each() for each in weak] == [None]
+        assert kept() == before
     finally:
         gc.enable()
 

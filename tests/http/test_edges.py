@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import (
     Conflict,
     CrashLoop,
@@ -27,6 +28,7 @@ from celery_idempotent.errors import (
     StoreUnreachable,
 )
 from celery_idempotent.http import IdempotencyMiddleware, problems, wsgi
+from celery_idempotent.http.delivery import HttpDelivery
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
@@ -603,6 +605,22 @@ def test_a_body_that_its_client_cuts_off_is_none_also_where_the_application_read
 
 
 # -- many --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_request_had_is_gone_when_it_was_answered(redis_url: str) -> None:
+    def kept() -> int:
+        return sum(isinstance(each, (HttpDelivery, HeldLease)) for each in gc.get_objects())
+
+    app = app_of(late, store=redis_url)[1]
+    assert request_wsgi(app, "first").status == 201  # which opens what is kept open
+    gc.collect()
+    gc.disable()
+    before = kept()
+    try:
+        assert request_wsgi(app, "second").status == 201
+        assert kept() == before
+    finally:
+        gc.enable()
 
 
 def left_in_memory() -> int:
