@@ -103,6 +103,10 @@ def own(path: Path) -> None:
             os.chown(each, options["user"], options["group"])
 
 
+#: Seconds in which a server on a busy machine has taken a connection.
+CONNECT_SECONDS = 30
+
+
 class PostgresServer:
     """A PostgreSQL of our own, with the superuser `postgres`; options become its configuration."""
 
@@ -262,8 +266,8 @@ def start_postgres() -> PostgresServer | ExternalPostgres:
 
 @contextmanager
 def fresh_schema(url: str) -> Iterator[str]:
-    """Make a schema with a random name, and drop it in the end."""
+    """Make a schema with a random name, and drop it in the end; a server on a busy machine is waited for."""
     name = f"t_{os.urandom(6).hex()}"
-    yield f"{url}{'&' if '?' in url else '?'}schema={name}"
+    yield f"{url}{'&' if '?' in url else '?'}connect_timeout={CONNECT_SECONDS}&schema={name}"
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"set client_min_messages = warning; drop schema if exists {name} cascade".encode())
