@@ -158,7 +158,7 @@ class Binding:
         Raises:
             TypeError: they do not fit; with what the function takes, which Python's own message leaves out.
         """
-        names = self._positional
+        names, kwargs = self._positional, kwargs or {}
         if names is not None and len(args) <= len(names):  # as most are called
             named = {**dict(zip(names, args, strict=False)), **kwargs}
             every = {**self._defaults, **named}
