@@ -517,11 +517,14 @@ async def run_guarded(
         return conclude(Ran(value))
     value, error = None, None
     try:
-        with running(held):
-            value = await body()
-    except BaseException as raised:  # noqa: BLE001 - every ending is recorded, and raised again
-        error = raised
-    return await finished(guard, delivery, held, value, error, conclude, timeout)
+        try:
+            with running(held):
+                value = await body()
+        except BaseException as raised:  # noqa: BLE001 - every ending is recorded, and raised again
+            error = raised
+        return await finished(guard, delivery, held, value, error, conclude, timeout)
+    finally:
+        error = None  # as in `Guard.finish`
 
 
 async def finished(
@@ -534,16 +537,33 @@ async def finished(
     timeout: float | None,
 ) -> T:
     """Record the end of a body that returned ``value`` or raised ``error``, as `run_guarded` does."""
-    ended = _ending.submit(lambda: conclude(guard.finish(delivery, held, value, error)))
-    if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
-        raise error
-    await _done(ended, timeout)
-    if ended.done():
-        return ended.result()
-    _warn_of_waiting(held, timeout)
-    if error is not None:
-        raise error
-    return conclude(_ran(held, value))
+    ended = _ending.submit(functools.partial(_finish, guard, delivery, held, value, error, conclude))
+    try:
+        if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
+            raise error
+        await _done(ended, timeout)
+        if ended.done():
+            return ended.result()
+        _warn_of_waiting(held, timeout)
+        if error is not None:
+            raise error
+        return conclude(_ran(held, value))
+    finally:
+        del ended, error  # as in `Guard.finish`
+
+
+def _finish(
+    guard: Guard,
+    delivery: Delivery,
+    held: HeldLease,
+    value: Any,
+    error: BaseException | None,
+    conclude: Callable[[Decision], T],
+) -> T:
+    try:
+        return conclude(guard.finish(delivery, held, value, error))
+    finally:
+        del error  # as in `Guard.finish`
 
 
 def finish_within(
@@ -559,15 +579,18 @@ def finish_within(
     Raises:
         BaseException: what `Guard.finish` raises.
     """
-    ended = _ending.submit(lambda: guard.finish(delivery, held, value, error))
-    with suppress(WaitTimeout):
-        ended.exception(timeout)  # which, unlike result, raises nothing of the body
-    if ended.done():
-        return ended.result()
-    _warn_of_waiting(held, timeout)
-    if error is not None:
-        raise error
-    return _ran(held, value)
+    ended = _ending.submit(functools.partial(guard.finish, delivery, held, value, error))
+    try:
+        with suppress(WaitTimeout):
+            ended.exception(timeout)  # which, unlike result, raises nothing of the body
+        if ended.done():
+            return ended.result()
+        _warn_of_waiting(held, timeout)
+        if error is not None:
+            raise error
+        return _ran(held, value)
+    finally:
+        del ended, error  # as in `Guard.finish`
 
 
 def _warn_of_waiting(held: HeldLease, timeout: float | None) -> None:

@@ -265,8 +265,11 @@ class Guard:
                 doubt = self._begin(delivery, held)
                 if doubt is None:
                     value = delivery.body(held)
-            except BaseException as error:  # noqa: BLE001 - every ending is recorded, and raised again
-                return self._raised(delivery, held, error)
+            except BaseException as error:
+                decision = self._raised(delivery, held, error)
+                if decision is None:
+                    raise
+                return decision
             return self._returned(delivery, held, value) if doubt is None else self._answer_doubt(delivery, doubt)
         finally:
             self._leave(delivery, held)
@@ -379,11 +382,15 @@ class Guard:
     ) -> Decision:
         """Answer a delivery whose body returned ``value``, or raised ``error``; raises what `run` raises after it."""
         try:
-            if error is not None:
-                return self._raised(delivery, held, error)
-            return self._returned(delivery, held, value)
+            if error is None:
+                return self._returned(delivery, held, value)
+            decision = self._raised(delivery, held, error)
+            if decision is None:
+                raise error
+            return decision
         finally:
             self._leave(delivery, held)
+            error = None  # it refers to this frame: what the body had would wait for Python's collector
 
     def give_up(self, delivery: Delivery, held: HeldLease, release: Release, error: BaseException) -> None:
         """Release the lease of a body that goes on: the message that ``error`` reports carries the operation on.
@@ -589,14 +596,15 @@ class Guard:
             decision = Ran(value) if settled or not self.policy.result_ttl else None
         return self._answer_as_duplicate(delivery) if decision is None else decision
 
-    def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision:
+    def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision | None:
+        """Return the decision where the body has raised; None to raise that again."""
         if held.pid != os.getpid():
-            raise error
+            return None
         self.heartbeat.forget(held)
         ending = _ending(delivery, error)
         if held.given_up:
             if not isinstance(error, Exception):
-                raise error
+                return None
             if not isinstance(ending, Release) or ending.reason in (Reason.FAILED, Reason.CRASHED):
                 events.logger.error("%s raised after it had published its retry", held.key, exc_info=error)
             return Dropped()
@@ -606,9 +614,9 @@ class Guard:
         # A run that raises LeaseLost may be acked for it: another delivery must be left to answer, also where the store
         # gave no answer.
         if (recorded or not self.policy.result_ttl) and not isinstance(error, LeaseLost):
-            raise error
+            return None
         if not isinstance(error, Exception):  # the process is to end, whichever delivery holds the lease
-            raise error
+            return None
         if isinstance(ending, Release) and ending.reason is Reason.RETRY:
             return Dropped()  # the retry that it has published goes on in its place, and perhaps was what took over
         return self._answer_as_duplicate(delivery)

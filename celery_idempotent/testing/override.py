@@ -121,7 +121,7 @@ class GuardInTest(Guard):
         self._pass("after_settle", delivery, held)
         return decision
 
-    def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision:
+    def _raised(self, delivery: Delivery, held: HeldLease, error: BaseException) -> Decision | None:
         if isinstance(error, WorkerCrash):  # that of a guarded call within this body
             self._die(held, error)
         return super()._raised(delivery, held, error)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -114,6 +116,42 @@ def test_what_raises_gives_its_lease_back(store: Store, heard: list[Event]) -> N
         assert caught.value is error
     assert len(runs) == 2
     assert names(heard) == ["Acquired", "Released"] * 2
+
+
+class Order:
+    """What can be referred to weakly."""
+
+
+@pytest.mark.parametrize("kind", ["a function", "a coroutine"])
+def test_what_a_body_had_that_raised_is_gone_once_that_was_caught(memory: MemoryStore, kind: str) -> None:
+    """A server may catch a thousand errors before Python's collector looks for cycles among old objects."""
+    had: list[weakref.ref[Order]] = []
+
+    def fail(order: str) -> None:
+        local = Order()
+        had.append(weakref.ref(local))
+        raise ValueError(order)
+
+    async def fail_later(order: str) -> None:
+        fail(order)
+
+    guard = idempotent(key="order", store=memory)
+    charge, later = guard(fail), guard(fail_later)
+
+    async def call() -> None:
+        with suppress(ValueError):
+            await later("ORD-1")
+
+    gc.disable()
+    try:
+        if kind == "a function":
+            with suppress(ValueError):
+                charge("ORD-1")
+        else:
+            run(call())
+        wait_until(lambda: [each() for each in had] == [None])
+    finally:
+        gc.enable()
 
 
 def test_a_final_failure_is_raised_again_without_a_run(memory: MemoryStore) -> None:
