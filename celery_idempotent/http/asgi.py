@@ -238,6 +238,7 @@ class _Exchange:
                 response = delivery.answer_error(error)
             await self._respond(response)
         finally:
+            del self.receive  # it refers to this: request and response would wait for Python's collector
             self.answered.set()
             self.listening.set()
             await self._leave()

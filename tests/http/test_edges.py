@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import (
     Conflict,
     CrashLoop,
@@ -28,7 +27,6 @@ from celery_idempotent.errors import (
     StoreUnreachable,
 )
 from celery_idempotent.http import IdempotencyMiddleware, problems, wsgi
-from celery_idempotent.http.delivery import HttpDelivery
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
@@ -607,26 +605,36 @@ def test_a_body_that_its_client_cuts_off_is_none_also_where_the_application_read
 # -- many --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_request_had_is_gone_when_it_was_answered(redis_url: str) -> None:
-    def kept() -> int:
-        return sum(isinstance(each, (HttpDelivery, HeldLease)) for each in gc.get_objects())
-
-    app = app_of(late, store=redis_url)[1]
-    assert request_wsgi(app, "first").status == 201  # which opens what is kept open
-    gc.collect()
-    gc.disable()
-    before = kept()
-    try:
-        assert request_wsgi(app, "second").status == 201
-        assert kept() == before
-    finally:
-        gc.enable()
+def kept() -> int:
+    """Return how many objects of this library Python keeps, those among them that its collector is to find."""
+    return sum(str(type(each).__module__).startswith("celery_idempotent") for each in gc.get_objects())
 
 
 def left_in_memory() -> int:
     """Return how many objects of this library live."""
     gc.collect()
-    return sum(str(type(each).__module__).startswith("celery_idempotent") for each in gc.get_objects())
+    return kept()
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_what_a_request_had_is_gone_when_it_was_answered(kind: str, redis_url: str) -> None:
+    """A server may answer a thousand large requests before the collector looks for cycles among old objects."""
+    asgi = guarded(AsgiApp(START, LAST), store=redis_url)
+    wsgi = app_of(late, store=redis_url)[1]
+
+    async def send(key: str) -> None:
+        reply = request_wsgi(wsgi, key) if kind == "wsgi" else await request_asgi(asgi, key, extensions={})
+        assert reply.status == 201
+
+    asyncio.run(send("first"))  # which opens what is kept open
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        asyncio.run(send("second"))
+        wait_until(lambda: kept() <= before)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.soak)])
