@@ -144,8 +144,10 @@ def redelivery(what: Any) -> Callable[..., Any]:
 
 
 def _task_again(found: Delivered) -> Callable[..., Any]:
+    from ..celery.message import STATE_ATTRIBUTE
+
     delivery, request = found
-    identity = delivery.state.identity
+    identity = request[STATE_ATTRIBUTE].identity
     headers = {**(request.get("headers") or {}), **identity.headers(**{"from": identity.sender or None})}
 
     def again(**options: Any) -> Any:

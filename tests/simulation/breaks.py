@@ -171,7 +171,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             )
         ],
         "a run that loses its lease acks for good": [
-            (GUARD, " and not isinstance(error, LeaseLost):\n            raise error", ":\n            raise error")
+            (GUARD, " and not isinstance(error, LeaseLost):\n            return None", ":\n            return None")
         ],
         "an interrupted acquire keeps its lease": [
             (
@@ -503,8 +503,8 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a body that was cancelled has no end": [
             (
                 "functions.py",
-                "            value = await body()\n    except BaseException as raised:",
-                "            value = await body()\n    except Exception as raised:",
+                "                value = await body()\n        except BaseException as raised:",
+                "                value = await body()\n        except Exception as raised:",
             )
         ],
         "what is replaced by itself is done": [

@@ -177,7 +177,12 @@ BREAKS = [
             "local died = lapsed and",
         ),
     ),
-    broken(14, "defaults are left out", ("core/keys.py", "bound.apply_defaults()", "pass")),
+    broken(
+        14,
+        "defaults are left out",
+        ("core/keys.py", "bound.apply_defaults()", "pass"),
+        ("core/binding.py", "every = {**self._defaults, **named}", "every = named"),
+    ),
     broken(14, "numbers are text", ("core/keys.py", "return int.__repr__(value) if", "return _quote(str(value)) if")),
     broken(
         15, "an empty key is a key", ("core/keys.py", """if encoded == '""' or (encoded""", "if False and (encoded")
