@@ -68,7 +68,7 @@ def _due_in_postgres(address: Any, connection: Any) -> list[str]:
             cursor.execute("select to_regclass(%s)", [schema.names["meta"]])
             if cursor.fetchone()[0] is not None:
                 cursor.execute(schema.version)
-                if cursor.fetchone()[0] >= VERSION:
+                if any(version >= VERSION for (version,) in cursor.fetchall()):
                     return []
     return [schema.statements()]
 

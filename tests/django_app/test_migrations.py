@@ -111,6 +111,14 @@ def test_tables_of_an_older_version_are_upgraded(postgres_project: Project) -> N
     assert postgres_project.run(pending, **{STORE: store}) == ""
 
 
+def test_tables_that_were_copied_without_rows_are_repaired(postgres_project: Project) -> None:
+    store = f"{postgres_project.settings[STORE]}&table=copied"
+    migrate_again(postgres_project, **{STORE: store})
+    postgres_project.run(execute, "delete from copied_meta")
+    migrate_again(postgres_project, **{STORE: store})
+    assert postgres_project.run(execute, "select version from copied_meta") == POSTGRES_VERSION
+
+
 def test_tables_that_the_command_has_made_are_left_as_they_are(sqlite_project: Project) -> None:
     made = {STORE: "django://default?table=made"}
     sqlite_project.run(make_by_command, **made)

@@ -91,6 +91,16 @@ def test_what_is_pending_may_be_run_by_hand(opens: Opens) -> None:
     take(store)
 
 
+def test_a_copy_of_the_schema_without_its_rows_is_refused_and_applying_repairs_it(store: PostgresStore) -> None:
+    run(store, "delete from {meta} returning 1")  # as pg_dump --schema-only, or a test that empties all tables
+    with pytest.raises(StoreRefused, match="celery-idempotent --store URL schema --apply"):
+        store.ping()
+    assert store.pending_schema()
+    store.apply_schema()
+    assert store.pending_schema() == ""
+    store.ping()
+
+
 def test_many_may_apply_the_schema_at_once(opens: Opens) -> None:
     stores = [opens() for _ in range(8)]
     with ThreadPoolExecutor(len(stores)) as crowd:

@@ -316,11 +316,7 @@ def refusal(error: psycopg.Error, shown: str) -> StoreRefused | None:
     text = str(error).strip()
     what = f"{type(error).__name__}: {text}"
     if isinstance(error, NO_SCHEMA):
-        return StoreRefused(
-            f"The idempotency store {shown} has no table and functions for this version ({what}). "
-            "Make or upgrade them with: celery-idempotent --store URL schema --apply, or with manage.py migrate where "
-            "celery_idempotent.django is in INSTALLED_APPS"
-        )
+        return no_schema(shown, what)
     state = error.sqlstate or ""
     unknown = "does not exist" in text and ("FATAL" in text or not state)
     if state.startswith(_REFUSED) or (not state and (unknown or any(words in text for words in _WORDS))):
@@ -335,6 +331,15 @@ def refusal(error: psycopg.Error, shown: str) -> StoreRefused | None:
             "2,700 bytes of key."
         )
     return None
+
+
+def no_schema(shown: str, why: str) -> StoreRefused:
+    """Return the error for a database without what this version needs in it."""
+    return StoreRefused(
+        f"The idempotency store {shown} has no table and functions for this version ({why}). "
+        "Make or upgrade them with: celery-idempotent --store URL schema --apply, or with manage.py migrate where "
+        "celery_idempotent.django is in INSTALLED_APPS"
+    )
 
 
 OPTIONS = ("schema", "table", "connections")

@@ -43,7 +43,7 @@ from ..records import (
     Verdict,
 )
 from ..transactions import driver_connection, no_transaction, unwrapped
-from .connections import NO_SCHEMA, Address, Connections, DefaultCursor, refusal, translate_error
+from .connections import NO_SCHEMA, Address, Connections, DefaultCursor, no_schema, refusal, translate_error
 from .records import (
     COLUMNS,
     after,
@@ -278,7 +278,11 @@ class PostgresStore(Store):
         return {"table_bytes": self._scalar(query, table, bounded=True)}
 
     def ping(self) -> None:
-        if self._scalar("select pg_is_in_recovery() from {meta}", bounded=True):
+        query = "select pg_is_in_recovery(), exists (select from {meta})"
+        ((standby, known),) = self._run(self._schema.render(query), (), bounded=True)
+        if not known:
+            raise no_schema(self._place.shown, "its table of versions is empty")
+        if standby:
             self._connections.close()  # new ones may lead to another server
             raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
 
@@ -286,9 +290,9 @@ class PostgresStore(Store):
         self._connections.close()
 
     def _version(self) -> int:
-        """Return the version of the schema in the database; 0 if there is none."""
+        """Return the version of the schema in the database; 0 if there is none, or its rows were not copied."""
         try:
-            return int(self._connections.run(self._schema.version)[0][0])
+            return max((int(version) for (version,) in self._connections.run(self._schema.version)), default=0)
         except NO_SCHEMA:
             return 0
         except psycopg.Error as error:
