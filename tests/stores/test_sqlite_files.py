@@ -130,6 +130,16 @@ def test_a_table_of_somebody_else_is_refused_and_left_alone(
     open_sqlite(table="tasks").ping()
 
 
+def test_tables_that_were_emptied_serve_those_that_have_them_open_and_those_that_come(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path
+) -> None:
+    take(sqlite_store)
+    execute(sqlite_path, "DELETE FROM celery_idempotency", "DELETE FROM celery_idempotency_meta")
+    assert sqlite_store.delete(take(sqlite_store).key)
+    take(open_sqlite(), "newer")
+    assert dict(answers(sqlite_path, "SELECT * FROM celery_idempotency_meta"))["version"] == schema.VERSION
+
+
 def test_a_table_that_only_looks_like_ours_is_refused_when_it_is_used(
     open_sqlite: OpenSqlite, sqlite_path: Path
 ) -> None:
@@ -184,7 +194,7 @@ def test_an_upgrade_that_fails_changes_nothing(
 
 def test_what_the_schema_would_be_is_told_without_making_it(sqlite_store: SqliteStore, sqlite_path: Path) -> None:
     text = sqlite_store.pending_schema()
-    assert 'CREATE TABLE "celery_idempotency" (' in text
+    assert 'CREATE TABLE IF NOT EXISTS "celery_idempotency" (' in text
     assert "-- rises with every lease of the key" in text
     assert not sqlite_path.exists()
     execute(sqlite_path, "CREATE TABLE orders (id)")

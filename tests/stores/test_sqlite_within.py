@@ -280,6 +280,14 @@ def test_a_connection_that_is_closed_or_another_threads_is_refused(store: Sqlite
         settle(store, lease, connection)
 
 
+def test_a_connection_that_may_only_read_is_refused(store: SqliteStore, sqlite_path: Path) -> None:
+    lease = take(store)
+    with closing(sqlite3.connect(f"{sqlite_path.as_uri()}?mode=ro", uri=True)) as connection:
+        connection.execute("BEGIN")
+        with pytest.raises(ConfigurationError, match=r"may write, got one that may not.*mode=ro"):
+            store.settle_within(lease, DONE, ttl=60, using=connection)
+
+
 def test_a_temporary_table_of_the_same_name_is_not_taken_for_the_stores(store: SqliteStore) -> None:
     """The record would go where nobody sees it, and the effect be committed without it."""
     lease = take(store)

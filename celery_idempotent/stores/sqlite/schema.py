@@ -8,6 +8,7 @@ from importlib import resources
 
 from ...errors import StoreRefused
 from .connections import Address
+from .records import COLUMNS
 
 VERSION = 1
 #: By version, the statements that lead from it to the next one.
@@ -52,7 +53,7 @@ class Schema:
         self.apply(connection)
 
     def version(self, connection: sqlite3.Connection) -> int:
-        """Return which version the file has, or 0 if it has none of the tables.
+        """Return which version the file has, or 0 if it has none of the tables, or the second one is empty.
 
         Raises:
             StoreRefused: another program's table has the name, or the version is newer than this library.
@@ -67,7 +68,10 @@ class Schema:
                 raise LookupError(f"there is no {meta}")
             # The name cannot be a parameter; `Address` has seen that it is letters, digits, underscores.
             question = f"SELECT value FROM \"{meta}\" WHERE name = 'version'"  # noqa: S608
-            version = int(connection.execute(question).fetchall()[0][0])
+            answer = connection.execute(question).fetchall()
+            if not answer:  # emptied, or copied without its rows
+                connection.execute(f'SELECT {", ".join(COLUMNS)} FROM "{self._table}" LIMIT 0')  # noqa: S608
+            version = int(answer[0][0]) if answer else 0
         except (sqlite3.OperationalError, LookupError, ValueError, TypeError) as error:
             if "no such column" not in str(error) and isinstance(error, sqlite3.OperationalError):
                 raise

@@ -297,6 +297,11 @@ def within(using: Any, path: str) -> Iterator[sqlite3.Cursor]:
     except sqlite3.ProgrammingError as error:  # it is closed, or another thread's
         raise no_transaction(f"it is not to be used here: {error}") from error
     except sqlite3.Error as error:
+        if "readonly database" in str(error):
+            raise ConfigurationError(
+                f"settle: expected using= to be a connection that may write, got one that may not ({error}): it was "
+                "opened with mode=ro, or PRAGMA query_only is on. Hand in the one that writes the task's own rows."
+            ) from error
         raise translate_error(error, path) from error
     finally:
         connection.text_factory = factory

@@ -1,5 +1,5 @@
 -- One row per key. Times are microseconds since 1970 by the machine's clock; texts may be empty.
-CREATE TABLE "{table}" (
+CREATE TABLE IF NOT EXISTS "{table}" (
     key TEXT NOT NULL PRIMARY KEY,   -- the operation
     state TEXT NOT NULL,             -- in_progress, completed, failed, released
     fence INTEGER NOT NULL,          -- rises with every lease of the key
@@ -20,12 +20,12 @@ CREATE TABLE "{table}" (
 ) WITHOUT ROWID;
 
 -- For removing what has expired.
-CREATE INDEX "{table}_expires" ON "{table}" (expires);
+CREATE INDEX IF NOT EXISTS "{table}_expires" ON "{table}" (expires);
 
 -- version: of this schema; last_fence: the highest fence of a record that was removed.
-CREATE TABLE "{table}_meta" (
+CREATE TABLE IF NOT EXISTS "{table}_meta" (
     name TEXT NOT NULL PRIMARY KEY,
     value INTEGER NOT NULL
 ) WITHOUT ROWID;
 
-INSERT INTO "{table}_meta" (name, value) VALUES ('version', {version}), ('last_fence', 0);
+INSERT OR IGNORE INTO "{table}_meta" (name, value) VALUES ('version', {version}), ('last_fence', 0);
