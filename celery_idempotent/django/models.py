@@ -31,6 +31,10 @@ class RecordManager(models.Manager):
         self.model._meta.db_table = store.table
         return super().get_queryset().using(store.alias).filter(expires__gt=int(time.time() * SECOND))
 
+    def using(self, alias: str | None) -> Any:
+        """Return nothing: `dumpdata` asks so, for what `loaddata` could not load. The store decides on the database."""
+        return models.QuerySet(self.model).none()
+
 
 class Record(models.Model):
     """What a store remembers of one operation, without its result; times are microseconds since 1970."""
@@ -52,6 +56,7 @@ class Record(models.Model):
         """What Django is to know of it."""
 
         managed = False
+        base_manager_name = "objects"
         ordering = ("key",)
         default_permissions = ("view",)
 

@@ -82,6 +82,17 @@ def test_no_migration_is_missing(project: Project) -> None:
     assert "No changes" in project.manage("makemigrations", "--check", "--dry-run", OWN)
 
 
+@pytest.mark.parametrize("options", [(), ("--all",)], ids=["", "all"])
+@pytest.mark.parametrize("store", [None, "redis://localhost:1/0"])
+def test_a_dump_of_the_projects_data_has_no_records(
+    sqlite_project: Project, options: tuple[str, ...], store: str | None
+) -> None:
+    sqlite_project.run(claim, "dumped")
+    dumped = sqlite_project.manage("dumpdata", *options, **({STORE: store} if store else {}))
+    assert '"contenttypes.contenttype"' in dumped
+    assert '"celery_idempotent.record"' not in dumped
+
+
 def test_the_plan_and_the_statements_can_be_read_before(project: Project) -> None:
     project.manage("migrate", OWN, "zero", "-v0")
     assert "Make or upgrade the tables of idempotency stores in this database" in project.manage("migrate", "--plan")

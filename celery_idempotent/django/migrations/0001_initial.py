@@ -30,6 +30,11 @@ class Migration(migrations.Migration):
                 ("ended", models.BigIntegerField()),
                 ("expires", models.BigIntegerField()),
             ],
-            options={"managed": False, "ordering": ("key",), "default_permissions": ("view",)},
+            options={
+                "managed": False,
+                "base_manager_name": "objects",
+                "ordering": ("key",),
+                "default_permissions": ("view",),
+            },
         ),
     ]
