@@ -14,6 +14,11 @@ from ..errors import ConfigurationError
 
 TAKEN = "a connection of the driver, a SQLAlchemy Connection or Session, or a Django connection or its alias"
 
+ONE_OF_THEM = (
+    "Hand in the connection that writes the task's own rows, as "
+    'using=session.connection(bind_arguments={"mapper": Payment}).'
+)
+
 #: the key in a Session's info of its transaction in which an operation settles
 SETTLED = "celery_idempotent.settled"
 
@@ -50,7 +55,8 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
     else:
         found = using
     found = unwrapped(found, driver)
-    if inspect.iscoroutinefunction(getattr(type(found), "commit", None)):  # also below a Session of `run_sync`
+    # asyncpg's has no commit. Also below a Session of `run_sync`.
+    if any(inspect.iscoroutinefunction(getattr(type(found), name, None)) for name in ("commit", "close")):
         raise _asynchronous(found)
     if not isinstance(found, driver):
         raise ConfigurationError(
@@ -107,13 +113,20 @@ def _is_session(using: Any) -> bool:
 def _of_session(session: Any) -> Any:
     """Return the one connection of a Session's transaction."""
     from sqlalchemy import event
+    from sqlalchemy.exc import UnboundExecutionError
 
     if not session.in_transaction():  # it would begin one for the record alone
         raise no_transaction(
             "the Session has begun none, or has committed it. Write the task's own rows first, or use "
             "`with session.begin():` around them and this call"
         )
-    connection = session.connection()
+    try:
+        connection = session.connection()
+    except UnboundExecutionError as error:
+        raise ConfigurationError(
+            f"settle: expected using= to be a Session with an engine of its own, got one that has them for its mappers "
+            f"alone ({error}). {ONE_OF_THEM}"
+        ) from error
     session.info[SETTLED] = weakref.ref(session.get_transaction())
     _refuse_two_connections(session)
     # A flush may still need another engine, as that of a mapper.
@@ -132,8 +145,7 @@ def _refuse_two_connections(session: Any, *_: Any) -> None:
         engines = ", ".join(sorted(str(each.engine) for each in connections))
         raise ConfigurationError(
             f"settle: expected using= to be a Session of one connection, got one of {len(connections)}, of {engines}: "
-            "they commit apart. Hand in the one that writes the task's own rows, as "
-            'using=session.connection(bind_arguments={"mapper": Payment}).'
+            f"they commit apart. {ONE_OF_THEM}"
         )
 
 

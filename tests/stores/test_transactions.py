@@ -115,6 +115,14 @@ def test_a_session_that_has_connections_to_two_engines_is_refused(engine: sqlalc
         assert found(session) is session.connection().connection.driver_connection
 
 
+def test_a_session_whose_mappers_alone_have_engines_is_told_what_to_hand_in(engine: sqlalchemy.Engine) -> None:
+    with Session(binds={Row: engine}) as session, session.begin():
+        with pytest.raises(ConfigurationError, match=r"for its mappers alone .*bind_arguments"):
+            found(session)
+        mapped = session.connection(bind_arguments={"mapper": Row})
+        assert found(mapped) is mapped.connection.driver_connection
+
+
 def test_a_session_gets_no_second_connection_in_a_transaction_that_settled(engine: sqlalchemy.Engine) -> None:
     other = sqlalchemy.create_engine(engine.url, poolclass=NullPool)
     with Session(engine) as session:
@@ -161,14 +169,22 @@ def test_what_is_asynchronous_is_refused_with_what_to_use(kind: Callable[[AsyncE
         found(kind(create_async_engine("postgresql+psycopg://")))
 
 
-def test_a_connection_of_a_driver_for_coroutines_is_refused_with_what_to_use() -> None:
-    class OfCoroutines:
-        """What psycopg and others have beside their connections, and a Session has below it in `run_sync`."""
+class OfCoroutines:
+    """What psycopg and others have beside their connections, and a Session has below it in `run_sync`."""
 
-        async def commit(self) -> None: ...
+    async def commit(self) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"got tests\.stores\..*OfCoroutines: use a synchronous one"):
-        found(OfCoroutines())
+
+class WithoutCommit:
+    """What asyncpg has."""
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", [OfCoroutines, WithoutCommit])
+def test_a_connection_of_a_driver_for_coroutines_is_refused_with_what_to_use(kind: type[Any]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"got tests\.stores\..*{kind.__name__}: use a synchronous one"):
+        found(kind())
 
 
 def test_another_driver_is_named_with_what_led_to_it(engine: sqlalchemy.Engine) -> None:
