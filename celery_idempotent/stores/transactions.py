@@ -175,6 +175,11 @@ def _known_to_django(alias: str) -> Any:
 def _of_django(wrapper: Any) -> Any:
     if not wrapper.in_atomic_block:
         raise no_transaction(f"there is no transaction.atomic(using={wrapper.alias!r}) around this call")
+    if wrapper.needs_rollback:  # which Django does without a word at the end of the block
+        raise no_transaction(
+            "Django is going to roll it back, since something in it failed and the error was caught there. Put an "
+            "atomic of its own around what may fail"
+        )
     wrapper.ensure_connection()
     return wrapper.connection
 

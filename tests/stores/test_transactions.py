@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,16 @@ def test_a_django_database_is_taken_within_atomic_alone(shop: str) -> None:
         found(shop)
     with transaction.atomic(using=shop):
         assert found(shop) is connections[shop].connection
+
+
+def test_a_django_transaction_that_will_be_rolled_back_is_refused(shop: str) -> None:
+    from django.db import transaction
+
+    with transaction.atomic(using=shop):
+        with suppress(LookupError), transaction.atomic(using=shop, savepoint=False):
+            raise LookupError
+        with pytest.raises(ConfigurationError, match="Django is going to roll it back"):
+            found(shop)
 
 
 def test_a_connection_of_django_is_as_good_as_its_alias(shop: str) -> None:
