@@ -92,9 +92,15 @@ def test_what_is_pending_may_be_run_by_hand(opens: Opens) -> None:
 
 
 def test_a_copy_of_the_schema_without_its_rows_is_refused_and_applying_repairs_it(store: PostgresStore) -> None:
+    lease = take(store)
     run(store, "delete from {meta} returning 1")  # as pg_dump --schema-only, or a test that empties all tables
     with pytest.raises(StoreRefused, match="celery-idempotent --store URL schema --apply"):
         store.ping()
+    with (
+        begun(store._place.conninfo) as connection,
+        pytest.raises(StoreRefused, match="celery-idempotent --store URL schema --apply"),
+    ):
+        store.settle_within(lease, DONE, ttl=60, using=connection)
     assert store.pending_schema()
     store.apply_schema()
     assert store.pending_schema() == ""

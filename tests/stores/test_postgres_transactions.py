@@ -498,7 +498,10 @@ def test_another_database_is_an_error_and_not_a_weaker_promise(
         connection.execute("create database bare")
         connection.execute("create database twin")
         with_schema(server.url("twin"))
-        for name in ("bare", "twin"):
+        connection.execute("create database copied")  # of the schema, without its rows
+        with psycopg.connect(with_schema(server.url("copied"))) as copied:
+            copied.execute("delete from idempotency_meta")
+        for name in ("bare", "twin", "copied"):
             lease = take(store)
             with (
                 begun(server.url(name)) as elsewhere,

@@ -63,6 +63,8 @@ logger = logging.getLogger("celery_idempotent.stores")
 
 #: Leases that one statement renews, records that one statement reads or purges.
 RENEWED, READ, PURGED = 1000, 100, 500
+#: Why a copy of the schema alone is none.
+EMPTY = "its table of versions is empty"
 #: Records that are removed in passing, at most.
 TIDIED = 50
 #: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
@@ -100,6 +102,8 @@ class PostgresStore(Store):
         self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
         self._renew = render(f"select {{renew}}({marks(10)})")
         self._settle = render(f"select {{settle}}({marks(9)})")
+        # In a copy of the schema without its rows: which database that is, the server cannot know.
+        self._settle_within = render(f"select case when {{home}}() is null then 'elsewhere' else ({self._settle}) end")
         self._release = render(f"select {{release}}({marks(7)})")
         # What an open transaction settles right now is not waited for.
         self._mark_shutdown = render(
@@ -184,7 +188,7 @@ class PostgresStore(Store):
         while True:
             args = outcome_args(lease, outcome, ttl, home)
             where = {"shown": self._place.shown, "table": self._schema.names["table"]}
-            answer = answer_within(connection, self._settle, args, **where)
+            answer = answer_within(connection, self._settle_within, args, **where)
             if answer != "elsewhere":
                 return self._held(answer, lease)
             known, home = home, self._find_home()  # the server may have been upgraded since
@@ -281,7 +285,7 @@ class PostgresStore(Store):
         query = "select pg_is_in_recovery(), exists (select from {meta})"
         ((standby, known),) = self._run(self._schema.render(query), (), bounded=True)
         if not known:
-            raise no_schema(self._place.shown, "its table of versions is empty")
+            raise no_schema(self._place.shown, EMPTY)
         if standby:
             self._connections.close()  # new ones may lead to another server
             raise StoreUnreachable(f"The idempotency store {self._place.shown} is a standby, which cannot be written.")
@@ -299,7 +303,10 @@ class PostgresStore(Store):
             raise translate_error(error, self._place.shown) from error
 
     def _find_home(self) -> str:
-        self._home = str(self._scalar("select {home}()"))
+        home = self._scalar("select {home}()")
+        if home is None:
+            raise no_schema(self._place.shown, EMPTY)
+        self._home = str(home)
         return self._home
 
     def _held(self, answer: str, lease: Lease) -> None:
