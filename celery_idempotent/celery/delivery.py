@@ -578,9 +578,27 @@ _NO_WRITES = re.compile(
 )
 
 
+#: What SQS answers to a message that it never takes, as one that is too long.
+_NEVER_TAKEN = re.compile("Invalid(MessageContents|ParameterValue|AttributeValue)|MissingParameter|Unsupported")
+
+
 def takes_no_writes(error: Exception) -> bool:
-    """Return whether a broker on Redis has refused a message for now; put back, it would be refused too."""
-    return _NO_WRITES.search(str(error.__cause__ or error)) is not None
+    """Return whether a broker on Redis, or SQS, has refused a message for now; put back, it would be refused too.
+
+    SQS does so while it throttles, or the worker's token has expired or its rights have changed; to kombu, none of that
+    is an error of the connection.
+    """
+    cause = error.__cause__ or error
+    code = _answer_of_aws(cause)
+    return _NO_WRITES.search(str(cause)) is not None if code is None else not _NEVER_TAKEN.search(code)
+
+
+def _answer_of_aws(error: BaseException) -> str | None:
+    """Return the code with which AWS has answered, or None where it has not; its driver may not be there."""
+    response = getattr(error, "response", None) if type(error).__module__.partition(".")[0] == "botocore" else None
+    if not isinstance(response, dict):
+        return None
+    return str(response.get("Error", {}).get("Code"))
 
 
 class Expired(Ignore):

@@ -590,7 +590,7 @@ def _fanout(queues: Mapping[str, Any], exchange: str | None) -> list[Any]:
 #: or an expiry of the broker's is not that of the copy.
 OWN_PROPERTIES = {
     *("application_headers", "content_type", "content_encoding", "body_encoding", "delivery_info", "delivery_tag"),
-    *("user_id", "MessageDeduplicationId", "DelaySeconds"),
+    *("user_id", "MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
     *(MessageOptions.__annotations__.keys() - {"correlation_id", "delivery_mode"}),
 }
 

@@ -20,6 +20,7 @@ from unittest.mock import Mock
 import pytest
 from amqp.exceptions import FrameSyntaxError
 from billiard.einfo import ExceptionInfo
+from botocore.exceptions import ClientError, EndpointConnectionError
 from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, trace_task
@@ -1531,6 +1532,26 @@ def test_the_header_of_a_message_is_read_such_that_every_store_can_keep_it(
 )
 def test_a_redis_that_takes_no_writes_for_now_is_told_from_one_that_refuses(said: str, takes_none: bool) -> None:
     assert takes_no_writes(OperationalError(said)) is takes_none
+
+
+@pytest.mark.parametrize(
+    ("code", "takes_none"),
+    [
+        ("RequestThrottled", True),
+        ("ServiceUnavailable", True),
+        ("ExpiredTokenException", True),
+        ("AWS.SimpleQueueService.NonExistentQueue", True),
+        ("InvalidParameterValue", False),
+        ("AWS.SimpleQueueService.UnsupportedOperation", False),
+    ],
+)
+def test_an_sqs_that_refuses_for_now_is_told_from_one_that_never_takes_a_message(code: str, takes_none: bool) -> None:
+    """Celery rejects the message whose retry was refused, and kombu then deletes it."""
+    assert takes_no_writes(ClientError({"Error": {"Code": code}}, "SendMessage")) is takes_none
+
+
+def test_an_error_of_the_connection_to_sqs_is_no_answer_of_it() -> None:
+    assert not takes_no_writes(EndpointConnectionError(endpoint_url="https://sqs"))
 
 
 @pytest.mark.parametrize(
