@@ -174,8 +174,10 @@ CASES = [
     Case("sqs-visibility", "warning", {**SQS, "options": {}}, SQS_SAYS, right=SQS | HOUR),
     Case("broker-forgets", "warning", {"broker": "memory://"}),
     Case("broker-forgets", "warning", {"broker": "filesystem://"}),
+    Case("broker-forgets", "warning", {"broker": "sqla+sqlite:///broker.sqlite"}),
     Case("redelivered-unknown", "info", {**SQS, **HOUR}),
     Case("publishes-unconfirmed", "info", AMQP, right=AMQP | {"options": {"confirm_publish": True}}),
+    Case("publishes-unconfirmed", "info", {"broker": "amqps://127.0.0.1//"}),
     Case(
         "consumer-timeout",
         "warning",

@@ -20,7 +20,11 @@ OCCURRENCES = 64
 #: Seconds that kombu assumes where no visibility_timeout is set.
 ASSUMED = {"redis": 3600.0, "sqs": 1800.0}
 #: What kombu calls the brokers that one name is enough for here.
-_BROKERS = {"rediss": "redis", "sentinel": "redis", "valkey": "redis", "amqp": "rabbitmq", "pyamqp": "rabbitmq"}
+_BROKERS = {
+    **dict.fromkeys(("rediss", "sentinel", "valkey"), "redis"),
+    **dict.fromkeys(("amqp", "amqps", "pyamqp"), "rabbitmq"),
+    "sqla": "sqlalchemy",
+}
 
 
 @dataclass(frozen=True, slots=True)

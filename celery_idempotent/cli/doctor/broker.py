@@ -180,6 +180,19 @@ def sqs_visibility(config: AppConfig) -> Findings:
 
 #: Seconds of time limit from which on a task is long, and what RabbitMQ lets a message be held by default.
 LONG_LIMIT, CONSUMER_TIMEOUT = 300.0, 1800.0
+#: Brokers out of which kombu takes a message as it hands it out, by its names; of Kafka, it acks all with the first.
+FORGETFUL = {
+    "azurestoragequeues": "Azure Queue Storage",
+    "confluentkafka": "Kafka",
+    "consul": "Consul",
+    "etcd": "etcd",
+    "filesystem": "a folder",
+    "kafka": "Kafka",
+    "mongodb": "MongoDB",
+    "pyro": "Pyro",
+    "sqlalchemy": "a SQL database",
+    "zookeeper": "ZooKeeper",
+}
 
 
 @CHECKS.add()
@@ -189,9 +202,10 @@ def broker_forgets(config: AppConfig) -> Findings:
             "The broker is the memory of one process: no worker of another process gets a task, and all end with it.",
             'app.conf.broker_url = "redis://host:6379/0"',
         )
-    if config.broker == "filesystem":
+    if config.broker in FORGETFUL:
         yield warning(
-            "The broker is a folder, which forgets what a worker held that was killed: nothing runs again.",
+            f"The broker is {FORGETFUL[config.broker]}, where kombu loses what a worker held that was killed: it never "
+            "runs again.",
             'app.conf.broker_url = "redis://host:6379/0"',
         )
     yield ok(f"the broker is {config.broker}")
