@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from time import monotonic
@@ -92,8 +93,21 @@ class IdempotencyMiddleware:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            exchange.gone = True
+            exchange.gone = exchange.passing or not _is_stopping()
+            if not exchange.gone:
+                await asyncio.wait([task])
             raise
+
+
+def _is_stopping() -> bool:
+    """Return whether the server is Daphne, which stops: its loop waits for no task but those that it has cancelled.
+
+    The one that carries a request out would be left behind with its lease, and the process would never end where AnyIO
+    runs the view in a thread. Other servers run asyncio's own runner, which cancels all tasks.
+    """
+    reactor = sys.modules.get("twisted.internet.reactor")
+    # Of these, the second is true of a reactor that never ran, too.
+    return bool(getattr(reactor, "running", False) and getattr(reactor, "_stopped", False))
 
 
 def _is_wsgi(app: Any) -> bool:

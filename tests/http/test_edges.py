@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -195,6 +196,29 @@ def test_a_request_that_the_end_of_its_server_cuts_off_is_free() -> None:
     asyncio.run(serve())  # which cancels all tasks when it ends
     assert asyncio.run(exchange(middleware))[1]["body"] == b"done"
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_reactor_of_twisted_that_stops_waits_for_requests(stops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Daphne's does, whose loop waits for nothing else; one that never ran is not taken for it."""
+    monkeypatch.setitem(sys.modules, "twisted.internet.reactor", SimpleNamespace(running=stops, _stopped=True))
+    runs: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        runs.append(1)
+        await asyncio.sleep(0.01)
+        await send(START)
+        await send(LAST)
+
+    async def serve() -> bool:
+        task = asyncio.ensure_future(exchange(IdempotencyMiddleware(app, store=MemoryStore(), scope=None)))
+        while not runs:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        return len(asyncio.all_tasks()) == 1
+
+    assert asyncio.run(serve()) is stops
 
 
 @pytest.mark.parametrize("cuts_off", ["before its response", "as its response is complete"])

@@ -125,3 +125,22 @@ def test_a_store_that_goes_away_holds_up_no_response_for_long(alone: tuple[WebSe
     assert (reply.status, reply.kind) == (503, "store-unavailable")
     assert int(reply.headers["Retry-After"]) >= 1
     assert web.count(key) == 1
+
+
+@pytest.mark.nightly
+def test_daphne_ends_once_it_has_answered_what_it_was_carrying_out(
+    tmp_path: Path, fresh_redis: Callable[[], str]
+) -> None:
+    """It cancels requests, and its loop waits for nothing else."""
+    web, key = WebServer("daphne", tmp_path, fresh_redis()), fresh()
+    try:
+        with ThreadPoolExecutor() as clients:
+            reply = clients.submit(web.call, key, tag=key, seconds=1.5)
+            wait_until(lambda: web.count(key) == 1, 10)
+            web.process.terminate()
+            assert reply.result().status == 201
+        assert web.process.wait(20) == 0
+        web.revive()
+        assert web.call(key, tag=key, seconds=1.5).replayed
+    finally:
+        web.stop()
