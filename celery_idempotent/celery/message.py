@@ -251,7 +251,7 @@ class MessageHeaders:
     @property
     def is_anothers(self) -> bool:
         """Whether another worker's delivery goes on with this message, which all of them get."""
-        return bool(self.meant_for) and self.meant_for != self.place and SEVERAL not in self.place
+        return self.meant_for not in ("", self.place) and SEVERAL not in self.place
 
     def headers(self, **message: Any) -> dict[str, Any]:
         """Return the headers of a message that continues this operation."""

@@ -371,7 +371,7 @@ class running:  # noqa: N801 - a function in its use, and a class for what conte
         self._holding = holding
 
     def __enter__(self) -> None:
-        holding, outer = self._holding, current_lease()
+        holding, outer = self._holding, None if _current.get() is None else current_lease()
         ids = None if outer is None else outer.task_ids
         if ids is not None and isinstance(holding, HeldLease) and holding.task_ids is None:
             holding.task_ids = ids.within(holding.key)
