@@ -537,7 +537,8 @@ async def finished(
     timeout: float | None,
 ) -> T:
     """Record the end of a body that returned ``value`` or raised ``error``, as `run_guarded` does."""
-    ended = _ending.submit(functools.partial(_finish, guard, delivery, held, value, error, conclude))
+    finish = functools.partial(guard.finish, delivery, held, value, error)
+    ended = _ending.submit(functools.partial(_concluded, conclude, finish))
     try:
         if isinstance(error, GeneratorExit):  # a coroutine that is closed must not wait
             raise error
@@ -549,21 +550,14 @@ async def finished(
             raise error
         return conclude(_ran(held, value))
     finally:
-        del ended, error  # as in `Guard.finish`
+        del ended, error, finish  # as in `Guard.finish`
 
 
-def _finish(
-    guard: Guard,
-    delivery: Delivery,
-    held: HeldLease,
-    value: Any,
-    error: BaseException | None,
-    conclude: Callable[[Decision], T],
-) -> T:
+def _concluded(conclude: Callable[[Decision], T], finish: Callable[[], Decision]) -> T:
     try:
-        return conclude(guard.finish(delivery, held, value, error))
+        return conclude(finish())
     finally:
-        del error  # as in `Guard.finish`
+        del finish  # as in `Guard.finish`
 
 
 def finish_within(

@@ -222,7 +222,7 @@ class TaskBinding(Binding):
         if key in identity.within:
             # A part of what replaces the operation of that key: it cannot wait for the operation, which waits for it.
             return Named(key, keys.placed(self.default_key(f"{task_id}{identity.part}"), identity.place), None)
-        return Named(key, keys.placed(key, identity.place) if identity.place else key, arguments)
+        return Named(key, keys.placed(key, identity.place), arguments)
 
     def default_key(self, task_id: str) -> str:
         """Return the store's key of an operation that is known by its task id."""
@@ -612,8 +612,7 @@ class TaskResultStorage(ResultStorage):
 
 def is_shared(backend: Any) -> bool:
     """Return whether any process can read a result in this backend; that of rpc:// is a message to one caller."""
-    kind: Any = type(backend)
-    return not isinstance(backend, DisabledBackend) and not _is_kind(kind, "celery.backends.rpc", "RPCBackend")
+    return not isinstance(backend, DisabledBackend) and not is_backend(backend, "rpc", "RPCBackend")
 
 
 def keep_ended(backend: Any) -> None:
@@ -706,7 +705,7 @@ def is_backend(backend: Any, module: str, name: str, package: str = "celery.back
         name: The class in it.
         package: Whose backends they are (default: Celery's own).
     """
-    kind: Any = type(backend)
+    kind: Any = backend.__class__  # also of one that is wrapped
     return _is_kind(kind, f"{package}.{module}", name)
 
 

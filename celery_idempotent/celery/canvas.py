@@ -31,8 +31,6 @@ RETURNING = 2.0
 CANVASES = ("group", "chain", "chord")
 #: Beside a chord's counter, how the key begins under which the result backend notes that a member's part was counted.
 COUNTED = ".part."
-#: Classes of result backends that do not count the parts of a chord.
-_others: set[type] = set()
 NAMESPACE = uuid.UUID("0b2b41ab-7b4a-5c39-9d1a-6c8a3a6a4f0e")
 
 
@@ -64,13 +62,9 @@ def count_parts_once(backend: Any) -> None:
     for a member that was revoked, that hit its hard limit, or whose chain has failed before it. A failure frees the
     key, so that the record of the operation cannot hold what an earlier run of it has returned.
     """
-    kind: Any = type(backend)
-    if kind in _others or hasattr(kind.on_chord_part_return, "counts_once"):
-        return
-    if _counts(backend):
+    kind = type(backend)
+    if _counts(backend) and not hasattr(kind.on_chord_part_return, "counts_once"):
         kind.on_chord_part_return = _counting_once(kind.on_chord_part_return)
-    else:
-        _others.add(kind)
 
 
 def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ class CeleryDelivery(Delivery):
         ended: BaseException | None = None
         reservation = self.state.reservation = unique.reservation_of(self.task, self.state.identity.reservation)
         try:
-            if self.state.identity.meant_for and self.state.identity.is_anothers:
+            if self.state.identity.is_anothers:
                 self.state.stood_aside = True
                 raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
             if reservation is not None and (later := reservation.replaced_by()) is not None:

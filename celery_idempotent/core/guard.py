@@ -200,7 +200,7 @@ class Delivery(ABC):
             "copy": claim.copy,
             "redelivered": claim.redelivered,
             "asked": held.asked,
-            "waited": monotonic() - self.came,
+            "waited": self.waited,
         }
         held.open = True  # first: some hooks have it when a time limit rings in another, and are to get its end
         if lease.taken_over:

@@ -63,7 +63,6 @@ def renewal_args(lease: Lease) -> tuple[Any, ...]:
     return (*lease_args(lease), int(lease.claim.revive))
 
 
-@lru_cache(maxsize=256)
 def padded(attempt: int) -> str:
     """Return an attempt in fixed width: the scripts compare marks as strings."""
     return f"{attempt:012d}"
