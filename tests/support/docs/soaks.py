@@ -1,15 +1,29 @@
-"""The figures of soaks that were run, added up: `add` writes those of one more into docs/soaks.md."""
+"""The figures of soaks that were run, added up: `add`, `add_schedules` write those of one more into docs/soaks.md."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["GATEWAY", "PAGE", "POSTGRES", "SQLITE", "Figures", "add", "rows", "with_rows"]
+__all__ = [
+    "GATEWAY",
+    "PAGE",
+    "POSTGRES",
+    "SQLITE",
+    "Figures",
+    "Schedules",
+    "add",
+    "add_schedules",
+    "next_seed",
+    "rows",
+    "schedules",
+    "with_rows",
+    "with_schedules",
+]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "soaks.md"
@@ -81,11 +95,13 @@ class Figures:
 COUNTS = tuple(each.name for each in fields(Figures) if each.type == "int" and each.name != "seed")
 COLUMNS = ("date", "commit", "seed", "effect", *COUNTS)
 SUMS = ("effect", "aim", "soaks", *COUNTS)
+#: Columns whose cells are no numbers.
+TEXTS = ("date", "commit", "effect")
 
 
 def table(columns: tuple[str, ...], lines: list[list[str]]) -> str:
     head = [NAMES.get(column, column) for column in columns]
-    rule = ["---:" if column in (*COUNTS, "aim", "soaks", "seed") else "---" for column in columns]
+    rule = ["---" if column in TEXTS else "---:" for column in columns]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, rule, *lines])
 
 
@@ -111,16 +127,94 @@ def rows(page: str) -> list[Figures]:
 
 def with_rows(page: str, soaks: list[Figures]) -> str:
     """Return the page with these soaks and their sums as its two tables."""
-    head, tail = (rf"^\| {first} \|.*\n(?:\|.*\n)+" for first in (SUMS[0], COLUMNS[0]))
     lines = [[str(getattr(each, column)) for column in COLUMNS] for each in soaks]
-    for pattern, written in ((head, table(SUMS, sums(soaks))), (tail, table(COLUMNS, lines))):
-        page, count = re.subn(pattern, written, page, flags=re.MULTILINE)
-        assert count == 1, f"{PAGE} has lost its table {pattern}"
+    return replace_table(replace_table(page, SUMS, sums(soaks)), COLUMNS, lines)
+
+
+def replace_table(page: str, columns: tuple[str, ...], lines: list[list[str]]) -> str:
+    """Return the page with these lines in its table of these columns."""
+    page, count = re.subn(rf"^\| {columns[0]} \|.*\n(?:\|.*\n)+", table(columns, lines), page, flags=re.MULTILINE)
+    assert count == 1, f"{PAGE} has lost its table of {columns}"
     return page
+
+
+Dated = TypeVar("Dated", "Figures", "Schedules")
+
+
+def dated(figures: Dated) -> Dated:
+    """Return them as of today and of this commit."""
+    return replace(figures, date=datetime.now(timezone.utc).date().isoformat(), commit=commit())
 
 
 def add(figures: Figures) -> None:
     """Add a soak to the page, as of today and of this commit."""
     page = PAGE.read_text(encoding="utf-8")
-    dated = replace(figures, date=datetime.now(timezone.utc).date().isoformat(), commit=commit())
-    PAGE.write_text(with_rows(page, [*rows(page), dated]), encoding="utf-8")
+    PAGE.write_text(with_rows(page, [*rows(page), dated(figures)]), encoding="utf-8")
+
+
+# -- schedules of the simulation ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """What came of some schedules of the simulation, whose seeds follow upon each other.
+
+    Arguments:
+        first, last: The seeds.
+        kills: Children, workers and servers that were killed.
+        lost: Leases that their holders had lost, and that bodies or endings found lost.
+        broken: Schedules in which something did not hold.
+        unended: Schedules of which it is not known whether they come to an end.
+        date, commit: When they were added to the page, and which commit was run.
+    """
+
+    first: int
+    last: int
+    runs: int
+    kills: int
+    lost: int
+    broken: int
+    unended: int
+    date: str = ""
+    commit: str = ""
+
+
+#: How many schedules are to come together.
+SCHEDULES_AIM = 1_000_000
+SCHEDULE_COUNTS = ("runs", "kills", "leases lost", "broken", "unended")
+SCHEDULE_COLUMNS = ("first seed", "last seed", "date", "commit", *SCHEDULE_COUNTS)
+SCHEDULE_SUMS = ("schedules", "aim", *SCHEDULE_COUNTS)
+
+
+def schedules(page: str) -> list[Schedules]:
+    """Return the schedules that a page lists."""
+    listed = re.findall(r"^\| (\d+ \| \d+ \| \d{4}-.*) \|$", page, re.MULTILINE)
+    found = []
+    for first, last, date, name, *counts in (line.split(" | ") for line in listed):
+        runs, kills, lost, broken, unended = map(int, counts)
+        found.append(Schedules(int(first), int(last), runs, kills, lost, broken, unended, date, name))
+    return found
+
+
+def with_schedules(page: str, listed: list[Schedules]) -> str:
+    """Return the page with these schedules and their sums as its other two tables."""
+    counts = [astuple(each)[2:-2] for each in listed]
+    lines = [
+        [str(cell) for cell in (each.first, each.last, each.date, each.commit, *numbers)]
+        for each, numbers in zip(listed, counts, strict=True)
+    ]
+    ran = sum(each.last - each.first + 1 for each in listed)
+    added = [ran, SCHEDULES_AIM, *(sum(numbers[at] for numbers in counts) for at in range(len(SCHEDULE_COUNTS)))]
+    page = replace_table(page, SCHEDULE_SUMS, [[f"{count:,}" for count in added]])
+    return replace_table(page, SCHEDULE_COLUMNS, lines)
+
+
+def next_seed(page: str) -> int:
+    """Return the first seed that no soak on a page has run."""
+    return max((each.last + 1 for each in schedules(page)), default=0)
+
+
+def add_schedules(found: Schedules) -> None:
+    """Add schedules to the page, as of today and of this commit."""
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_schedules(page, [*schedules(page), dated(found)]), encoding="utf-8")
