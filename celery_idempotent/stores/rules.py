@@ -192,12 +192,12 @@ def forgotten(lease: Lease) -> Row:
 
 
 def outdated(row: Row, lease: Lease, now: int) -> bool:
-    """Return whether a row is from before the lease was granted, and its own lease is over.
+    """Return whether a row is from before the lease was granted, and the lease in it, another delivery's, is over.
 
     A server that was restarted from a snapshot, and a replica that was promoted, know the key and not its last lease.
     """
-    free = row.state is State.RELEASED or (row.state is State.IN_PROGRESS and row.lease_end <= now)
-    return free and row.fence < lease.fence
+    over = row.state is State.IN_PROGRESS and row.lease_end <= now and row.owner != lease.owner
+    return (over or row.state is State.RELEASED) and row.fence < lease.fence
 
 
 def renew(row: Row | None, lease: Lease, now: int) -> Row | None:

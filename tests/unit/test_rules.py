@@ -209,6 +209,14 @@ def test_a_row_is_outdated_once_its_lease_is_over_and_only_beside_a_later_fence(
     assert (renewed is not None) is outdated
 
 
+def test_a_holder_of_which_an_earlier_grant_is_known_goes_on_with_that() -> None:
+    lease, row = taken()
+    row.crashes = 1
+    renewed = rules.renew(row, Lease(lease.claim, NOW + 1), ENDS)
+    assert renewed is row
+    assert (row.fence, row.crashes, row.lease_end > ENDS) == (NOW, 1, True)
+
+
 @pytest.mark.parametrize("attempt", [{}, {"retries": 1}, {"nesting": 1}])
 def test_a_lease_without_a_row_is_restored_as_it_was_granted(attempt: dict[str, Any]) -> None:
     lease, row = taken(**attempt)
