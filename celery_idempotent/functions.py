@@ -462,11 +462,17 @@ class _Threads:
         """Call in a thread, in the caller's context."""
         if self._pid != os.getpid():
             self._pool, self._pid = ThreadPoolExecutor(THREADS, thread_name_prefix=self._name), os.getpid()
-        call = functools.partial(contextvars.copy_context().run, call)
+        calls: list[Callable[[], T]] = [functools.partial(contextvars.copy_context().run, call)]
+
+        def once() -> T:
+            # From Python 3.14 on, the traceback of what a call raises keeps what the pool was given. That is not to be
+            # the call, which may have that error in it.
+            return calls.pop()()
+
         try:
-            return self._pool.submit(call)
+            return self._pool.submit(once)
         except RuntimeError:  # the main thread has ended, and pools with it; the loops of other threads go on
-            return _in_thread_of_its_own(call, self._name)
+            return _in_thread_of_its_own(once, self._name)
 
 
 _beginning, _ending = _Threads("celery-idempotent-begin"), _Threads("celery-idempotent-end")

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -203,7 +204,7 @@ def test_begin_takes_the_requests_of_frameworks(name: str) -> None:
 def test_the_response_may_be_settled_in_the_views_transaction(tmp_path: Path) -> None:
     def work(environ: Any) -> None:
         lease = begin(environ, "anna")
-        with sqlite3.connect(tmp_path / "shop.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
             connection.execute("CREATE TABLE orders (id INTEGER)")
             connection.execute("INSERT INTO orders VALUES (1)")
             assert lease is not None

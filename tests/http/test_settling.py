@@ -32,11 +32,11 @@ class Orders:
     def __init__(self, path: Path, how: str) -> None:
         self.path, self.how = path, how
         self.settled: object = SETTLED
-        with sqlite3.connect(path) as connection:
+        with closing(sqlite3.connect(path)) as connection:
             connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
 
     def count(self) -> int:
-        with sqlite3.connect(self.path) as connection:
+        with closing(sqlite3.connect(self.path)) as connection:
             return int(connection.execute("SELECT count(*) FROM orders").fetchone()[0])
 
     def __call__(self, environ: Any, start_response: Any) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +29,11 @@ pytestmark = [
     pytest.mark.unmeasured,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+#: There a signal may ring between a lock that ``with`` takes and what releases it, whoever takes it.
+leaves_locks = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 14), reason="python/cpython#148874, which docs/guides/pools.md tells of"
+)
 
 #: How often each is tried. Where a lock is taken by Python code, a few hundred leave one locked.
 TRIES = 4000
@@ -77,6 +83,7 @@ def is_free(lock: threading.Lock | threading.RLock) -> bool:
     return got == [True]
 
 
+@leaves_locks
 def test_a_flag_can_be_raised_after_any_interruption() -> None:
     flag = SignalSafeEvent()
 
@@ -101,6 +108,7 @@ def test_a_flag_wakes_who_waits_for_it_and_tells_who_waited_in_vain() -> None:
     assert not flag.wait(0)
 
 
+@leaves_locks
 def test_leases_are_renewed_after_any_interruption() -> None:
     heart, store = Heartbeat(), MemoryStore()
     holding = HeldLease(store, Lease(Claim("k", "me", 3000.0, 60.0), 1), monotonic())
@@ -118,6 +126,7 @@ def test_leases_are_renewed_after_any_interruption() -> None:
     assert is_free(heart._lock)
 
 
+@leaves_locks
 def test_a_file_of_records_is_open_to_other_threads_after_any_interruption(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "records.db"))
     store.get("k")

@@ -19,7 +19,7 @@ from tests.support.celery.nodes import WorkerNode
 NODES = pytest.StashKey[list[WorkerNode]]()
 JOURNAL = pytest.StashKey[Journal]()
 
-LOG_LINES = 200
+LOG_LINES = 400
 
 
 class StartWorker(Protocol):
