@@ -229,6 +229,12 @@ class RabbitServer:
         )
         return int(found)
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The server's version: its first two numbers."""
+        found = self.evaluate("rabbit_misc:version()").strip('"')
+        return tuple(int(number) for number in found.split(".")[:2])
+
     @contextmanager
     def consumer_timeout(self, seconds: float) -> Iterator[None]:
         """Let channels that are opened meanwhile close when a message is held unacked for longer."""
