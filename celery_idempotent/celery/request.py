@@ -179,6 +179,9 @@ class IdempotentRequest(Request):
             self._within_limit(lambda: self._release(self._reason_of_loss(error)))
             if own_exit and not (self._already_cancelled or self._already_revoked):
                 exc_info = _lost(error)  # Celery before 5.7 acks it, and cannot store it
+        if return_ok and isinstance(error, (WorkerLostError, TimeLimitExceeded)):
+            # Its child lives: its body raised that, as where a task that it waited for was lost, or an earlier run did.
+            exc_info.exception = _Raised(error)
         try:
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
         finally:
@@ -377,6 +380,13 @@ def _seeing_exits(inner: Callable[..., Any]) -> Callable[..., Any]:
         return self.on_failure(answer)
 
     return on_success
+
+
+class _Raised(Exception):
+    """An error of a body that Celery would take for the end of its child, whose message it puts back."""
+
+    def __repr__(self) -> str:
+        return repr(self.args[0])
 
 
 def _lost(error: BaseException) -> ExceptionInfo:

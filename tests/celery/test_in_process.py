@@ -25,7 +25,7 @@ from celery import Celery, Signature, chain, chord, group, signals
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, trace_task
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.result import AsyncResult, EagerResult, GroupResult
 from celery.worker.request import Request
 from kombu import Connection, Exchange, Producer, Queue, binding
@@ -836,6 +836,24 @@ def test_a_message_that_fails_before_its_task_is_called_gives_its_reservation_ba
         return record is not None and record.state is State.RELEASED
 
     wait_until(is_free, 5)
+
+
+@pytest.mark.parametrize("error", [WorkerLostError("of another task"), TimeLimitExceeded(30)], ids=["lost", "late"])
+def test_a_body_that_raises_what_celery_has_for_the_end_of_a_child_fails_as_any_other(
+    app: Celery, received: Callable[[Any], request.IdempotentRequest], error: Exception
+) -> None:
+    """As `get()` does for a task whose child was lost. Put back, the message would come at once, and for ever."""
+    keeps = {"key": "order_id", "remember_failures": (type(error),)}
+    task, answers = declare(app, raising(error), idempotency=keeps, acks_on_timeout=False), []
+    for _ in range(2):  # the second replays
+        task.delay("A")
+        message = received(task)
+        message._on_ack = lambda *_: answers.append("acked")
+        message._on_reject = lambda *_: answers.append("rejected")
+        message.send_event = lambda name, **fields: answers.append((name, fields.get("exception")))
+        found, *_ = trace_task(task, message.id, message.args, message.kwargs, message._request_dict, app=app)
+        message.on_success((1, found, 0.0))
+    assert answers == ["acked", ("task-failed", repr(error))] * 2
 
 
 @pytest.fixture
