@@ -250,6 +250,8 @@ class Horse(OfProcess):
         # A child has copies of what its parent had.
         self.worker, self.job, self.execution = copy.copy(worker), copy.copy(job), copy.copy(worker.execution)
         self.worker.executions = dict(worker.executions)
+        if vars(self.job).pop("set_status", None):  # of the copy, which a fork would have made of that too
+            jobs.schedule_at_once(self.job)
         self.worker._is_horse = True
         #: who its delivery is for the store, and how often the store had failed its worker when it began
         self.owner, self.failures_before = "", parent.failures
