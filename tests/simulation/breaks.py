@@ -23,6 +23,30 @@ RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
 RQ_DELIVERY, RQ_JOB, RQ_WORKER = "rq/delivery.py", "rq/job.py", "rq/worker.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
 SHUTDOWN, BACKOFF = "celery/worker.py", "core/backoff.py"
+TASK, POOL = "celery/task.py", "celery/pool.py"
+
+#: One lease for each process, where each thread has its own.
+ONE_LEASE = """
+class _OfProcess(dict):  # type: ignore[type-arg]
+    def get(self):
+        return self.setdefault(_process(), [None])[-1]
+
+    def set(self, held):
+        self.setdefault(_process(), [None]).append(held)
+        return held
+
+    def reset(self, held):
+        self[_process()].remove(held)
+
+
+def _process():
+    from greenlet import getcurrent
+
+    return getattr(getattr(getcurrent(), "host", None), "whole", None)
+
+
+_current = _OfProcess()
+"""
 
 BREAKS: dict[str, tuple[Edit, ...]] = {
     name: tuple(Edit(*edit) for edit in edits)
@@ -589,6 +613,56 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a job comes back though nothing would enqueue it": [
             (RQ_DELIVERY, "if self._can_be_scheduled:\n            delay", "if True:\n            delay")
         ],
+        "one body's end ends all renewals": [
+            (HEARTBEAT, "server.holdings.pop(id(holding), None)", "server.holdings.clear()")
+        ],
+        "what ends stops the renewal of its heir": [
+            (HEARTBEAT, "self.holdings[id(holding)] = holding", "self.holdings[holding.key] = holding"),
+            (HEARTBEAT, "server.holdings.pop(id(holding), None)", "server.holdings.pop(holding.key, None)"),
+            (HEARTBEAT, "elif id(holding) in self.holdings:", "elif holding.key in self.holdings:"),
+        ],
+        "a lease that is lost takes its batch along": [
+            (HEARTBEAT, "if (holding.lease.key, holding.lease.owner) not in lost:", "if not lost:")
+        ],
+        "bodies of a process have one lease": [
+            (
+                LEASE,
+                "_current: ContextVar[HeldLease | LeaseSlot | None] = "
+                'ContextVar("celery_idempotent_lease", default=None)\n',
+                ONE_LEASE,
+            )
+        ],
+        "a task has one lease": [
+            (
+                DELIVERY,
+                "        state.holding, state.entered = held,",
+                "        task.held = state.holding = held\n        state.entered =",
+            ),
+            (TASK, "if state is None else state.holding\n", "if state is None else self.held\n"),
+        ],
+        "deliveries of a worker have one owner": [
+            (REQUEST, "self._owner = new_owner()", "self._owner = self._hostname")
+        ],
+        "what ends hides what runs": [
+            (POOL, "_shown.pop(id(held), None), _memory, slot", "_shown.clear(), _memory, slot"),
+        ],
+        "a shutdown announces one body": [
+            (
+                SHUTDOWN,
+                "if request not in self._marked and self._mark(request):",
+                "if not self._marked and self._mark(request):",
+            )
+        ],
+        "a cold shutdown fails where bodies cannot be ended": [
+            (REQUEST, "            if shared.enforces_limits:\n                raise\n", "            raise\n")
+        ],
+        "a body that leaves a thread is no crash": [
+            (DELIVERY, "return Reason.CRASHED if isinstance(error, (SystemExit, KeyboardInterrupt)) else", "return")
+        ],
+        "a body that leaves takes its message along": [
+            (DELIVERY, "if pool.enforces_limits or request.is_eager or type(leaving) is not SystemExit:", "if True:"),
+            (REQUEST, "if error is None or type(error.__context__) is not SystemExit or meant:", "if True:"),
+        ],
         "a failure that is retried frees the key": [
             (RQ_DELIVERY, "if again and isinstance(ending, Release)", "if False and isinstance(ending, Release)")
         ],
@@ -618,6 +692,17 @@ KINDS = {
     "what is not committed is a result": "transactions",
     "what raises after its commit has failed": "transactions",
     "any settled record is the run's own": "transactions",
+    "one body's end ends all renewals": "threads",
+    "what ends stops the renewal of its heir": "threads",
+    "a lease that is lost takes its batch along": "threads",
+    "bodies of a process have one lease": "threads",
+    "a task has one lease": "threads",
+    "deliveries of a worker have one owner": "threads",
+    "what ends hides what runs": "threads",
+    "a shutdown announces one body": "threads",
+    "a cold shutdown fails where bodies cannot be ended": "threads",
+    "a body that leaves a thread is no crash": "threads",
+    "a body that leaves takes its message along": "threads",
 }
 
 

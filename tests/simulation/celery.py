@@ -119,6 +119,8 @@ BILLING = {"key": "order", "remember_failures": KeyError, "on_duplicate": "raise
 TURNS = {"key": "document", "result_ttl": 0}
 CHANNEL = SimpleNamespace(decode_body=lambda body, encoding=None: body)
 
+#: The classes of workers, by their pools.
+POOLS: dict[str, type[Worker]] = {}
 #: What else is on the clock of the simulation.
 PATCHES: list[Callable[[pytest.MonkeyPatch], None]] = []
 #: The one that runs now; the library's modules have one clock.
@@ -366,6 +368,8 @@ class Host:
 
     #: what its child raises whose time is over
     time_limit: type[Exception] = SoftTimeLimitExceeded
+    #: what a body may end with itself
+    ends_with: Sequence[str] = ("child", "child", "worker", "limit")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -392,10 +396,17 @@ class Host:
         #: by owner: when a renewal failed that was not tried again yet
         self.renewals_failed: dict[str, float] = {}
 
+    @property
+    def whole(self) -> Host:
+        """The process that it is, or is a part of."""
+        return self
+
     def new_process(self) -> None:
         """Have what a process has for itself."""
         self.heartbeat, self.breaker = heartbeat.Heartbeat(), breaker.Breaker()
         self.confirmations = reservations.Confirmations(self.breaker)
+        #: the leases that it shows
+        self.shown: dict[int, Any] = {}
 
     def failed(self, verb: str, args: Any, now: float) -> None:
         """A request of this host got no answer."""
@@ -558,6 +569,13 @@ class Pool:
 class Worker(Host):
     """A worker: its main process, which outlives its child, and the child."""
 
+    #: how many of them there are
+    number = WORKERS
+    #: whether a body is ended at its limits
+    enforces_limits = True
+    #: what its main thread has yet to tell the broker
+    hub: Sequence[Callable[[], object]] = ()
+
     def __init__(self, simulation: Simulation, name: str, app: Any) -> None:
         super().__init__(name)
         self.simulation, self.app = simulation, app
@@ -585,7 +603,8 @@ class Worker(Host):
         #: the tasks that have succeeded here, as it knows
         self.succeeded: set[str] = set()
         kinds = [kind for kind, _ in (*FAULTS_OF_CHILDREN, *FAULTS_OF_WORKERS)]
-        self.names = {kind: f"{name}: {kind}" for kind in ("starts a task", "gets a message", *kinds)}
+        does = ("starts a task", "gets a message", "tells the broker")
+        self.names = {kind: f"{name}: {kind}" for kind in (*does, *kinds)}
         self.new_child()
 
     def new_child(self) -> None:
@@ -597,26 +616,35 @@ class Worker(Host):
             self.marks._store = store
 
     @property
-    def idle(self) -> bool:
-        return self.child is None and self.ending is None and self.down_until <= self.simulation.world.now
+    def requests(self) -> list[Request]:
+        """The deliveries that it runs, or whose ends it has yet to see."""
+        return [self.request] if self.child is not None or self.ending is not None else []
+
+    def can_start(self, now: float) -> bool:
+        """Return whether it has a message that can start now."""
+        free = self.reserved and self.child is None and self.ending is None
+        return bool(free) and self.due(now) is not None
+
+    def can_receive(self) -> bool:
+        """Return whether it takes one more message."""
+        return len(self.reserved) < PREFETCH
+
+    def faults(self) -> Iterator[tuple[str, float]]:
+        """Return what may happen to it."""
+        child = self.child
+        for kind, weight in FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if self.reserved else ():
+            if not kind.endswith("time limit") or (child.interruptible and not self.limiting):
+                yield kind, weight
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def receive(self, text: bytes, tag: int) -> None:
-        broker, payload = self.simulation.broker, marshal.loads(text)
+        payload = marshal.loads(text)
         received = virtual.Message(payload, channel=CHANNEL)
-
-        def rejected(*args: Any) -> None:
-            if args[-1]:
-                self.simulation.law.given_back(request, self)
-                broker.requeue(tag)
-            else:
-                broker.ack(tag)
-
         request = Request(
             received,
-            on_ack=lambda *_, **__: broker.ack(tag),
-            on_reject=rejected,
+            on_ack=lambda *_, **__: self.acks(request, tag),
+            on_reject=lambda *args: self.rejects(request, tag, requeue=args[-1]),
             hostname=self.name,
             app=self.app,
             task=self.app.tasks[received.headers["task"]],
@@ -628,6 +656,19 @@ class Worker(Host):
         request.due = (request.eta - EPOCH).total_seconds() if request.eta is not None else 0.0
         self.reserved.append((request, tag))
         self.simulation.world.tell(f"{self.name} receives {request.id} as {tag}")
+
+    def run_hub(self) -> None:
+        """Tell the broker what is to be told."""
+
+    def acks(self, request: Any, tag: int) -> None:
+        self.simulation.broker.ack(tag)
+
+    def rejects(self, request: Any, tag: int, *, requeue: bool) -> None:
+        if requeue:
+            self.simulation.law.given_back(request, self)
+            self.simulation.broker.requeue(tag)
+        else:
+            self.simulation.broker.ack(tag)
 
     def due(self, now: float) -> int | None:
         """Return where the first message is that can start."""
@@ -643,6 +684,7 @@ class Worker(Host):
 
     def starts(self, run: Callable[[], None], lost: Any) -> None:
         self.lost, self.failures_before, self.awaited = lost, self.failures, False
+        self.holder_remains = INFINITE
         self.began = (self.simulation.world.now, self.troubles)
         self.child = self.simulation.world.start(self, f"{self.name} child", run)
 
@@ -793,11 +835,16 @@ class Worker(Host):
 
     def _check_slot(self) -> None:
         """Check that no delivery waits for its lease in a worker that is about to end."""
-        (began, troubles), law = self.began, self.simulation.law
+        if self.child is not None and not self.limiting and not self.child.cut_off:
+            self.check_begun(self)
+
+    def check_begun(self, runs: Any) -> None:
+        """Check that a delivery has begun its body, where nothing has held it up."""
+        (began, troubles), law = runs.began, self.simulation.law
         since = max(began, self.ends_since, self.stopped_until, self.simulation.broker.away_until)
-        held_up = self.child is None or self.limiting or self.child.cut_off or troubles != self.troubles
-        if not held_up and self.simulation.world.now - since > SEEN_WITHIN and not law.has_begun(self.child):
-            law.fail(f"{self.request.id} waits in {self.name}, which is about to end")
+        waits = troubles == runs.troubles and self.simulation.world.now - since > SEEN_WITHIN
+        if waits and not law.has_begun(runs.child):
+            law.fail(f"{runs.request.id} waits in {self.name}, which is about to end")
 
     def stop(self) -> None:
         """The worker has ended, and its messages go back; another is started in its place."""
@@ -816,6 +863,9 @@ class Worker(Host):
         self.simulation.world.tell(f"{self.name}: connection lost")
         self.reserved.clear()
         self.simulation.broker.lose(self)
+
+
+POOLS["prefork"] = Worker
 
 
 class Simulation:
@@ -863,7 +913,9 @@ class Simulation:
         self.moved_at = 0
         self.producer = apps[0]
         install_store(self.producer, HostStore(self), OfHost("heartbeat"), OfHost("breaker"))
-        self.workers = [Worker(self, f"worker-{n}", app) for n, app in enumerate(apps[1:], 1)]
+        kind = POOLS[law.pools[0] if len(law.pools) == 1 else choices.one_of("pool", law.pools)]
+        shared.enforces_limits = kind.enforces_limits
+        self.workers = [kind(self, f"worker-{n}", app) for n, app in enumerate(apps[1 : kind.number + 1], 1)]
         acks = choices.one_of("acks on timeouts", [True, True, False])
         for task in [task for app in apps for task in app.guarded]:
             task.acks_on_timeout = acks
@@ -962,15 +1014,15 @@ class Simulation:
             if each.wakes <= now and each.host.stopped_until <= now
         ]
         for worker in self.workers:
-            if worker.down_until > now:
+            if worker.down_until > now or worker.main.stopped_until > now or worker.stopping:
                 continue
-            reserved, names = worker.reserved, worker.names
-            if worker.stopping:
-                continue
-            if reserved and worker.child is None and worker.ending is None and worker.due(now) is not None:
-                steps.append((names["starts a task"], 6.0, Worker.execute, worker))
-            if broker.queue and len(reserved) < PREFETCH:
+            names = worker.names
+            if worker.can_start(now):
+                steps.append((names["starts a task"], 6.0, type(worker).execute, worker))
+            if broker.queue and worker.can_receive():
                 steps.append((names["gets a message"], 4.0, broker.deliver, worker))
+            if worker.hub:
+                steps.append((names["tells the broker"], 8.0, type(worker).run_hub, worker))
         steps += self.law.steps()
         if steps:
             steps.append(("time goes by", 0.04 * sum([step[1] for step in steps]), self._go_by, None))
@@ -989,16 +1041,14 @@ class Simulation:
                 weight = haste * (weight * 3 if host is self.troubled else weight) * host.ripe_for.get(kind, 1)
                 steps.append((f"{host.name}: {kind}", weight, self._fault, (host, kind)))
         for worker in self.workers:
-            child, names = worker.child, worker.names
-            kinds = FAULTS_OF_CHILDREN if child is not None else FAULTS_OF_WORKERS if worker.reserved else ()
-            for kind, weight in kinds:
+            names = worker.names
+            for kind, weight in worker.faults():
                 if worker.ends_by and kind in ("warm shutdown", f"{worker.ends_by} shutdown", "connection lost"):
                     continue
-                if not kind.endswith("time limit") or (child.interruptible and not worker.limiting):
-                    # Trouble seldom comes alone, and does most harm where a reply is on its way.
-                    weight = haste * (weight * 3 if worker is self.troubled else weight)
-                    weight *= worker.ripe_for.get(kind, WHILE if worker.awaited and kind in LOSING else 1)
-                    steps.append((names[kind], weight * 4 if worker.replies else weight, self._fault, (worker, kind)))
+                # Trouble seldom comes alone, and does most harm where a reply is on its way.
+                weight = haste * (weight * 3 if worker is self.troubled else weight)
+                weight *= worker.ripe_for.get(kind, WHILE if worker.awaited and kind in LOSING else 1)
+                steps.append((names[kind], weight * 4 if worker.replies else weight, self._fault, (worker, kind)))
         if self.law.broker_goes_away and self.broker.away_until <= self.world.now:
             steps.append(("the broker is away", 0.05 * haste, self.broker_away, None))
         steps.append(("the store is away", 0.05 * haste, self._store_away, None))
@@ -1118,8 +1168,9 @@ class Simulation:
         for process in self.world.processes:
             soonest = min(soonest, max(process.wakes, process.host.stopped_until))
         for worker in self.workers:
-            if worker.down_until > now and (self.broker.queue or worker.reserved):
-                soonest = min(soonest, worker.down_until)
+            later = max(worker.down_until, worker.main.stopped_until)
+            if later > now and (self.broker.queue or worker.reserved):
+                soonest = min(soonest, later)
             for request, _ in worker.reserved:
                 if request.due > now:
                     soonest = min(soonest, request.due)
@@ -1140,7 +1191,7 @@ class Thread:
         self._target, self._name, self._process = target, name.rpartition("-")[2], None
 
     def start(self) -> None:
-        host = getcurrent().host
+        host = getcurrent().host.whole
         self._process = current.world.start(host, f"{host.name} {self._name}", self._run)
 
     def _run(self) -> None:
@@ -1169,11 +1220,12 @@ class OfHost:
     def __contains__(self, item: object) -> bool:
         return item in getattr(getcurrent().host, self._name)
 
+    def __setitem__(self, key: object, value: object) -> None:
+        getattr(getcurrent().host, self._name)[key] = value
+
 
 class MainProcess:
     """What the main process knows of its children, and the rest of the library's module."""
-
-    enforces_limits = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(shared, name)
@@ -1332,6 +1384,8 @@ def simulated_clock() -> Iterator[None]:
             patch.setattr(module, "random", SimpleNamespace(uniform=uniform))
         patch.setattr(main_process, "shared", MainProcess())
         patch.setattr(shared, "is_stopping", is_stopping)
+        patch.setattr(shared, "enforces_limits", True)  # until a schedule says otherwise
+        patch.setattr(shared, "_shown", OfHost("shown"))
         patch.setattr(delivery.CeleryDelivery, "stopping", staticmethod(is_stopping))
         patch.setattr(delivery._requeue_pauses, "stopping", is_stopping)
         patch.setattr(shutdown, "worker_state", ActiveRequests())

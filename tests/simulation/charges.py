@@ -76,8 +76,9 @@ class Run:
     unsettled: bool = False
     #: whether it raised what is final
     final: bool = False
-    #: when it was killed
+    #: when it was killed, and whether its worker was about to end, which the store may have been told
     ended: float = 0.0
+    in_shutdown: bool = False
     #: whether it was replaced by another task
     handed_over: bool = False
     #: whether it has published a retry
@@ -86,6 +87,8 @@ class Run:
     unanswered: bool = False
     #: when its retry is due
     retry_due: float = 0.0
+    #: whether it has left by an exit of its own
+    left: bool = False
 
 
 class Charges(Law):
@@ -97,6 +100,8 @@ class Charges(Law):
     #: The tasks of which one charges: a duplicate is deferred, waits, or fails, at once or once the operation is done;
     #: all but the first have final failures.
     tasks: Sequence[str] = ("charge", "charge", "pay", "refund", "bill")
+    #: Of how many orders it may be.
+    orders: Sequence[int] = (1, 1, 2)
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
@@ -142,7 +147,7 @@ class Charges(Law):
         self.limited: set[str] = set()
         #: by order: how many children died that had it, or lost their leases, since a run last ended in order
         self.deaths: Counter[str] = Counter()
-        #: by task id: whose operation it has met last
+        #: by owner: whose operation its delivery has met last
         self.met: dict[str, str] = {}
         #: the tasks that have failed since a publisher last sent them
         self.failed: set[str] = set()
@@ -174,7 +179,7 @@ class Charges(Law):
     def _calls(self) -> list[tuple[float, str, str]]:
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
         made, one_of = [], self.choices.one_of
-        for order in ORDERS[: one_of("orders", [1, 1, 2])]:
+        for order in ORDERS[: one_of("orders", self.orders)]:
             for number in range(one_of(f"calls of {order}", [2, 3, 4] if self.deadly else [1, 2, 2, 3])):
                 task_id = f"{order}-{number}"
                 made += [(0.0, order, task_id)] * one_of(f"publishes of {task_id}", [1, 1, 1, 2])
@@ -292,7 +297,7 @@ class Charges(Law):
                 self.check_lease(run)
             self.charge(run)
             if order == self.deadly and not choices.chance(f"{name}: spares its child", self.spares):
-                run.worker.doomed = choices.one_of(f"{name}: kills", ["child", "child", "worker", "limit"])
+                run.worker.doomed = choices.one_of(f"{name}: kills", run.worker.ends_with)
                 if run.worker.doomed == "limit":
                     world.sleep(1000.0)
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has charged {order}")
@@ -387,7 +392,7 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
         died = 0
         for other in self.runs:
-            known = other.held.fence > self.outlived[run.order] and not self.robbed(other)
+            known = other.held.fence > self.outlived[run.order] and not (self.robbed(other) or other.in_shutdown)
             if other.order == run.order and known:  # one that ends, or is steady, is no crash loop
                 steady = other.ending != "killed" or other.ended - simulated(other.held.fence) > STEADY
                 died = 0 if steady else died + 1
@@ -429,7 +434,7 @@ class Charges(Law):
         self.deaths[(MAIL if request.task.name == "mail" else "") + request.id[:5]] += 1
         for run in self.runs:
             if run.process is process and not run.ending:
-                run.ending, run.ended = "killed", self.world.now
+                run.ending, run.ended, run.in_shutdown = "killed", self.world.now, process.host.stopping
             elif run.process is process:
                 run.excused = True  # it had returned, and was not settled yet
 
@@ -470,7 +475,7 @@ class Charges(Law):
 
     def fails(self, task_id: str, error: Exception) -> None:
         """Check with what a delivery fails, also where the backend keeps an earlier success."""
-        if isinstance(error, Conflict) and self.met.get(task_id) == task_id:
+        if isinstance(error, Conflict) and self.met.get(getcurrent().host.request._owner) == task_id:
             self.fail(f"{task_id} has failed for its own operation")
 
     def given_back(self, request: Any, worker: Any) -> None:
@@ -495,6 +500,8 @@ class Charges(Law):
     def check_loss(self, run: Run, event: Event) -> None:
         """Check what a run reports of its lease."""
         record = self.simulation.store.get(run.held.key)
+        if isinstance(event, LeaseLost) and record is not None and record.reason == Reason.CRASH_LOOP:
+            return  # it was taken for dead, once too often
         running = record is not None and record.state is State.IN_PROGRESS
         freed = run.held.fence <= self.freed_up_to[run.order]  # not so where a record is gone: a run brings it back
         if isinstance(event, LeaseLost) and self.fences[run.order] <= run.held.fence and not freed:
@@ -542,10 +549,10 @@ class Charges(Law):
         if verb == "get":
             host.holder_remains = answer.remaining if answer is not None else INFINITE
             if answer is not None and getattr(host, "request", None):
-                self.met[host.request.id] = answer.task_id
+                self.met[host.request._owner] = answer.task_id
         if verb == "acquire":
             host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
-            self.check_answer(args[0], answer)
+            self.check_answer(args[0], before, answer)
             self.check_claim(args[0], before, answer)
         elif verb == "release" and answer:
             self.released(args[0], args[1])
@@ -561,8 +568,8 @@ class Charges(Law):
     def check_claim(self, claim: Claim, before: Record | None, answer: Any) -> None:
         """Check what becomes of the holder that a claim has met, and take note of whose it was."""
         if not isinstance(answer, Lease):
-            if not name_of(claim.key).startswith(MAIL):
-                self.met[claim.task_id] = answer.record.task_id
+            if not name_of(claim.key).startswith(MAIL) and not getcurrent().host.is_way:  # which nobody reads
+                self.met[claim.owner] = answer.record.task_id
         elif answer.taken_over and before is not None:
             self.check_taken_over(claim, before)
             known = self.ends_known.get(before.owner, 0.0) > simulated(before.fence) + SEEN_WITHIN
@@ -636,7 +643,7 @@ class Charges(Law):
                 # So that it cannot ask what became of its operation.
                 self.simulation.ripen(host, "cut off from the store")
 
-    def check_answer(self, claim: Any, answer: Any) -> None:
+    def check_answer(self, claim: Any, before: Record | None, answer: Any) -> None:
         """Check what the store says to a claim."""
         granted = self.granted[name_of(claim.key)]
         to_run = claim.nesting < RETRIES_LIMIT - 1  # and not in the name of a continuation that will not come
@@ -647,7 +654,7 @@ class Charges(Law):
         if isinstance(answer, Lease) and answer.taken_over:
             self.deaths[name_of(claim.key)] += 1
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
-            self.check_crash_loop(claim)
+            self.check_crash_loop(claim, before)
         goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
         if isinstance(answer, Lease) and claim.nesting < goes_on and not getcurrent().host.is_way:
             self.fail(f"{claim.task_id} runs as it was before it was replaced by itself")
@@ -660,8 +667,12 @@ class Charges(Law):
         elif answer.verdict is Verdict.CONFLICT:
             self.check_conflict(claim, answer.record)
 
-    def check_crash_loop(self, claim: Any) -> None:
-        deaths = self.deaths[name_of(claim.key)]
+    def check_crash_loop(self, claim: Any, before: Record | None) -> None:
+        order = name_of(claim.key)
+        if before is not None and before.state is State.IN_PROGRESS:  # it has lost its lease, and was perhaps killed
+            killed = (run.ending == "killed" for run in self.runs if run.held.lease.owner == before.owner)
+            self.deaths[order] += not any(killed)
+        deaths = self.deaths[order]
         if deaths < MAX_CRASHES:
             self.fail(f"{claim.task_id} is a crash loop after {deaths} deaths")
         self.loops.append(claim.task_id)
@@ -710,7 +721,7 @@ class Charges(Law):
     def released(self, lease: Lease, release: Release) -> None:
         reason = release.reason
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
-        if run is not None and reason is Reason.CRASHED and getcurrent() is run.process:
+        if run is not None and reason is Reason.CRASHED and getcurrent() is run.process and not run.left:
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[name_of(lease.key)] = 0
@@ -785,13 +796,16 @@ class Charges(Law):
                 continue  # known: a child that was stopped as it was about to store RETRY stores it over the failure
             if task_id in self.sent_again and task_id in self.heirs_of(order):
                 continue  # what it was replaced by has failed, and what was replaced is done
-            if meta["status"] not in states.READY_STATES:
-                self.fail(f"{task_id} was never answered: {meta['status']}")
-            self.counts[meta["status"]] += 1
-            if meta["status"] == states.SUCCESS:
-                self.check_result(order, task_id, meta["result"])
-            else:
-                self.check_failure(order, task_id, meta["result"])
+            self.check_answer_of(order, task_id, meta)
+
+    def check_answer_of(self, order: str, task_id: str, meta: Any) -> None:
+        if meta["status"] not in states.READY_STATES:
+            self.fail(f"{task_id} was never answered: {meta['status']}")
+        self.counts[meta["status"]] += 1
+        if meta["status"] == states.SUCCESS:
+            self.check_result(order, task_id, meta["result"])
+        else:
+            self.check_failure(order, task_id, meta["result"])
 
     def check_result(self, order: str, task_id: str, result: str) -> None:
         """Check that a caller got what was settled, or what could not be."""
@@ -842,7 +856,8 @@ class Charges(Law):
     def check_final(self, order: str, task_id: str, error: object) -> None:
         """Check that a caller got the failure that was settled, or one that could not be."""
         (refusal,) = getattr(error, "args", ("",))
-        own = {f"refusal {run.number}" for run in self.runs if run.task_id == task_id and run.unsettled}
+        ids = {task_id, *self.heirs_of(order)}
+        own = {f"refusal {run.number}" for run in self.runs if run.task_id in ids and run.unsettled}
         settled = self.answers[order]
         if refusal not in own and not any(f'"{refusal}"'.encode() in answer for answer in settled):
             self.fail(f"{task_id} failed with {error!r}, and {settled} was settled")

@@ -76,6 +76,7 @@ class Indexing(Law):
     """A call is only skipped if a message that has yet to do its work exists."""
 
     kind = "unique"
+    pools = ("prefork", "prefork", "threads")
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
@@ -189,7 +190,8 @@ class Indexing(Law):
 
     def check_published(self, call: Call) -> None:
         """Check that a call was not published beside a message that would do, and that its publisher has confirmed."""
-        begun = {*self.bodies.values(), *(worker.request.id for worker in self.simulation.workers if worker.child)}
+        running = [request for worker in self.simulation.workers for request in worker.requests]
+        begun = {*self.bodies.values(), *(request.id for request in running)}
         for other in self.made:
             waits = other.task_id and other.task_id not in begun and other.until and other.until < call.since
             if waits and other.document == call.document and self.is_plain:
@@ -237,9 +239,8 @@ class Indexing(Law):
         super().check()
         broker = self.simulation.broker
         if self.is_plain and len(broker.queue) + len(broker.unacked) > 2:
-            workers = self.simulation.workers
-            starting = [each.request for each in workers if each.child is not None or each.ending is not None]
-            there = len(broker.queue) + len(broker.unacked) - len(starting)
+            starting = sum(len(worker.requests) for worker in self.simulation.workers)
+            there = len(broker.queue) + len(broker.unacked) - starting
             if there > 2 * len({call.document for call in self.made}):
                 self.fail(f"{there} messages wait, and nothing has happened to any")
 

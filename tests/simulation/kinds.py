@@ -11,10 +11,11 @@ from .indexing import Indexing
 from .jobs import Jobs
 from .law import Law
 from .requests import Requests
+from .threads import Threads
 from .transactions import Transactions
 
 #: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests, Charges, Coroutines, Jobs)
+TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests, Threads, Coroutines, Jobs)
 KINDS = {law.kind: law for law in TURNS}
 
 

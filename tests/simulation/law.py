@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from greenlet import getcurrent
@@ -31,6 +31,8 @@ class Law:
     store: type[MemoryStore] = MemoryStore
     #: Whether the broker may be away for a while.
     broker_goes_away = True
+    #: The pools of which its workers may have one.
+    pools: Sequence[str] = ("prefork",)
     #: Whether what is written into the result backend is a step.
     steps_in_backend = False
 
