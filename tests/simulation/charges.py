@@ -445,7 +445,7 @@ class Charges(Law):
                 run.ending, run.excused = run.ending or "cut off", True
 
     def announced(self, request: Any, since: float) -> None:
-        if request is not None and self.world.now - since > SEEN_WITHIN:
+        if request is not None and self.world.now - since > SEEN_WITHIN and request.id not in self.limited:
             self.ends_known[request._owner] = self.world.now
 
     def has_begun(self, process: Process) -> bool:
@@ -542,8 +542,9 @@ class Charges(Law):
 
     def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
         """Call the store, and look at what became of its records."""
-        before = self.simulation.store.get(args[0].key) if verb == "acquire" else None
-        if before is None and verb == "acquire":
+        asked = verb in ("acquire", "settle")
+        before = self.simulation.store.get(args[0].key) if asked else None
+        if before is None and asked:
             self.outlive(name_of(args[0].key))
         answer = call()
         if verb == "get":
@@ -597,7 +598,7 @@ class Charges(Law):
         """Check that the fence of a record rises; a run that had begun when the record was lost may bring its back."""
         if fence >= self.fences[order]:
             self.fences[order] = fence
-        elif fence > self.robbed_up_to[order]:
+        elif self.fences[order] > self.outlived[order] and fence > self.robbed_up_to[order]:
             self.fail(f"the fence of {order} went back from {self.fences[order]} to {fence}")
         else:
             self.freed_up_to[order] = self.fences[order]
@@ -637,6 +638,7 @@ class Charges(Law):
             self.refused.add(args[0].owner)
         if verb == "acquire" and isinstance(answer, Lease):  # for a second time, after it has ended a continuation
             self.ending.discard(args[0].owner)
+            self.told_lost.discard(args[0].owner)
         if verb == "renew":
             self.told_lost.update(lease.owner for lease in answer)
             if answer:
@@ -739,7 +741,8 @@ class Charges(Law):
         nesting = max(headers.get("replaced_task_nesting") or 0, own.get("nesting") or 0)
         self.sent[headers["id"]].append((attempt_number(nesting, headers["retries"]), own.get("copy") or 0))
         run = next((run for run in self.runs[::-1] if run.process is process), None)
-        if run is not None and own.get("copy") and run.retried:
+        # A time limit may ring before the child knows that it has published it: the copy is superseded then.
+        if run is not None and own.get("copy") and run.retried and run.task_id not in self.time_is_over:
             self.fail(f"run {run.number} of {run.order} has published its retry, and then a copy of itself")
         goes_on = run is not None and not own.get("copy") and headers["task"] == self.task
         if goes_on and self.simulation.broker.away_until <= self.world.now:
