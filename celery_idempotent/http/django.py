@@ -183,7 +183,9 @@ class IdempotencyMiddleware:
         try:
             own = _from_django(response)
             if response.streaming:
-                body, left = _gather(_under(held, iter(response)), own, self.options.response_max_bytes)
+                with running(held):
+                    parts = _parts_of(response)
+                body, left = _gather(_under(held, parts), own, self.options.response_max_bytes)
                 if left is not None:
                     end = _End(self, delivery, held, own)
                     response.streaming_content = end.after(chain(body, left))
@@ -251,7 +253,10 @@ class IdempotencyMiddleware:
 
         await asyncio.wait([task, passed], return_when=asyncio.FIRST_COMPLETED)
         if passed.done():
-            await sync_to_async(passed.result().pop().close)()
+            demand, response = passed.result()
+            passed.result().clear()
+            demand.outer_waits = True
+            await sync_to_async(response.close)()
         await asyncio.wait([task])
 
     async def _carry_out_async(
@@ -273,9 +278,8 @@ class IdempotencyMiddleware:
                     reader = _Reader(demand)
                     response.streaming_content = reader.read(parts)
                     response._resource_closers.append(reader)
-                    passed.set_result([response])
+                    passed.set_result([demand, response])
                     del response, reader, parts
-                    _leave_outer_thread()
                     await demand.serve(left)
                     return delivery.result_of(own, sent=True)
                 own = replace(own, body=b"".join(parts))
@@ -338,6 +342,13 @@ def _gather(left: Iterator[bytes], own: Response, most: int) -> tuple[list[bytes
         if sum(map(len, parts)) > most or monotonic() > until:
             return parts, left
     return parts, None
+
+
+def _parts_of(response: Any) -> Iterator[bytes]:
+    """Return the parts of a stream, in what does not refer to its response: one that is dropped ends there."""
+    if response.is_async:
+        return iter(list(response))  # Django makes all of them here
+    return map(partial(_encoded, response.charset), response._iterator)
 
 
 def _under(held: HeldLease, parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -469,6 +480,8 @@ class _Demand:
         self._asked: asyncio.Queue[asyncio.Future[bytes | None] | None] = asyncio.Queue()
         self._making: asyncio.Task[Any] | None = None
         self._closed = False
+        #: whether a middleware around this one that is not async goes on to wait, as the client has gone
+        self.outer_waits = False
         #: once nothing is made any more, and what made the parts has cleaned up
         self.ended = asyncio.Event()
 
@@ -488,7 +501,12 @@ class _Demand:
             self.ended.set()
 
     async def _serve(self, parts: AsyncIterator[bytes]) -> None:
-        while (asked := await self._asked.get()) is not None:
+        try:
+            asked = await self._asked.get()
+        finally:
+            if not self.outer_waits:
+                _leave_outer_thread()
+        while asked is not None:
             self._making = asyncio.current_task()
             try:
                 part = await anext(parts, None)
@@ -504,6 +522,7 @@ class _Demand:
                 asked.set_result(part)
             if part is None:
                 return
+            asked = await self._asked.get()
         if (close := getattr(parts, "aclose", None)) is not None:
             await close()
 
