@@ -1,4 +1,4 @@
-"""A deterministic simulation: real guard, Celery adapter, WSGI middleware, memory store; a scheduler orders every step.
+"""A deterministic simulation: real guard, adapters, middlewares, memory store; a scheduler orders every step.
 
 `world` has the scheduler and a clock; `celery` the broker, and workers whose children run Celery's own tracer;
 `threads` workers with several bodies in one process; `law` what a kind of schedule is asked. The kinds (`charges`,

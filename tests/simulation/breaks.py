@@ -19,6 +19,7 @@ from .__main__ import UNENDED
 
 RULES, GUARD, HEARTBEAT, LEASE = "stores/rules.py", "core/guard.py", "core/heartbeat.py", "core/lease.py"
 CANVAS, HTTP = "celery/canvas.py", "http/delivery.py"
+DJANGO = "http/django.py"
 RESERVED, UNIQUE = "core/reservations.py", "celery/unique.py"
 RQ_DELIVERY, RQ_JOB, RQ_WORKER = "rq/delivery.py", "rq/job.py", "rq/worker.py"
 DELIVERY, MESSAGE, REQUEST = "celery/delivery.py", "celery/message.py", "celery/request.py"
@@ -666,6 +667,88 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a failure that is retried frees the key": [
             (RQ_DELIVERY, "if again and isinstance(ending, Release)", "if False and isinstance(ending, Release)")
         ],
+        "a view of Django that its server ends keeps its lease": [
+            (
+                DJANGO,
+                "            if held.fence:\n                self.binding.guard.finish(delivery, held, error=error)\n",
+                "",
+            )
+        ],
+        "a stream of Django that its server ends keeps its lease": [
+            (
+                DJANGO,
+                "        except BaseException as error:  # noqa: BLE001 - recorded, and raised again\n"
+                "            failure = error\n        try:\n            timeout",
+                "        try:\n            timeout",
+            )
+        ],
+        "a stream of Django that is dropped does not end": [
+            (DJANGO, "        if self._open:\n            with", "        if False:\n            with")
+        ],
+        "a stream of Django keeps its response": [
+            (DJANGO, "return map(partial(_encoded, response.charset), response._iterator)", "return iter(response)")
+        ],
+        "a stream of Django finds no lease": [
+            (
+                DJANGO,
+                "        with running(held):\n            part = next",
+                "        if True:\n            part = next",
+            )
+        ],
+        "a stream of Django that breaks off is done": [
+            (DJANGO, "            self(error)\n            raise\n", "            self()\n            raise\n")
+        ],
+        "a view of Django that begins is recorded before its stream": [
+            (
+                DJANGO,
+                "if failure is None and pending.delivery is not None and",
+                "if False and pending.delivery is not None and",
+            )
+        ],
+        "a view of Django answers though it has settled": [
+            (
+                DJANGO,
+                "            answer = delivery.answer_error(error)\n        return response if answer is own else",
+                "            answer = delivery.answer_error(error)\n        return response if own.status else",
+            )
+        ],
+        "a client that goes cancels its view of Django": [
+            (DJANGO, "            await self._end_alone(task, passed)\n", "            task.cancel()\n")
+        ],
+        "Django does not wait for what goes on alone": [
+            (
+                DJANGO,
+                "FIRST_COMPLETED)\n        if passed.done():\n            demand",
+                "ALL_COMPLETED, timeout=0)\n        if passed.done():\n            demand",
+            ),
+            (DJANGO, "(response.close)()\n        await asyncio.wait([task])\n", "(response.close)()\n"),
+        ],
+        "Django does not wait for the end of a stream": [(DJANGO, "            await self._demand.ended.wait()\n", "")],
+        "a stream that its client has left is not closed": [
+            (DJANGO, "            await sync_to_async(response.close)()\n", "            pass\n")
+        ],
+        "a stream that its client has left waits for its own thread": [
+            (DJANGO, "            demand.outer_waits = True\n", "            pass\n")
+        ],
+        "a stream of asyncio keeps its response": [
+            (DJANGO, "passed.result().pop() if passed.done()", "passed.result()[-1] if passed.done()")
+        ],
+        "who makes a stream keeps its response": [(DJANGO, "                    del response, reader, parts\n", "")],
+        "a stream of asyncio that is left is made on": [(DJANGO, "            self._asked.put_nowait(None)\n", "")],
+        "a stream of asyncio that is left has failed": [
+            (DJANGO, "if self._closed and isinstance(error, asyncio.CancelledError):", "if False:")
+        ],
+        "a stream runs in the thread that waited for it": [
+            (DJANGO, "                _leave_outer_thread()\n", "                pass\n")
+        ],
+        "a stream of threads is read in any thread": [
+            (DJANGO, "await sync_to_async(_gather)(map", "await sync_to_async(_gather, thread_sensitive=False)(map"),
+            (
+                DJANGO,
+                "sync_to_async(lambda: next(parts, None))",
+                "sync_to_async(lambda: next(parts, None), thread_sensitive=False)",
+            ),
+        ],
     }.items()
 }
 
@@ -679,6 +762,15 @@ KINDS = {
     UNIQUE: "unique",
     CANVAS: "canvases",
     HTTP: "http",
+    DJANGO: "asyncio",
+    "a view of Django that its server ends keeps its lease": "http",
+    "a stream of Django that its server ends keeps its lease": "http",
+    "a stream of Django that is dropped does not end": "http",
+    "a stream of Django keeps its response": "http",
+    "a stream of Django finds no lease": "http",
+    "a stream of Django that breaks off is done": "http",
+    "a view of Django that begins is recorded before its stream": "http",
+    "a view of Django answers though it has settled": "http",
     "functions.py": "http",
     "a coroutine begins with a lease in doubt": "asyncio",
     "what is granted to who was cancelled is kept": "asyncio",

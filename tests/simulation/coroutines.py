@@ -1,8 +1,9 @@
-"""Clients of servers that have one event loop: behind the middleware for ASGI, or in front of a coroutine function."""
+"""Clients of servers that have one event loop: behind a middleware, Django's too, or before a coroutine function."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, copy_context
 from typing import Any
@@ -13,13 +14,13 @@ from celery_idempotent import idempotent
 from celery_idempotent.core.binding import BINDING
 from celery_idempotent.errors import Conflict
 from celery_idempotent.http import IdempotencyMiddleware, asgi
+from celery_idempotent.http import django as django_middleware
 
+from .asgiref import Executor
 from .celery import INFINITE
-from .requests import Requests, Server
+from .requests import SETTLE_TIMEOUT, Requests, Run, Server
 from .world import Process, World
 
-#: For how long a response that is complete waits until it is recorded.
-SETTLE_TIMEOUT = 5.0
 #: What a server does for a client that has gone: nothing, as it does not notice; tells the application; cancels.
 GOING = ("unnoticed", "noticed", "cancelled")
 #: The exchange in whose context something is done.
@@ -36,6 +37,7 @@ class Loop(asyncio.BaseEventLoop):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world, self._selector, self._waits = world, self, False
+        self._threads, self._tasks = Executor(), []
         self.process: Any = None
 
     def time(self) -> float:
@@ -46,13 +48,31 @@ class Loop(asyncio.BaseEventLoop):
         if timeout == 0:  # something is to be done at once
             return []
         asyncio._set_running_loop(None)  # for others
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
         self._waits = True
         try:
-            self._world.sleep(INFINITE if timeout is None else timeout)
+            # No earlier by what is rounded: what is left would be slept for in no time, again and again.
+            self._world.sleep(INFINITE if timeout is None else timeout + self._clock_resolution)
         finally:
             self._waits = False
+            sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(self)
         return []
+
+    def create_task(self, *args: Any, **options: Any) -> asyncio.Task[Any]:
+        task = super().create_task(*args, **options)
+        self._tasks.append(task)
+        return task
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Return those that are not done, in the order in which they began; asyncio has a set of those of all loops."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+        return self._tasks
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        return asyncio.wrap_future((executor or self._threads).submit(func, *args), loop=self)
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -81,10 +101,12 @@ class Exchange:
         self.loop, self.key, self.answers = loop, key, answers
         self.task: asyncio.Task[None] | None = None
         self.dead = self.read = False
+        #: whether its server has been shut down, and whether it has cancelled this one
+        self.cut_off = self.cancelled = False
         self.left = asyncio.Event()
         self.status, self.body = "", b""
-        #: when its body returned, and how often the store had failed then
-        self.returned: tuple[float, int] = (0.0, -1)
+        #: the last that was carried out for it
+        self.run: Any = None
 
 
 class AsyncServer(Server):
@@ -104,14 +126,13 @@ class AsyncServer(Server):
         """Return what may happen to it."""
         self.threads = [exchange for exchange in self.exchanges if not exchange.dead]
         yield from super().faults()
-        if self.threads:
-            yield ("shut down", 0.2)
+
+    def endings(self) -> Iterator[tuple[str, float]]:
+        yield ("shut down", 0.2)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it does nothing for anybody."""
-        asked = any(not exchange.dead for exchange in self.exchanges) or asyncio.all_tasks(self.loop)
-        return not asked and not any(each.host is self and each.works for each in self.law.world.processes)
+        return not (any(not exchange.dead for exchange in self.exchanges) or self.loop.tasks or self.works)
 
     def accept(self, exchange: Exchange, carry_out: Callable[[Exchange], Any]) -> None:
         """Begin a request."""
@@ -130,20 +151,29 @@ class AsyncServer(Server):
         """Shut down: cancel what is being done, and end a while later."""
         world = self.law.world
         world.tell(f"{self.name}: shut down")
+        for exchange in self.exchanges:
+            exchange.cut_off = True
+        for run in self.law.runs:
+            if run.server is self and self.waits_no_longer_for(run):
+                self.law.cut_off(run.process)
         loop, seconds = self.loop, self.law.choices.one_of("a shutdown takes", [0.0, 1.0, 8.0])
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in loop.tasks])
 
         def end() -> None:
             world.sleep(seconds)
             if self.loop is loop:
                 self.ends = True
 
-        world.start(self.law.outside, f"{self.name} shutdown", end)
+        world.start(self.law.supervisor, f"{self.name} shutdown", end)
+
+    def waits_no_longer_for(self, run: Run) -> bool:
+        # A view goes on in its thread, for a while; of a stream a part may have been sent.
+        site = self.law.site
+        return run.process.cut_off and site is not None and bool(site.stream or not site.is_async)
 
     def kill(self, down_for: float) -> None:
         for exchange in self.exchanges:
-            if not exchange.dead:
-                self.law.lose(exchange)
+            self.law.lose(exchange)
             exchange.dead = True
         self.exchanges, loop = [], self.loop
         super().kill(down_for)
@@ -163,9 +193,10 @@ def bury(loop: Loop) -> None:
     """Close the coroutines of a loop that was killed, which the collector would do anywhere."""
 
     def close() -> None:
-        for task in asyncio.all_tasks(loop):
+        for task in loop.tasks:
             task._log_destroy_pending = False
             asgi._tasks.discard(task)
+            django_middleware._tasks.discard(task)
             try:
                 task.get_coro().close()
             except BaseException:  # noqa: BLE001 - it is dead
@@ -189,7 +220,6 @@ class Coroutines(Requests):
         for server in self.servers:  # of a schedule that has broken the law
             bury(server.loop)
         self.servers = []
-        self.outside = Server("outside", self)
         super().begins(simulation)
         self.impatience = self.choices.one_of("impatience", [0, 0.1, 0.1])
 
@@ -197,7 +227,10 @@ class Coroutines(Requests):
         return AsyncServer(name, self)
 
     def made(self, options: dict[str, Any]) -> Any:
-        self.is_function = self.choices.one_of("a function", [False, True])
+        framework = self.choices.one_of("framework", ["", "a function", "Django"])
+        self.is_function = framework == "a function"
+        if framework == "Django":
+            return self.django(options, asynchronous=True)
         if self.is_function:
             charged: Any = idempotent(key="key", **options)(self.charge_customer)
             self.install(getattr(charged, BINDING))
@@ -221,6 +254,7 @@ class Coroutines(Requests):
         exchange.loop.call_soon_threadsafe(exchange.left.set)
         if how == "cancelled" and exchange.task is not None:
             self.world.tell(f"the request of {getcurrent().name} is cancelled")
+            exchange.cancelled = True
             exchange.loop.call_soon_threadsafe(exchange.task.cancel)
 
     # -- a server ------------------------------------------------------------------------------------------------------
@@ -238,11 +272,10 @@ class Coroutines(Requests):
         except Exception as error:  # noqa: BLE001 - as a server answers it
             self.answer(exchange, "500 Internal Server Error", f"{type(error).__name__} {error}".encode())
 
-    @staticmethod
-    def scope_of(key: str) -> dict[str, Any]:
+    def scope_of(self, key: str) -> dict[str, Any]:
         """Return a request as ASGI has it."""
         headers = [(b"idempotency-key", key.encode()), (b"content-length", b"0")]
-        return {"type": "http", "method": "POST", "path": "/charges", "headers": headers, "query_string": b""}
+        return {"type": "http", "method": "POST", "path": self.path, "headers": headers, "query_string": b""}
 
     def channel_of(self, exchange: Exchange) -> tuple[Any, Any]:
         """Return what a request is received by, and what its response is sent by."""
@@ -266,10 +299,9 @@ class Coroutines(Requests):
 
     def answer(self, exchange: Exchange, status: str, body: bytes) -> None:
         """An answer leaves a server."""
-        since, failures = exchange.returned
-        undisturbed = getcurrent().host.failures == failures and self.world.now - since < SETTLE_TIMEOUT
-        if status.startswith("201") and undisturbed:
-            self.check_recorded(exchange.key)
+        if getattr(getcurrent(), "killed", False):
+            return
+        self.check_sent(exchange.key, exchange.run, status, body)
         exchange.answers.append((status, body))
 
     # -- the application -----------------------------------------------------------------------------------------------
@@ -285,8 +317,7 @@ class Coroutines(Requests):
     async def charge_customer(self, key: str) -> str:
         """Charge a customer."""
         world, choices = self.world, self.choices
-        run, exchange = self.begin(key), exchanging.get()
-        run.process = exchange
+        run = self.begin(key)
         try:
             world.tell(f"run {run.number} of {key} begins")
             await asyncio.sleep(choices.one_of(f"{key}: before", self.long))
@@ -301,9 +332,12 @@ class Coroutines(Requests):
         except BaseException:
             run.ending = "failed"
             raise
-        run.ending = "returned"
-        exchange.returned = (world.now, getcurrent().host.failures)
+        self.returned(run)
         return f"receipt {run.number}"
+
+    def begin(self, key: str) -> Run:
+        run = exchanging.get().run = super().begin(key)
+        return run
 
     def working_for(self, process: Process) -> Any:
         return exchanging.get()
@@ -311,14 +345,5 @@ class Coroutines(Requests):
     def lose(self, exchange: Exchange) -> None:
         """A request is lost with its server."""
         for run in self.runs:
-            if run.process is exchange:
+            if run.process is exchange and (run.held.open or not exchange.dead):
                 run.ending, run.excused = run.ending or "killed", True
-
-    def check(self) -> None:
-        super().check()
-        for server in self.servers:
-            if server.ends:
-                server.ends = False
-                server.kill(0.0)
-            elif server.heartbeat.holdings() and server.is_idle:
-                self.fail(f"{server.name} keeps a lease for nobody")

@@ -1,10 +1,12 @@
-"""Clients that send a request again until it is answered, to servers behind the middleware for WSGI."""
+"""Clients that send a request again until it is answered, to servers of WSGI: the middleware for that, or Django's."""
 
 from __future__ import annotations
 
+import gc
 import io
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +19,17 @@ from celery_idempotent.http.wsgi import IdempotencyMiddleware
 from celery_idempotent.stores import Lease, State
 
 from .celery import LEASE_TTL, MAX_CRASHES, STEADY, Host, HostStore, OfHost, simulated
+from .django import Database, Site
 from .law import Law
-from .world import Process
+from .world import Process, Step
 
 SERVERS = 2
 #: How often a client sends its request, and for how many seconds it waits for the answer.
-TRIES, PATIENCE = 40, 12.0
+TRIES, PATIENCE = 60, 12.0
+#: For how many seconds a server's supervisor waits for the end of what it has aborted.
+GRACE = 20.0
+#: For how long a response that is complete waits until it is recorded.
+SETTLE_TIMEOUT = 5.0
 
 
 @dataclass(eq=False)
@@ -33,8 +40,15 @@ class Run:
     held: Any
     process: Any
     number: int
+    #: how often the store had failed its server when it began
+    failures: int
+    server: Any
     ending: str = ""
     excused: bool = False
+    #: when it returned, and how often the store had failed then
+    returned: tuple[float, int] = (0.0, -1)
+    #: whether its server waits for it no longer, and has given its lease back
+    cut_off: bool = False
 
 
 class Server(Host):
@@ -44,14 +58,54 @@ class Server(Host):
         super().__init__(name)
         self.law = law
         self.threads: list[Any] = []
+        #: runs whose leases are looked at once it has nothing left to do
+        self.unchecked: list[Run] = []
         #: whether its process ends at its next step
         self.ends = False
+        #: a thread in which its process is being ended
+        self.aborted: Any = None
 
     def faults(self) -> Iterator[tuple[str, float]]:
         """Return what may happen to it."""
         self.threads = [thread for thread in self.threads if not thread.dead]
         if self.threads:
             yield from (("killed", 0.3), ("child stopped", 0.4), ("cut off from the store", 0.2), ("slow store", 0.2))
+            yield from self.endings()
+
+    def endings(self) -> Iterator[tuple[str, float]]:
+        """Return how it may be ended that is not killed: if it has one thread, by what its signal raises there."""
+        if len(self.threads) == 1 and self.aborted is None:
+            yield ("aborted", 0.2)
+
+    def suffer(self, kind: str) -> None:
+        """End: a signal raises SystemExit in what the process does."""
+        self.aborted = self.threads[0]
+        for run in self.law.runs:
+            if self.waits_no_longer_for(run):
+                self.law.cut_off(run.process)
+        aborted, world = self.aborted, self.law.world
+
+        def kill() -> None:
+            world.sleep(GRACE)
+            self.ends = self.ends or self.aborted is aborted
+
+        world.start(self.law.supervisor, f"{self.name} supervisor", kill)
+        self.law.world.interrupt(self.aborted, SystemExit(1))
+
+    def waits_no_longer_for(self, run: Run) -> bool:
+        """Return whether it ends, and a view goes on in another thread, for a while."""
+        site = self.law.site
+        return self.aborted is run.process and site is not None and bool(site.is_async)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it does nothing for anybody."""
+        return all(thread.dead for thread in self.threads) and not self.works
+
+    @property
+    def works(self) -> bool:
+        """Whether one of its threads does what goes on after a request."""
+        return any(each.host is self and each.works for each in self.law.world.processes)
 
     def kill(self, _: float) -> None:
         world = self.law.world
@@ -59,7 +113,7 @@ class Server(Host):
         for process in [process for process in world.processes if process.host is self]:
             self.law.killed(process)
             world.kill(process)
-        self.threads, self.stopped_until = [], 0.0
+        self.threads, self.stopped_until, self.aborted, self.unchecked = [], 0.0, None, []
         self.new_process()
 
 
@@ -67,6 +121,7 @@ class Requests(Law):
     """One effect and one answer for each key, however often a request is sent."""
 
     kind = "http"
+    store = Database
     #: How many deaths in a row are too many.
     most_deaths = MAX_CRASHES
     #: How often a client gives up before its time.
@@ -74,6 +129,7 @@ class Requests(Law):
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)
+        self.collect_as_ever()
         choices = self.choices
         self.servers = [self.server(f"server-{number}") for number in range(1, SERVERS + 1)]
         self.fails = choices.one_of("fails", [0, 0, 0.3])
@@ -86,6 +142,9 @@ class Requests(Law):
         #: by key: those in a row, none of which ended in order or was alive for long
         self.in_a_row: Counter[str] = Counter()
         options = {"store": HostStore(simulation), "lease_ttl": LEASE_TTL, "max_crashes": MAX_CRASHES}
+        self.site: Any = None
+        self.supervisor = Host("supervisor")
+        self.path = "/charges"
         self.serving = self.made(options)
         self.unanswered = 0
         #: by key: how often it was found to kill its servers
@@ -106,9 +165,22 @@ class Requests(Law):
 
     def made(self, options: dict[str, Any]) -> Any:
         """Return what serves requests, with these options."""
+        if self.choices.one_of("framework", ["", "Django"]) == "Django":
+            return self.django(options, asynchronous=False)
         middleware = IdempotencyMiddleware(self.application, scope=None, **options)
         self.install(middleware.binding)
         return middleware
+
+    def django(self, options: dict[str, Any], *, asynchronous: bool) -> Any:
+        """Return the handler of a site of Django's."""
+        self.path = Site(self, options, asynchronous=asynchronous).path
+        return self.site.handler
+
+    @staticmethod
+    def collect_as_ever() -> None:
+        """Have Python's collector come when it likes, and not as a seed has it."""
+        gc.unfreeze()
+        gc.enable()
 
     def install(self, binding: Any) -> None:
         """Have a binding use the store, as each process does."""
@@ -132,8 +204,9 @@ class Requests(Law):
             end = world.now + PATIENCE
             while not answers and not exchange.dead and world.now < end:
                 world.sleep(1.0)
-                # Rather while a reply of the store is on its way, which is then for nobody.
-                if choices.chance("a client is impatient", self.impatience * (5 if server.replies else 1)):
+                # Rather while a reply of the store is on its way, which is then for nobody, or a part of a response.
+                moment = server.replies or getattr(exchange, "body", b"")
+                if choices.chance("a client is impatient", self.impatience * (5 if moment else 1)):
                     break
             if not answers:
                 self.go(exchange)
@@ -142,6 +215,11 @@ class Requests(Law):
             self.counts[status] += 1
             if status.startswith("201"):
                 self.answers[key].add(answers[0])
+                if self.site is not None:
+                    self.site.check_answer(key, answers[0][1])
+                break
+            if status.startswith("409") and b"not-kept" in answers[0][1] and self.site is not None and self.site.stream:
+                self.check_recorded(key)
                 break
             if status.startswith("500") and b"crash" in answers[0][1].lower():
                 if self.deaths[key] < MAX_CRASHES:
@@ -155,9 +233,14 @@ class Requests(Law):
     def send(self, server: Any, key: str, answers: list[tuple[str, bytes]]) -> Any:
         """Send a request to a server; return what is dead once it is not carried out any more."""
         name = f"{server.name} {getcurrent().name}"
-        thread = self.world.start(server, name, lambda: answers.append(self.serve(key)))
+        thread = self.world.start(server, name, lambda: self.answer_request(key, answers))
         server.threads.append(thread)
         return thread
+
+    def answer_request(self, key: str, answers: list[tuple[str, bytes]]) -> None:
+        """Answer a request in a thread of a server."""
+        with suppress(SystemExit):  # its server ends
+            answers.append(self.serve(key))
 
     def go(self, exchange: Any) -> None:
         """A client waits for its answer no longer."""
@@ -167,24 +250,55 @@ class Requests(Law):
         started: list[str] = []
         environ = {
             "REQUEST_METHOD": "POST",
-            "PATH_INFO": "/charges",
+            "PATH_INFO": self.path,
             "CONTENT_LENGTH": "0",
             "HTTP_IDEMPOTENCY_KEY": key,
             "wsgi.input": io.BytesIO(),
         }
-        host, since = getcurrent().host, self.world.now
-        failures = host.failures
         try:
             returned = self.serving(environ, lambda status, headers, exc_info=None: started.append(status))
-            body = b"".join(returned)
-            close: Callable[[], None] = getattr(returned, "close", lambda: None)
-            close()
+            body = self.sent(returned)
         except ValueError as error:
             return "500 Internal Server Error", str(error).encode()
-        if started[-1].startswith("201") and host.failures == failures and self.world.now == since:
-            self.check_recorded(key)
+        if body is None:
+            return "no answer", b""
+        runs = [run for run in self.runs if run.process is getcurrent()]
+        passed = bool(runs) and getattr(returned, "streaming", False)  # sent, whoever has the lease at its end
+        if not (passed and runs[-1].excused):
+            self.check_sent(key, runs[-1] if runs else None, started[-1], body)
         self.world.step()  # the answer is on its way
         return started[-1], body
+
+    def sent(self, returned: Any) -> bytes | None:
+        """Send a response as its server does; return its body, None where its client has gone before its end."""
+        body: list[bytes] = []
+        try:
+            for part in returned:
+                body.append(part)
+                if getattr(returned, "streaming", False):
+                    self.world.step()
+                    if self.choices.chance("a client leaves", self.site.leaves):
+                        self.world.tell("the client has gone")
+                        return None
+            return b"".join(body)
+        finally:
+            close: Callable[[], None] = getattr(returned, "close", lambda: None)
+            close()
+
+    def check_sent(self, key: str, run: Run | None, status: str, body: bytes) -> None:
+        """Check what leaves a server: the response of a run that was carried out for it, or what is known of one."""
+        if run is not None:
+            since, failures = run.returned
+            if getcurrent().host.failures != failures or self.world.now - since >= SETTLE_TIMEOUT:
+                return  # it could not be recorded
+            if self.site is not None:
+                self.site.check_refusal(run, body)
+        if status.startswith("201"):
+            self.check_recorded(key)
+
+    def returned(self, run: Run) -> None:
+        """A body returns."""
+        run.ending, run.returned = "returned", (self.world.now, getcurrent().host.failures)
 
     def check_recorded(self, key: str) -> None:
         """Check that a response is not sent that could be recorded, and is not."""
@@ -195,13 +309,19 @@ class Requests(Law):
 
     def begin(self, key: str) -> Run:
         """A body begins."""
-        held = current_lease()
-        run = Run(key, held, getcurrent(), len(self.runs) + 1)
-        if held.key in self.settled:
+        held, process = current_lease(), getcurrent()
+        host, asking = process.host, self.working_for(process.works_for or process)
+        run = Run(key, held, asking, len(self.runs) + 1, host.failures, host)
+        # A view may begin in another thread, before which its process may have been stopped.
+        if held.key in self.settled and (self.site is None or self.trusted(run)):
             self.fail(f"run {run.number} of {key} begins, which was settled")
         if self.in_a_row[key] >= self.most_deaths:
             self.fail(f"{key} has killed its server {self.in_a_row[key]} times in a row, and is run again")
         self.runs.append(run)
+        if isinstance(host, Server):
+            host.unchecked.append(run)
+            if host.waits_no_longer_for(run):
+                self.cut_off(run.process)
         self.counts["runs"] += 1
         return run
 
@@ -226,18 +346,26 @@ class Requests(Law):
                     raise ValueError("no")
                 start_response("503 Service Unavailable", [])
                 return [b"later"]
-        except Exception:
+        except BaseException:
             run.ending = "failed"
             raise
-        run.ending = "returned"
+        self.returned(run)
         start_response("201 Created", [("Content-Type", "text/plain")])
         return [f"receipt {run.number}".encode()]
+
+    def cut_off(self, process: Any) -> None:
+        """A server stops to wait for what a process does, or for what is done for it."""
+        for run in self.runs:
+            if run.process is process and run.held.open:
+                run.excused = run.cut_off = True
 
     def overlaps(self, run: Run, other: Run) -> bool:
         both = other is not run and other.key == run.key and not other.ending
         return both and self.trusted(run) and self.trusted(other)
 
     def trusted(self, run: Run) -> bool:
+        if run.cut_off:
+            return False
         return bool(run.held.fence) and not run.held.lost and self.world.now < run.held.deadline
 
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -258,6 +386,10 @@ class Requests(Law):
     def watch(self, verb: str, args: Any, host: Any, call: Callable[[], Any]) -> Any:
         answer = call()
         self.count(verb, args, answer)
+        if verb == "settle" and self.site is not None:
+            for run in self.runs:
+                if run.held.key == args[0].key and run.held.fence == args[0].fence:
+                    self.site.check_settle(run)
         for key in {run.held.key for run in self.runs}:
             record = self.simulation.store.get(key)
             settled = record is not None and record.state is State.COMPLETED
@@ -280,17 +412,45 @@ class Requests(Law):
     def check(self) -> None:
         super().check()
         for server in self.servers:
-            if server.doomed:
-                server.doomed = False
+            if (server.unchecked or server.heartbeat.holdings()) and server.is_idle:
+                self.check_leases(server)
+            if server.doomed or server.ends or (server.aborted is not None and server.is_idle):
+                server.doomed = server.ends = False
                 server.kill(0.0)
+        if self.site is not None:
+            self.site.check()
+
+    def check_leases(self, server: Any) -> None:
+        """Check that a server that does nothing for anybody keeps no lease."""
+        if server.heartbeat.holdings():
+            self.fail(f"{server.name} keeps a lease for nobody")
+        runs, server.unchecked = server.unchecked, []
+        for run in runs:
+            record = self.simulation.store.get(run.held.key)
+            held = record is not None and record.state is State.IN_PROGRESS and record.fence == run.held.fence
+            if held and not run.excused and server.failures == run.failures:
+                self.fail(f"run {run.number} of {run.key} has ended, and keeps its lease")
+
+    def steps(self) -> list[Step]:
+        if self.site is None or self.site.collects_at > self.world.now:
+            return []
+        return [("the collector comes", 5.0, self.site.collect, None)]
+
+    def next_step(self) -> float:
+        return super().next_step() if self.site is None else float(self.site.collects_at)
+
+    def fail(self, why: str) -> None:
+        self.collect_as_ever()
+        super().fail(why)
 
     def ended(self) -> None:
+        self.collect_as_ever()
         super().ended()
         if self.unanswered:
             self.fail(f"{self.unanswered} clients were never answered")
         for key in ("KEY-1", "KEY-2"):
             runs = [run for run in self.runs if run.key == key]
-            done = [run.number for run in runs if run.ending == "returned" and not run.excused]
+            done = [run.number for run in runs if run.ending in ("returned", "left") and not run.excused]
             if len(done) > 1:
                 self.fail(f"runs {done} of {key} were carried out, and none was cut off")
             if self.deaths[key] > self.most_deaths * (self.loops[key] + 1):

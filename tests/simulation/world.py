@@ -125,6 +125,8 @@ class Process(greenlet):
         self.works_for: Any = None
         #: whether it is a thread that ends when it has done its work
         self.works = False
+        #: the thread that it is for now, where that goes on after it
+        self.thread: Any = None
         #: what ends its sleep
         self.wakes_for: Any = None
 
@@ -180,7 +182,10 @@ class World:
             interruption, process.interruption = process.interruption, None
             self.tell(f"{process.name}: {type(interruption).__name__}")
             self._interrupted(process)
-            raise interruption
+            try:
+                raise interruption
+            finally:
+                del interruption  # which would keep the frames that it passes
         if text:
             self.tell(f"{process.name}: {text}")
 
