@@ -239,8 +239,9 @@ class Indexing(Law):
         super().check()
         broker = self.simulation.broker
         if self.is_plain and len(broker.queue) + len(broker.unacked) > 2:
-            starting = sum(len(worker.requests) for worker in self.simulation.workers)
-            there = len(broker.queue) + len(broker.unacked) - starting
+            workers = self.simulation.workers
+            answered = sum(len(worker.requests) + len(worker.hub) for worker in workers)  # or about to be
+            there = len(broker.queue) + len(broker.unacked) - answered
             if there > 2 * len({call.document for call in self.made}):
                 self.fail(f"{there} messages wait, and nothing has happened to any")
 
