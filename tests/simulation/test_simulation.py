@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextvars import Context
 from dataclasses import asdict
 
 import pytest
 
+from celery_idempotent.core import lease
 from celery_idempotent.stores import Claim, Lease, Outcome, Refusal, State, Verdict, rules
 from tests.support.docs import soaks
 
@@ -29,9 +33,14 @@ SOAK_SCHEDULES = int(os.environ.get("SOAK_SCHEDULES", "20000"))
 
 
 @pytest.fixture(scope="module")
-def apps() -> list[object]:
-    """The apps of a producer and the workers."""
-    return [make_app() for _ in range(WORKERS + 1)]
+def apps() -> Iterator[list[object]]:
+    """The apps of a producer and the workers.
+
+    Coroutines of asgiref that a schedule has thrown away set the variables of their context where they are collected.
+    """
+    yield [make_app() for _ in range(WORKERS + 1)]
+    Context().run(gc.collect)
+    lease._current.set(None)
 
 
 def tried(apps: list[object], seeds: range) -> tuple[dict[int, list[str]], Counter[str]]:
