@@ -272,6 +272,15 @@ def guard(view, **options):
     settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", **options}
     return IdempotencyMiddleware(view)
 
+class Outer:
+    sync_capable, async_capable = True, False
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request):
+        return self.get_response(request)
+
 def post(**more):
     return RequestFactory().post("/", b"x", content_type="text/plain", HTTP_IDEMPOTENCY_KEY="k", **more)
 
@@ -481,15 +490,6 @@ for leave in (cancel, close):
     assert b"not-kept" in body and ended == ["ended"], (body, ended)
 """,
         """
-class Outer:
-    sync_capable, async_capable = True, False
-
-    def __init__(self, get_response):
-        self.get_response = get_response
-
-    def __call__(self, request):
-        return self.get_response(request)
-
 threads = []
 
 def query(*_):
@@ -567,15 +567,6 @@ assert b"not-kept" in body, body
 assert len(threads) == 6 and len(set(threads)) == 1, threads
 """,
         """
-class Outer:
-    sync_capable, async_capable = True, False
-
-    def __init__(self, get_response):
-        self.get_response = get_response
-
-    def __call__(self, request):
-        return self.get_response(request)
-
 threads = []
 
 def note():

@@ -182,31 +182,23 @@ class Schedules:
 #: How many schedules are to come together.
 SCHEDULES_AIM = 1_000_000
 SCHEDULE_COUNTS = ("runs", "kills", "leases lost", "broken", "unended")
-SCHEDULE_COLUMNS = ("first seed", "last seed", "date", "commit", *SCHEDULE_COUNTS)
+SCHEDULE_COLUMNS = ("first seed", "last seed", *SCHEDULE_COUNTS, "date", "commit")
 SCHEDULE_SUMS = ("schedules", "aim", *SCHEDULE_COUNTS)
 
 
 def schedules(page: str) -> list[Schedules]:
     """Return the schedules that a page lists."""
-    listed = re.findall(r"^\| (\d+ \| \d+ \| \d{4}-.*) \|$", page, re.MULTILINE)
-    found = []
-    for first, last, date, name, *counts in (line.split(" | ") for line in listed):
-        runs, kills, lost, broken, unended = map(int, counts)
-        found.append(Schedules(int(first), int(last), runs, kills, lost, broken, unended, date, name))
-    return found
+    listed = re.findall(r"^\| (\d+(?: \| \d+)+) \| (\d{4}-\S+) \| (\S+) \|$", page, re.MULTILINE)
+    return [Schedules(*map(int, numbers.split(" | ")), date=date, commit=name) for numbers, date, name in listed]
 
 
 def with_schedules(page: str, listed: list[Schedules]) -> str:
     """Return the page with these schedules and their sums as its other two tables."""
-    counts = [astuple(each)[2:-2] for each in listed]
-    lines = [
-        [str(cell) for cell in (each.first, each.last, each.date, each.commit, *numbers)]
-        for each, numbers in zip(listed, counts, strict=True)
-    ]
+    rows = [astuple(each) for each in listed]
+    counts = [sum(row[2 + at] for row in rows) for at in range(len(SCHEDULE_COUNTS))]
     ran = sum(each.last - each.first + 1 for each in listed)
-    added = [ran, SCHEDULES_AIM, *(sum(numbers[at] for numbers in counts) for at in range(len(SCHEDULE_COUNTS)))]
-    page = replace_table(page, SCHEDULE_SUMS, [[f"{count:,}" for count in added]])
-    return replace_table(page, SCHEDULE_COLUMNS, lines)
+    page = replace_table(page, SCHEDULE_SUMS, [[f"{count:,}" for count in (ran, SCHEDULES_AIM, *counts)]])
+    return replace_table(page, SCHEDULE_COLUMNS, [list(map(str, row)) for row in rows])
 
 
 def next_seed(page: str) -> int:
