@@ -25,7 +25,9 @@ from .world import Process, Step
 
 SERVERS = 2
 #: How often a client sends its request, and for how many seconds it waits for the answer.
-TRIES, PATIENCE = 60, 12.0
+TRIES, PATIENCE = 40, 12.0
+#: How often one sends what kills its servers: others may be told of its crash loops.
+TRIES_OF_DEADLY = 60
 #: For how many seconds a server's supervisor waits for the end of what it has aborted.
 GRACE = 20.0
 #: For how long a response that is complete waits until it is recorded.
@@ -197,7 +199,7 @@ class Requests(Law):
     def request(self, key: str) -> None:
         """Send a request until it is answered for good."""
         world, choices = self.world, self.choices
-        for _ in range(TRIES):
+        for _ in range(tries := TRIES_OF_DEADLY if key == self.deadly else TRIES):
             server = choices.one_of("which server", self.servers)
             answers: list[tuple[str, bytes]] = []
             exchange = self.send(server, key, answers)
@@ -227,7 +229,7 @@ class Requests(Law):
                 break
             world.sleep(choices.one_of("before it tries again", [0.5, 2.0, 5.0]))
         else:
-            self.fail(f"{getcurrent().name} was not answered in {TRIES} tries")
+            self.fail(f"{getcurrent().name} was not answered in {tries} tries")
         self.unanswered -= 1
 
     def send(self, server: Any, key: str, answers: list[tuple[str, bytes]]) -> Any:
