@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from time import monotonic
+from types import NoneType
 from typing import Any, TypeAlias
 
 from .. import events
@@ -622,8 +623,9 @@ class Guard:
         return self._answer_as_duplicate(delivery)
 
     def _record_failure(self, delivery: Delivery, held: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
-        settled = held.within is not None and isinstance(error, Exception)
-        if settled and self._find_commit(delivery, held, error) is Commit.YES:
+        if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:
+            if not isinstance(error, Exception):
+                return True
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
             events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
             return Ran(held.result(None))
@@ -712,10 +714,13 @@ class Guard:
         """Return whether the transaction in which the body settled was committed; None if the store cannot answer."""
         since = monotonic()
         pauses, ran = _settle_pauses(held, since), since - held.began
+        ends = not isinstance(error, (Exception, NoneType))  # then its process does, perhaps, and has no time
         while True:
             try:
                 record = retry_if_interrupted(lambda: held.store.get(held.key))
             except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
+                if ends:
+                    return None
                 if retry_if_interrupted(pauses.wait):
                     continue
                 delivery.emit_end(held, events.SettleFailed, error=str(failure), ran=ran)

@@ -197,6 +197,20 @@ def test_what_ends_the_process_after_a_commit_comes_out_and_the_commit_counts(sh
     with pytest.raises(SystemExit):
         shop.deliver(stops)
     assert shop.record.state is State.COMPLETED
+    assert (shop.told.count("Completed"), shop.told.count("LeaseLost")) == (1, 0)
+
+
+def test_what_ends_the_process_after_a_commit_waits_for_no_store(shop: Bench) -> None:
+    def stops(holding: HeldLease) -> None:
+        settles(holding, "paid")
+        for verb in ("get", "release"):
+            shop.store.fail(verb, times=1000)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        shop.deliver(stops)
+    assert shop.told == ["Acquired", "ReleaseFailed"]
+    assert not shop.clock.slept
 
 
 def test_a_holder_that_was_taken_over_cannot_settle_and_is_answered_as_a_duplicate(shop: Bench) -> None:
