@@ -6,6 +6,7 @@ import logging
 import pickle
 import re
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -301,7 +302,9 @@ class CeleryDelivery(Delivery):
         if isinstance(error, SystemExit) and error.code in SIGNALLED and pool.stops_soon():
             return Reason.SHUTDOWN
         # Celery takes an exit for the loss of a child and puts the message back: that must not go on for ever.
-        return Reason.CRASHED if isinstance(error, (SystemExit, KeyboardInterrupt)) else Reason.FAILED
+        comes_back = isinstance(error, (SystemExit, KeyboardInterrupt))
+        comes_back = comes_back or (_is_time_limit(error) and not acks_on_timeout(self.task))
+        return Reason.CRASHED if comes_back else Reason.FAILED
 
     def due(self, ignored: Ignored) -> float:
         """Return the seconds within which those that replaced the task may yet end; 0 to go by what is there.
@@ -534,6 +537,17 @@ def _kept(args: Any, kwargs: Any) -> bytes | None:
 def was_acked(task: Any, request: Any) -> bool:
     """Return whether the broker has forgotten the message already, and does not take it back (`allow_early_ack`)."""
     return not task.acks_late and not request.is_eager
+
+
+def acks_on_timeout(task: Any) -> bool:
+    """Return whether Celery acks the message of a task that hits its hard time limit; else it puts it back."""
+    return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))  # one option before Celery 5.7
+
+
+def _is_time_limit(error: BaseException) -> bool:
+    """Return whether this is how a pool of gevent's ends a body at its hard limit."""
+    gevent = sys.modules.get("gevent")
+    return gevent is not None and isinstance(error, gevent.Timeout)
 
 
 def put_back(reason: str) -> Reject:

@@ -25,7 +25,7 @@ from . import canvas, monitoring, unique
 from . import message as messages
 from . import pool as shared
 from .app import TaskBinding, is_done_since, is_guarded
-from .delivery import Expired, Replaced, put_back
+from .delivery import Expired, Replaced, acks_on_timeout, put_back
 from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 
 #: Longest time in seconds that the worker's main process waits for a store.
@@ -148,9 +148,9 @@ class IdempotentRequest(Request):
             self._announce(Reason.REQUEUED)
         else:
             # What goes back to its queue to hit the limit again must not do so for ever.
-            self._announce(Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED)
+            self._announce(Reason.FAILED if acks_on_timeout(self.task) else Reason.CRASHED)
             answer = super().on_timeout(soft, timeout)
-            if _acks_on_timeout(self.task):
+            if acks_on_timeout(self.task):
                 self._end_reservation(Reason.DONE)
         if self.worker_pid and shared.enforces_limits:
             # billiard reports first and kills afterwards: free the key when the body has really ended. In other pools
@@ -357,15 +357,12 @@ def request_class(wanted: Any) -> type:
     return found
 
 
-def _acks_on_timeout(task: Any) -> bool:
-    return bool(getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout))  # one option before Celery 5.7
-
-
 def _seeing_exits(inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an ``on_success`` that puts a message back whose hook, or whose signal's receiver, has left with an exit.
+    """Return an ``on_success`` that sees what has left a body, a hook or a receiver and is no `Exception`.
 
     Pools without children report that as a success without a value, on which Celery's own fails: the message would be
-    neither acked nor put back, and nothing would restore what this worker seems to hold.
+    neither acked nor put back, and nothing would restore what this worker seems to hold. An exit puts it back, as it
+    does where a child ends; all else fails the task.
     """
 
     @functools.wraps(inner)
@@ -374,9 +371,12 @@ def _seeing_exits(inner: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         meant = self._already_cancelled or self._already_revoked
-        if error is None or type(error.__context__) is not SystemExit or meant:
+        if error is None or error.__context__ is None or meant:
             return inner(self, answer, **options)
-        put_back("a hook or a receiver left")  # it comes straight back, and may leave again
+        if isinstance(error.__context__, (SystemExit, KeyboardInterrupt)):
+            put_back("a hook or a receiver left")  # it comes straight back, and may leave again
+        else:
+            answer.exception = error.__context__
         return self.on_failure(answer)
 
     return on_success

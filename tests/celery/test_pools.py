@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import celery
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import WorkerLostError
 
 from celery_idempotent.core.results import Codec
@@ -167,6 +169,20 @@ def test_a_limit_that_ends_the_body_frees_the_key(
 
 
 @pytest.mark.nightly
+@pytest.mark.skipif(not hasattr(Task, "acks_on_timeout"), reason="Celery before 5.7 drops the message")
+def test_a_greenlet_that_goes_back_to_its_queue_at_its_hard_limit_does_not_do_so_for_ever(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore
+) -> None:
+    gates.close("gate ORD-1")
+    node = start("gevent", env={"SETTINGS": json.dumps({"task_acks_on_timeout": False})})
+    app.module.charge.apply_async(("ORD-1",), time_limit=1)
+    node.wait_for_log("CrashLooped")
+    wait_until(lambda: not messages(app.conf.broker_url), message="the message to be acked")
+    assert journal.count("started") == 5
+    assert state(store, "ORD-1") is State.RELEASED
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", KILLING)
 def test_a_revoke_that_terminates_kills_the_greenlet_and_frees_the_key(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
@@ -310,6 +326,18 @@ def test_a_body_that_exits_is_run_again(
     start(pool)
     assert app.module.charge.delay("ORD-1", "exit").get(timeout=20) == "charged ORD-1"
     assert journal.count("started") == 2
+
+
+@pytest.mark.parametrize("pool", ["threads", *(pytest.param(pool, marks=pytest.mark.nightly) for pool in POOLS[2:])])
+def test_a_body_that_raises_what_is_no_exception_fails_as_in_a_child(
+    app: Celery, start: Callable[..., WorkerNode], store: RedisStore, pool: str
+) -> None:
+    """By itself Celery would neither answer it nor give it back."""
+    start(pool)
+    with pytest.raises(CancelledError, match="ORD-1"):
+        app.module.charge.delay("ORD-1", "abandon").get(timeout=20)
+    assert state(store, "ORD-1") is State.RELEASED
+    wait_until(lambda: not messages(app.conf.broker_url), message="the message to be acked")
 
 
 @pytest.mark.nightly

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+from asyncio import CancelledError
 from typing import Any
 
 from celery import Celery
@@ -21,6 +23,7 @@ app.conf.idempotency = {"lease_ttl": float(os.environ.get("LEASE_TTL", "60"))}
 # Every greenlet that acks or stores a result takes a connection of kombu or Celery; redis-py gives out 100.
 app.conf.redis_max_connections = 1000
 app.conf.broker_transport_options = {**app.conf.broker_transport_options, "max_connections": 1000}
+app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
 binding.GRACE = float(os.environ.get("GRACE", binding.GRACE))
 
 
@@ -35,6 +38,8 @@ def charge(self: Any, order_id: str, ending: str = "return", gate: str = "") -> 
     if ending == "quit":
         os.kill(os.getpid(), signal.SIGQUIT)
         Gates.from_env().wait("quit")
+    if ending == "abandon":
+        raise CancelledError(order_id)
     if ending == "exit" and journal.count("started", order_id) == 1:
         raise SystemExit(3)
     if ending == "retry" and not self.request.retries:
