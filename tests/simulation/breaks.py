@@ -349,7 +349,11 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "what is not committed is a result": [(GUARD, "        if found is Commit.NO:\n", "        if False:\n")],
         "what raises after its commit has failed": [
-            (GUARD, "if settled and self._find_commit(delivery, held, error) is Commit.YES:", "if False:")
+            (
+                GUARD,
+                "if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:",
+                "if False:",
+            )
         ],
         "any settled record is the run's own": [
             (
@@ -508,7 +512,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (REQUEST, "            self._in_background(self._release_when_gone)\n", "            pass\n")
         ],
         "a hard limit with its message back is no crash": [
-            (REQUEST, "Reason.FAILED if _acks_on_timeout(self.task) else Reason.CRASHED", "Reason.FAILED")
+            (REQUEST, "Reason.FAILED if acks_on_timeout(self.task) else Reason.CRASHED", "Reason.FAILED")
         ],
         "a final failure is released": [(DELIVERY, "if self.binding.is_final(error):", "if False:")],
         "a final failure is a result": [
@@ -658,11 +662,23 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             (REQUEST, "            if shared.enforces_limits:\n                raise\n", "            raise\n")
         ],
         "a body that leaves a thread is no crash": [
-            (DELIVERY, "return Reason.CRASHED if isinstance(error, (SystemExit, KeyboardInterrupt)) else", "return")
+            (DELIVERY, "comes_back = isinstance(error, (SystemExit, KeyboardInterrupt))", "comes_back = False")
         ],
         "a body that leaves takes its message along": [
             (DELIVERY, "if pool.enforces_limits or request.is_eager or type(leaving) is not SystemExit:", "if True:"),
-            (REQUEST, "if error is None or type(error.__context__) is not SystemExit or meant:", "if True:"),
+            (REQUEST, "if error is None or error.__context__ is None or meant:", "if True:"),
+        ],
+        "what is no exception has no answer in a thread": [
+            (REQUEST, "            answer.exception = error.__context__\n", "            return inner(self, answer)\n")
+        ],
+        "a greenlet that is put back at its limit is no crash": [
+            (DELIVERY, "comes_back or (_is_time_limit(error) and not acks_on_timeout(self.task))", "comes_back")
+        ],
+        "a greenlet that was killed acks its message": [
+            (REQUEST, "        if not self._cut_off:\n            super()", "        if True:\n            super()")
+        ],
+        "an ending that is interrupted is not recorded": [
+            (BACKOFF, "interruption)\n        return call()", "interruption)\n        raise")
         ],
         "a failure that is retried frees the key": [
             (RQ_DELIVERY, "if again and isinstance(ending, Release)", "if False and isinstance(ending, Release)")
@@ -795,6 +811,10 @@ KINDS = {
     "a cold shutdown fails where bodies cannot be ended": "threads",
     "a body that leaves a thread is no crash": "threads",
     "a body that leaves takes its message along": "threads",
+    "what is no exception has no answer in a thread": "threads",
+    "a greenlet that is put back at its limit is no crash": "greenlets",
+    "a greenlet that was killed acks its message": "greenlets",
+    "an ending that is interrupted is not recorded": "greenlets",
 }
 
 

@@ -36,7 +36,7 @@ class Canvases(Law):
     """What follows a task follows it once, under one id, with all that went before."""
 
     kind = "canvases"
-    pools = ("prefork", "prefork", "threads")
+    pools = ("prefork", "prefork", "threads", "greenlets")
     steps_in_backend = True
     #: Celery itself drops what it cannot publish after a task.
     broker_goes_away = False

@@ -548,11 +548,13 @@ class Pool:
 
         def run() -> None:
             child = getcurrent()
-            child.interruptible = True
+            child.interruptible = not child.signalled
             try:
                 try:
                     found = target(*args, app=worker.app)
-                except Exception:  # noqa: BLE001 - as a child of billiard's returns it
+                except (SystemExit, GreenletExit):
+                    raise
+                except BaseException:  # noqa: BLE001 - as a child of billiard's returns it
                     info = ExceptionInfo()
                     worker.ends(child, lambda: error_callback(info))
                 else:
@@ -793,6 +795,10 @@ class Worker(Host):
         self.child, self.ending, self.doomed, self.limiting = None, None, "", False
         self.stopping = self.main.stopping = False
         self.ends_by, self.marks = "", None
+        for request in [request for request in state.active_requests if request.worker is self]:
+            state.active_requests.discard(request)
+        for request in [request for request in main_process.cut_off if request.worker is self]:
+            main_process.cut_off.remove(request)
         self.succeeded.clear()
         self.reserved.clear()
         self.stopped_until = 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import gevent
 from celery import states
 from celery.exceptions import Ignore, Reject
 from greenlet import getcurrent
@@ -50,8 +51,15 @@ SOON, LATE, VERY_LATE = (0, 2, 8), (2, 15, 35), (8, 70)
 #: What a task fails with whose time is over.
 ENDED_BY = ("SoftTimeLimitExceeded", "TimeLimitExceeded", "Reject")
 SETTLED = (State.COMPLETED, State.FAILED)
-#: What a body may raise.
-ERRORS: list[type[Exception]] = [ValueError, ValueError, LeaseLostError]
+
+
+class Abandoned(BaseException):
+    """What a body may raise that is no error, as a coroutine that is cancelled does."""
+
+
+#: What a body may raise, or is raised in it.
+RAISED = (Exception, Abandoned, gevent.Timeout)
+ERRORS: list[type[BaseException]] = [ValueError, ValueError, LeaseLostError, Abandoned]
 #: A message that was given back so often within a second goes in circles.
 HOT = 12
 
@@ -313,13 +321,13 @@ class Charges(Law):
             if once and choices.chance(f"{name}: replaces itself", self.replaces):
                 self.replace(task, run, choices.one_of(f"{name}: is replaced after", SOON))
             self.conclude(run)
-        except Exception:
+        except RAISED:
             run.ending = run.ending or "raised"
             raise
         run.ending = run.ending or "returned"
         return f"receipt {run.number}"
 
-    def raise_error(self, run: Run, kind: type[Exception]) -> None:
+    def raise_error(self, run: Run, kind: type[BaseException]) -> None:
         run.final = kind is KeyError
         raise kind(f"refusal {run.number}") if run.final else kind(run.number)
 
@@ -339,7 +347,7 @@ class Charges(Law):
             world.sleep(choices.one_of(f"{name}: before", self.long), f"run {run.number} begins, the {name}")
             self.charge(run)
             world.sleep(choices.one_of(f"{name}: after", self.long), f"run {run.number} has sent the {name}")
-        except Exception:
+        except RAISED:
             run.ending = "raised"
             raise
         run.ending = "returned"
@@ -430,13 +438,16 @@ class Charges(Law):
 
     def killed(self, process: Process) -> None:
         super().killed(process)
-        request = process.host.request
-        self.deaths[(MAIL if request.task.name == "mail" else "") + request.id[:5]] += 1
+        self.dies(process.host.request)
         for run in self.runs:
             if run.process is process and not run.ending:
                 run.ending, run.ended, run.in_shutdown = "killed", self.world.now, process.host.stopping
             elif run.process is process:
                 run.excused = True  # it had returned, and was not settled yet
+
+    def dies(self, request: Any) -> None:
+        """A delivery ends as one whose child dies."""
+        self.deaths[(MAIL if request.task.name == "mail" else "") + request.id[:5]] += 1
 
     def shut_down(self, process: Process) -> None:
         self.counts["cut off"] += 1
@@ -464,6 +475,8 @@ class Charges(Law):
         self.limited.add(request.id)
         if request.task.acks_on_timeout:  # else its child counts as lost
             self.time_is_over.add(request.id)
+        elif request.worker.pool.is_green:  # so does its run, which must not be put back for ever
+            self.dies(request)
 
     def stored(self, key: Any, value: Any) -> None:
         """Take note of a task that has failed."""
@@ -507,7 +520,8 @@ class Charges(Law):
         if isinstance(event, LeaseLost) and self.fences[run.order] <= run.held.fence and not freed:
             self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and nobody else had it")
         if isinstance(event, LeaseLost) and record is not None:
-            if running and record.owner == run.held.lease.owner:
+            # One renewal may bring back what an operator has forgotten since another one, on its way, found it lost.
+            if running and record.owner == run.held.lease.owner and not self.robbed(run):
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
             told = run.task_id not in self.time_is_over and not run.unanswered  # that its retry was published
             if told and run.held.lease.owner in self.overtaken and self.trusted(run):
@@ -581,7 +595,7 @@ class Charges(Law):
         """Check that what a claim took over for a dead run's was that of one that had died."""
         if claim.sender and before.state is State.IN_PROGRESS and before.owner == claim.sender:
             self.fail(f"a retry of {claim.task_id} takes the run that published it for a dead one")
-        if before.owner in self.gone and before.fence > self.robbed_up_to[name_of(claim.key)]:
+        if before.owner in self.gone - self.late and before.fence > self.robbed_up_to[name_of(claim.key)]:
             self.fail(f"{claim.task_id} takes a delivery for a dead one that has ended")
 
     def check_record(self, order: str, verb: str, args: Any, record: Record) -> None:
@@ -704,7 +718,7 @@ class Charges(Law):
             self.fail(f"{claim.task_id} waits for its own retry")
         # A renewal on its way may restore what was lost or forgotten meanwhile, until that lease runs out.
         known = record.fence > self.robbed_up_to[name_of(record.key)]
-        if record.state is State.IN_PROGRESS and record.owner in self.gone and known:
+        if record.state is State.IN_PROGRESS and record.owner in self.gone - self.late and known:
             self.fail(
                 f"{claim.task_id} waits for a delivery that has ended, or whose worker knows its child to be gone"
             )
@@ -723,7 +737,7 @@ class Charges(Law):
     def released(self, lease: Lease, release: Release) -> None:
         reason = release.reason
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
-        if run is not None and reason is Reason.CRASHED and getcurrent() is run.process and not run.left:
+        if run is not None and reason is Reason.CRASHED and getcurrent() is run.process and not self.is_crash(run):
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[name_of(lease.key)] = 0
@@ -733,6 +747,10 @@ class Charges(Law):
             self.retried[run.task_id] = release.next_attempt
         elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
             self.retried.pop(run.task_id, None)
+
+    def is_crash(self, run: Run) -> bool:
+        """Return whether a run that has ended by itself counts as one whose worker has died."""
+        return run.left or (run.task_id in self.limited and run.worker.whole.pool.is_green)
 
     def published(self, message: Any, process: Any) -> None:
         """A process publishes a message."""
@@ -854,7 +872,7 @@ class Charges(Law):
             return bool(self.heirs_of(runs[0].order[-5:]) - {task_id})
         if kind == "OSError":
             return any(run.unanswered and run.task_id == task_id for run in runs)
-        return kind in ("ValueError", "StoreUnreachable") and any(run.ending == "raised" for run in runs)
+        return kind in ("ValueError", "Abandoned", "StoreUnreachable") and any(run.ending == "raised" for run in runs)
 
     def check_final(self, order: str, task_id: str, error: object) -> None:
         """Check that a caller got the failure that was settled, or one that could not be."""

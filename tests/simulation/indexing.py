@@ -76,7 +76,7 @@ class Indexing(Law):
     """A call is only skipped if a message that has yet to do its work exists."""
 
     kind = "unique"
-    pools = ("prefork", "prefork", "threads")
+    pools = ("prefork", "prefork", "threads", "greenlets")
 
     def begins(self, simulation: Any) -> None:
         super().begins(simulation)

@@ -7,6 +7,7 @@ from collections import Counter
 from .canvases import Canvases
 from .charges import Charges
 from .coroutines import Coroutines
+from .greenlets import Greenlets
 from .indexing import Indexing
 from .jobs import Jobs
 from .law import Law
@@ -15,7 +16,10 @@ from .threads import Threads
 from .transactions import Transactions
 
 #: The kinds of schedules, in turn: a seed fixes its kind, too.
-TURNS = (Charges, Indexing, Charges, Canvases, Charges, Transactions, Charges, Requests, Threads, Coroutines, Jobs)
+TURNS = (
+    *(Charges, Indexing, Charges, Canvases, Charges, Transactions),
+    *(Charges, Requests, Threads, Coroutines, Jobs, Greenlets),
+)
 KINDS = {law.kind: law for law in TURNS}
 
 

@@ -46,6 +46,8 @@ class Law:
         self.broken = ""
         #: owners whose deliveries have ended, or whose workers know that their children are gone
         self.gone: set[str] = set()
+        #: those for which the store may take a lease after that
+        self.late: set[str] = set()
 
     def hosts(self) -> list[Any]:
         """Return the hosts beside the workers."""
@@ -83,7 +85,7 @@ class Law:
     def arrives_late(self, verb: str, args: Any) -> None:
         """The store carries out what its caller has given up; that may take a lease for what has ended."""
         if verb == "acquire":
-            self.gone.discard(args[0].owner)
+            self.late.add(args[0].owner)
 
     def killed(self, process: Process) -> None:
         """A child is killed."""

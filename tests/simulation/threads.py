@@ -16,7 +16,6 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from greenlet import getcurrent
 
-from celery_idempotent.celery import request as main_process
 from celery_idempotent.core.lease import current_lease
 
 from .celery import FAULTS_OF_WORKERS, INFINITE, POOLS, PREFETCH, STEADY, Host, HostStore, Worker, install_store
@@ -101,7 +100,6 @@ class Executor:
 
     def __init__(self, worker: ThreadedWorker) -> None:
         self.worker = worker
-        self.waiting: list[tuple[Any, Callable[[], object]]] = []
 
     def submit(
         self, apply: Any, target: Any, args: Any, kwargs: Any, callback: Any, accept_callback: Any
@@ -110,12 +108,11 @@ class Executor:
 
         def answered(found: Any) -> None:
             if not getcurrent().killed:  # that exit is the simulation's own
-                self.worker.simulation.law.finished(request, getcurrent().host)
-                self.worker.simulation.world.step()
+                self.worker.finished(request)
                 callback(found)
 
         given = {**kwargs, "app": self.worker.app}
-        self.waiting.append((request, partial(apply, target, args, given, answered, accept_callback)))
+        self.worker.waiting.append((request, partial(apply, target, args, given, answered, accept_callback)))
         return Future()
 
 
@@ -134,6 +131,8 @@ class ThreadedWorker(Worker):
     #: fewer than those of one child, so that several bodies meet in one
     number = 2
     enforces_limits = False
+    new_pool: type[BasePool] = Pool
+    new_thread = PoolThread
 
     def __init__(self, simulation: Any, name: str, app: Any) -> None:
         self.size = simulation.choices.one_of(f"threads of {name}", [2, 3])
@@ -144,8 +143,10 @@ class ThreadedWorker(Worker):
         """Start the process: all its threads have one store, one heartbeat and one breaker."""
         self.new_process()
         install_store(self.app, HostStore(self.simulation), self.heartbeat, self.breaker)
-        self.threads = [PoolThread(self, number) for number in range(1, self.size + 1)]
-        self.pool = Pool(self)
+        self.threads = [self.new_thread(self, number) for number in range(1, self.size + 1)]
+        #: the deliveries for which no thread is free
+        self.waiting: list[tuple[Any, Callable[[], object]]] = []
+        self.pool = self.new_pool(self)
         #: what the main thread has yet to tell the broker
         self.hub: list[Callable[[], object]] = []
 
@@ -166,13 +167,13 @@ class ThreadedWorker(Worker):
             self.simulation.world.tell(f"{self.name} has {request.id} of {tag} wait for a thread")
             with suppress(TaskRevokedError):  # which has answered it
                 request.execute_using_pool(self.pool)
-        return bool(self.pool.executor.waiting) and len(self.busy) < self.size
+        return bool(self.waiting) and len(self.busy) < self.size
 
     def can_receive(self) -> bool:
-        return len(self.reserved) + len(self.pool.executor.waiting) < PREFETCH
+        return len(self.reserved) + len(self.waiting) < PREFETCH
 
     def execute(self) -> None:
-        request, work = self.pool.executor.waiting.pop(0)
+        request, work = self.waiting.pop(0)
         free = next(each for each in self.threads if each.child is None)
         self.simulation.world.tell(f"{free.name} starts {request.id}")
         free.begin(request, work)
@@ -194,6 +195,11 @@ class ThreadedWorker(Worker):
         if isinstance(answers, PoolThread) and answers.request is not request:
             self.simulation.law.fail(f"the delivery of {answers.request.id} answers {request.id} of another one")
 
+    def finished(self, request: Any) -> None:
+        """A delivery has ended in its thread."""
+        self.simulation.law.finished(request, getcurrent().host)
+        self.simulation.world.step()
+
     def run_hub(self) -> None:
         """Let the main thread tell the broker what it has to."""
         while self.hub:
@@ -204,7 +210,7 @@ class ThreadedWorker(Worker):
     def faults(self) -> Iterator[tuple[str, float]]:
         if self.busy:
             yield from FAULTS_OF_PROCESSES
-        elif self.reserved or self.pool.executor.waiting or self.hub:
+        elif self.reserved or self.waiting or self.hub:
             yield from FAULTS_OF_WORKERS
         if len(self.busy) > 1:  # what is done for one of them may be left undone for the others
             yield from FAULTS_OF_SEVERAL
@@ -221,34 +227,35 @@ class ThreadedWorker(Worker):
                 law.announced(each.request, since)
             law.killed(each.child)
         self._kill_processes(self, *self.threads)
-        for request in [request for request in state.active_requests if request.worker is self]:
-            state.active_requests.discard(request)
-        for request in [request for request in main_process.cut_off if request.worker is self]:
-            main_process.cut_off.remove(request)
         super()._end(down_for)
 
     def _stop(self, *, cold: bool) -> None:
         world, patience = self.simulation.world, INFINITE
         if cold:
             patience = world.now + world.choices.one_of("a second signal comes after", [INFINITE, 0.0, 4.0])
-            for request in self.requests:
-                if not request.acknowledged and request.id not in self.succeeded:
-                    self._cancel(request)
-        self.pool.executor.waiting.clear()
+            self.cut_off_all()
+        self.waiting.clear()
         while world.now < patience and self.busy:
             world.sleep(0.5)
             self._check_slot()
         self.run_hub()
         self.simulation.broker.lose(self)  # its connection is closed
-        while self.busy:  # Python waits for its threads
-            world.sleep(0.5)
+        self.wait_for_threads()
         self.doomed = "stopped"
 
-    def _cancel(self, request: Any) -> None:
-        try:
-            request.cancel(self.pool, "TERM")
-        except Exception as error:  # noqa: BLE001 - in a handler of signals, which it would end
-            self.simulation.law.fail(f"a cold shutdown of {self.name} raises {error!r}")
+    def wait_for_threads(self) -> None:
+        """Wait for all bodies, as Python does for its threads."""
+        while self.busy:
+            self.simulation.world.sleep(0.5)
+
+    def cut_off_all(self) -> None:
+        """Do as Celery's handler of signals does in a cold shutdown."""
+        for request in self.requests:
+            if not request.acknowledged and request.id not in self.succeeded:
+                try:
+                    request.cancel(self.pool, "TERM")
+                except Exception as error:  # noqa: BLE001 - in a handler of signals, which it would end
+                    self.simulation.law.fail(f"a cold shutdown of {self.name} raises {error!r}")
 
     def _check_slot(self) -> None:
         """Check that no delivery waits for its lease in a worker that is about to end."""

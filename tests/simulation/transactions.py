@@ -92,7 +92,7 @@ class Transactions(Charges):
     """Exactly the effects that are recorded, however its holder dies."""
 
     kind = "transactions"
-    pools = ("prefork", "prefork", "threads")
+    pools = ("prefork", "prefork", "threads", "greenlets")
     store = Database
     later = LATER[:-1]
     tasks = ("charge",)

@@ -113,6 +113,10 @@ class Process(greenlet):
         self.killed = False
         #: what a signal raises in it, at its next step
         self.interruption: BaseException | None = None
+        #: the time limit in whose block it is
+        self.timeout: BaseException | None = None
+        #: a handler of signals that runs in it, at its next step
+        self.handler: Callable[[], object] | None = None
         #: whether a signal may
         self.interruptible = False
         #: whether that ends its process, and whether it has been raised
@@ -178,6 +182,9 @@ class World:
         process.parent.switch()
         if process.killed:
             raise GreenletExit
+        if process.handler is not None:
+            handler, process.handler = process.handler, None
+            handler()
         if process.interruption is not None:
             interruption, process.interruption = process.interruption, None
             self.tell(f"{process.name}: {type(interruption).__name__}")
