@@ -1037,6 +1037,15 @@ class TestStartAndFinish:
         assert bench.heartbeat.holdings() == [held]
 
 
+def test_what_began_apart_and_lost_its_lease_is_answered_as_a_duplicate(bench: Bench) -> None:
+    guard, delivery = bench.guard(), bench.delivery()
+    held = guard.begin(delivery)
+    assert isinstance(held, HeldLease)
+    bench.settle(bench.overtake(), "theirs")
+    assert guard.finish(delivery, held, error=ValueError("mine")) == Replayed("theirs", bench.record)
+    assert bench.told == ["Acquired", "LeaseLost", "Replayed"]
+
+
 def test_whatever_ends_a_run_its_lease_is_not_renewed_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def encode_value(*args: Any, **options: Any) -> bytes:
         raise SystemExit(1)
