@@ -56,7 +56,7 @@ class IdempotentRequest(Request):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "on_success" in vars(cls):  # as in what Celery makes of this class for each task
-            setattr(cls, "on_success", _seeing_exits(cls.on_success))  # noqa: B010 - mypy knows no other way
+            setattr(cls, "on_success", _seeing_base_exceptions(cls.on_success))  # noqa: B010 - mypy knows no other way
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -357,7 +357,7 @@ def request_class(wanted: Any) -> type:
     return found
 
 
-def _seeing_exits(inner: Callable[..., Any]) -> Callable[..., Any]:
+def _seeing_base_exceptions(inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return an ``on_success`` that sees what has left a body, a hook or a receiver and is no `Exception`.
 
     Pools without children report that as a success without a value, on which Celery's own fails: the message would be
@@ -374,7 +374,7 @@ def _seeing_exits(inner: Callable[..., Any]) -> Callable[..., Any]:
         if error is None or error.__context__ is None or meant:
             return inner(self, answer, **options)
         if isinstance(error.__context__, (SystemExit, KeyboardInterrupt)):
-            put_back("a hook or a receiver left")  # it comes straight back, and may leave again
+            put_back("its body, a hook or a receiver left")  # it comes straight back, and may leave again
         else:
             answer.exception = error.__context__
         return self.on_failure(answer)

@@ -625,7 +625,7 @@ class Guard:
     def _record_failure(self, delivery: Delivery, held: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
         if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:
             if not isinstance(error, Exception):
-                return True
+                return True  # it goes on to end what it was to end
             # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
             events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
             return Ran(held.result(None))

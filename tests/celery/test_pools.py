@@ -318,13 +318,14 @@ def test_a_shutdown_by_remote_control_ends_a_slot_that_waits_for_the_store(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("ending", ["exit", "interrupt"])
 @pytest.mark.parametrize("pool", by_use(POOLS))
 def test_a_body_that_exits_is_run_again(
-    app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, pool: str, ending: str
 ) -> None:
     """In a pool without processes nothing ends with it, and Celery by itself would keep the message for ever."""
     start(pool)
-    assert app.module.charge.delay("ORD-1", "exit").get(timeout=20) == "charged ORD-1"
+    assert app.module.charge.delay("ORD-1", ending).get(timeout=20) == "charged ORD-1"
     assert journal.count("started") == 2
 
 

@@ -57,8 +57,9 @@ class Abandoned(BaseException):
     """What a body may raise that is no error, as a coroutine that is cancelled does."""
 
 
-#: What a body may raise, or is raised in it.
+#: What leaves a body.
 RAISED = (Exception, Abandoned, gevent.Timeout)
+#: What a body raises of itself.
 ERRORS: list[type[BaseException]] = [ValueError, ValueError, LeaseLostError, Abandoned]
 #: A message that was given back so often within a second goes in circles.
 HOT = 12
@@ -132,7 +133,8 @@ class Charges(Law):
         self.refused: set[str] = set()
         #: owners that have asked to settle or to release
         self.ending: set[str] = set()
-        #: owners that were told that they have lost their leases
+        #: owners of which the store has said that they have lost their leases, and those that were told so
+        self.found_lost: set[str] = set()
         self.told_lost: set[str] = set()
         #: by order: the fences of its leases
         self.granted: dict[str, list[int]] = defaultdict(list)
@@ -521,7 +523,8 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and nobody else had it")
         if isinstance(event, LeaseLost) and record is not None:
             # One renewal may bring back what an operator has forgotten since another one, on its way, found it lost.
-            if running and record.owner == run.held.lease.owner and not self.robbed(run):
+            brought_back = self.robbed(run) and run.held.lease.owner in self.found_lost
+            if running and record.owner == run.held.lease.owner and not brought_back:
                 self.fail(f"run {run.number} of {run.order} gave its lease up for lost, and had it")
             told = run.task_id not in self.time_is_over and not run.unanswered  # that its retry was published
             if told and run.held.lease.owner in self.overtaken and self.trusted(run):
@@ -571,6 +574,8 @@ class Charges(Law):
             self.check_claim(args[0], before, answer)
         elif verb == "release" and answer:
             self.released(args[0], args[1])
+        elif verb == "renew":
+            self.found_lost.update(lease.owner for lease in answer)
         for task, prefix in ((self.task, ""), ("mail", MAIL))[: 1 + self.hands_over]:
             for order in ORDERS:
                 record = self.simulation.store.get(f"idem:{task}::{order}")
@@ -750,7 +755,8 @@ class Charges(Law):
 
     def is_crash(self, run: Run) -> bool:
         """Return whether a run that has ended by itself counts as one whose worker has died."""
-        return run.left or (run.task_id in self.limited and run.worker.whole.pool.is_green)
+        task, green = run.worker.request.task, run.worker.whole.pool.is_green
+        return run.left or (green and run.task_id in self.limited and not task.acks_on_timeout)
 
     def published(self, message: Any, process: Any) -> None:
         """A process publishes a message."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from .celery import POOLS
 from .threads import PoolThread, ThreadedWorker, Threads
 from .world import Process
 
-#: Seconds that a body may take; how the simulation ends it sooner is a fault.
+#: Seconds that a body may take; a fault ends it sooner.
 LIMIT = 1000.0
 
 
@@ -84,25 +85,15 @@ class Pool(concurrency.TaskPool):
         timeout_callback: Any,
     ) -> Greenlet:
         worker, request, greenlet = self.worker, callback.__self__, Greenlet()
-
-        def answered(found: Any) -> None:
-            if not getcurrent().killed:  # that exit is the simulation's own
-                worker.finished(request)
-                callback(found)
-
-        def over(soft: bool, seconds: float) -> None:
-            worker.finished(request)
-            timeout_callback(soft, seconds)
+        answered, over = (partial(worker.finished, request, report) for report in (callback, timeout_callback))
+        given = {**kwargs, "app": worker.app}
+        limit = {"timeout": timeout, "timeout_callback": over, "Timeout": Timeout}
 
         def work() -> None:
             process = greenlet.process = getcurrent()
             process.greenlet = greenlet
-            given = {**kwargs, "app": worker.app}
             try:
-                apply(
-                    target, args, given, answered, accept_callback, getpid,
-                    timeout=timeout, timeout_callback=over, Timeout=Timeout,
-                )  # fmt: skip
+                apply(target, args, given, answered, accept_callback, getpid, **limit)
             finally:
                 if not process.killed:
                     greenlet.ends()

@@ -46,7 +46,8 @@ class Law:
         self.broken = ""
         #: owners whose deliveries have ended, or whose workers know that their children are gone
         self.gone: set[str] = set()
-        #: those for which the store may take a lease after that
+        #: those whose children were killed, and those for which the store was asked for a lease after their end
+        self.dead: set[str] = set()
         self.late: set[str] = set()
 
     def hosts(self) -> list[Any]:
@@ -84,12 +85,13 @@ class Law:
 
     def arrives_late(self, verb: str, args: Any) -> None:
         """The store carries out what its caller has given up; that may take a lease for what has ended."""
-        if verb == "acquire":
+        if verb == "acquire" and args[0].owner in self.gone | self.dead:
             self.late.add(args[0].owner)
 
     def killed(self, process: Process) -> None:
         """A child is killed."""
         self.counts["kills"] += 1
+        self.dead.add(getattr(getattr(process.host, "request", None), "_owner", ""))
 
     def working_for(self, process: Process) -> Any:
         """Return whose work a thread does that a process starts."""

@@ -106,12 +106,7 @@ class Executor:
     ) -> Future[Any]:
         request = callback.__self__
 
-        def answered(found: Any) -> None:
-            if not getcurrent().killed:  # that exit is the simulation's own
-                self.worker.finished(request)
-                callback(found)
-
-        given = {**kwargs, "app": self.worker.app}
+        answered, given = partial(self.worker.finished, request, callback), {**kwargs, "app": self.worker.app}
         self.worker.waiting.append((request, partial(apply, target, args, given, answered, accept_callback)))
         return Future()
 
@@ -195,10 +190,12 @@ class ThreadedWorker(Worker):
         if isinstance(answers, PoolThread) and answers.request is not request:
             self.simulation.law.fail(f"the delivery of {answers.request.id} answers {request.id} of another one")
 
-    def finished(self, request: Any) -> None:
-        """A delivery has ended in its thread."""
-        self.simulation.law.finished(request, getcurrent().host)
-        self.simulation.world.step()
+    def finished(self, request: Any, report: Callable[..., object], *found: Any) -> None:
+        """A delivery has ended in its thread, which reports what came of it."""
+        if not getcurrent().killed:  # that exit is the simulation's own
+            self.simulation.law.finished(request, getcurrent().host)
+            self.simulation.world.step()
+            report(*found)
 
     def run_hub(self) -> None:
         """Let the main thread tell the broker what it has to."""

@@ -25,7 +25,7 @@ BETWEEN_POP_AND_NOTE = 0.1
 
 def from_env(app: Celery) -> Celery:
     """Configure an app with BROKER_URL, RESULT_URL, VISIBILITY_TIMEOUT and, if they are set, STORE_URL,
-    BROKER_WRITE_URL, VISIBILITY_REFRESH ("0": off) and TRANSPORT_OPTIONS (JSON)."""
+    BROKER_WRITE_URL, VISIBILITY_REFRESH ("0": off), TRANSPORT_OPTIONS and SETTINGS, which are Celery's own (JSON)."""
     measuring.answer_saves()
     env = os.environ
     app.conf.update(
@@ -44,6 +44,7 @@ def from_env(app: Celery) -> Celery:
         worker_hijack_root_logger=True,
         task_publish_retry=False,
     )
+    app.conf.update(json.loads(env.get("SETTINGS", "{}")))
     if "BROKER_WRITE_URL" in env:
         app.conf.broker_write_url = env["BROKER_WRITE_URL"]
     if "STORE_URL" in env:

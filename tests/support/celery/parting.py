@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import time
@@ -23,8 +22,6 @@ app.conf.idempotency = {
     "lease_ttl": float(os.environ.get("LEASE_TTL", "60")),
     "max_crashes": int(os.environ.get("MAX_CRASHES", "5")),
 }
-#: Celery's own settings, as JSON
-app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
 
 
 def receive(event: Event, **_: Any) -> None:

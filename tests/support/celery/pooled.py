@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -23,7 +22,8 @@ app.conf.idempotency = {"lease_ttl": float(os.environ.get("LEASE_TTL", "60"))}
 # Every greenlet that acks or stores a result takes a connection of kombu or Celery; redis-py gives out 100.
 app.conf.redis_max_connections = 1000
 app.conf.broker_transport_options = {**app.conf.broker_transport_options, "max_connections": 1000}
-app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
+#: With what a body leaves, the first time.
+EXITS = {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}
 binding.GRACE = float(os.environ.get("GRACE", binding.GRACE))
 
 
@@ -40,8 +40,8 @@ def charge(self: Any, order_id: str, ending: str = "return", gate: str = "") -> 
         Gates.from_env().wait("quit")
     if ending == "abandon":
         raise CancelledError(order_id)
-    if ending == "exit" and journal.count("started", order_id) == 1:
-        raise SystemExit(3)
+    if ending in EXITS and journal.count("started", order_id) == 1:
+        raise EXITS[ending]
     if ending == "retry" and not self.request.retries:
         raise self.retry(countdown=0)
     journal.write("charged", order_id)
