@@ -403,7 +403,7 @@ class Host:
 
     def new_process(self) -> None:
         """Have what a process has for itself."""
-        self.heartbeat, self.breaker = heartbeat.Heartbeat(), breaker.Breaker()
+        self.heartbeat, self.breaker = heartbeat.Heartbeat(), Breaker()
         self.confirmations = reservations.Confirmations(self.breaker)
         #: the leases that it shows
         self.shown: dict[int, Any] = {}
@@ -418,6 +418,17 @@ class Host:
         if verb == "renew" and self.renewals_failed:
             for lease in args[0]:
                 self.renewals_failed.pop(lease.owner, None)
+
+
+class Breaker(breaker.Breaker):
+    """A process's breaker: where it answers in place of the store, the store has failed the host that asked."""
+
+    def _admit(self, store: Any, now: float) -> None:
+        try:
+            super()._admit(store, now)
+        except StoreUnreachable:
+            getcurrent().host.failures += 1
+            raise
 
 
 class HostStore(ScriptedStore):

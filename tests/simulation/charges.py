@@ -138,6 +138,8 @@ class Charges(Law):
         self.told_lost: set[str] = set()
         #: by order: the fences of its leases
         self.granted: dict[str, list[int]] = defaultdict(list)
+        #: orders and fences of leases that were taken over, of which a second reply to a holder does not speak
+        self.taken_over: set[tuple[str, int]] = set()
         #: by order: the last fence when the store lost its data or an operator changed them
         self.robbed_up_to: dict[str, int] = defaultdict(int)
         #: by order: until when its record is to be kept
@@ -275,6 +277,7 @@ class Charges(Law):
         if backend.get_task_meta(task_id)["status"] == states.FAILURE:
             backend.forget(task_id)  # it is to be answered once more
             self.failed.discard(task_id)
+            self.retried.pop(task_id, None)  # what it had been replaced by may have failed without a lease
             self.sent_again.add(task_id)
         broker = self.simulation.broker
         if not any(task_id.encode() in text for text, *_ in [*broker.queue, *broker.unacked.values()]):
@@ -389,7 +392,8 @@ class Charges(Law):
         """Check that a body may begin now."""
         last = next((other for other in self.runs[::-1] if other.order == run.order), run)
         # Nothing has come between, and the run lived to release its lease for its retry.
-        waits = self.granted[run.order][-2:-1] == [last.held.fence] and not run.held.lease.taken_over
+        mine = (run.order, run.held.fence)
+        waits = self.granted[run.order][-2:-1] == [last.held.fence] and mine not in self.taken_over
         early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
         # Known: where a retry is due that late, a failure of another delivery of its id is taken for its end.
         if early and not (last.retry_due - self.world.now > LONG_WAIT - LEASE_TTL and last.task_id in self.failed):
@@ -673,6 +677,7 @@ class Charges(Law):
         if isinstance(answer, Lease) and claim.sender and not answer.taken_over:
             self.overtaken.add(claim.sender)
         if isinstance(answer, Lease) and answer.taken_over:
+            self.taken_over.add((name_of(claim.key), answer.fence))
             self.deaths[name_of(claim.key)] += 1
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim, before)
