@@ -371,16 +371,16 @@ def test_a_cancellation_reaches_the_body_and_gives_its_lease_back(store: Store, 
     async def main() -> None:
         nonlocal entered
         entered = asyncio.Event()
+        task = asyncio.create_task(charge("ORD-1"))
+        await entered.wait()
         if how == "wait_for":
             with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(charge("ORD-1"), 0.5)
+                await asyncio.wait_for(task, 0.01)
         else:
-            task = asyncio.create_task(charge("ORD-1"))
-            await entered.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert task.cancelled()
+        assert task.cancelled()
         # Once it has been cancelled there is nothing left to wait for.
         assert known(store, KEY).state is State.RELEASED
         assert await charge("ORD-1") == "second"
