@@ -765,8 +765,18 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "sync_to_async(lambda: next(parts, None), thread_sensitive=False)",
             ),
         ],
+        "a lease comes to a heartbeat that is about to end": [
+            (
+                HEARTBEAT,
+                "        with self._lock:\n            server = self",
+                "        if True:\n            server = self",
+            )
+        ],
     }.items()
 }
+
+#: What is found where threads take turns between two statements.
+BETWEEN = ("a lease comes to a heartbeat that is about to end",)
 
 #: What finds a break, where that is not what charges orders; some follow from their files.
 KINDS = {
@@ -801,6 +811,7 @@ KINDS = {
     "what raises after its commit has failed": "transactions",
     "any settled record is the run's own": "transactions",
     "one body's end ends all renewals": "threads",
+    **dict.fromkeys(BETWEEN, "threads"),
     "what ends stops the renewal of its heir": "threads",
     "a lease that is lost takes its batch along": "threads",
     "bodies of a process have one lease": "threads",
@@ -829,7 +840,7 @@ def found_after(name: str, schedules: int) -> tuple[int | None, str]:
         command = [
             sys.executable,
             "-m",
-            "tests.simulation",
+            "tests.simulation.statements" if name in BETWEEN else "tests.simulation",
             "--runs",
             str(schedules),
             "--stop",

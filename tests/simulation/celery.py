@@ -32,6 +32,7 @@ from kombu.serialization import dumps
 from kombu.transport import memory, virtual
 
 from celery_idempotent import IdempotentTask, add_hook, functions, remove_hook
+from celery_idempotent.celery import app as bindings
 from celery_idempotent.celery import delivery, message, unique
 from celery_idempotent.celery import pool as shared
 from celery_idempotent.celery import request as main_process
@@ -46,7 +47,7 @@ from celery_idempotent.stores import memory as memory_store
 from tests.support.unit.scripted import ScriptedStore
 
 from .law import Unended
-from .world import Choices, Process, Step, World
+from .world import Choices, Condition, Lock, Process, Step, World
 
 T = TypeVar("T")
 LEASE_TTL = 6.0
@@ -473,6 +474,8 @@ class HostStore(ScriptedStore):
             world.step()
             raise
         world.tell(f"    {verb} of {host.name}: {type(answer).__name__} {getattr(answer, 'verdict', '')}")
+        if verb == "settle":
+            getcurrent().settled_at = world.now
         host.replies += 1
         if verb == "renew" and getattr(getcurrent(), "interruptible", False):  # a body that looks at its lease
             simulation.ripen(host, "child stopped")
@@ -1030,6 +1033,8 @@ class Simulation:
             for each in world.processes
             if each.wakes <= now and each.host.stopped_until <= now
         ]
+        if world.between and steps:
+            return steps
         for worker in self.workers:
             if worker.down_until > now or worker.main.stopped_until > now or worker.stopping:
                 continue
@@ -1356,22 +1361,6 @@ class Future(futures.Future[T]):
         return super().exception(0)
 
 
-class Condition:
-    """A condition on which one thread waits."""
-
-    def __init__(self, lock: Any) -> None:
-        self._waiting: Any = None
-
-    def wait(self, timeout: float) -> None:
-        self._waiting = getcurrent()
-        current.world.sleep(timeout)
-        self._waiting = None
-
-    def notify(self) -> None:
-        if self._waiting is not None:
-            self._waiting.wakes = current.world.now
-
-
 def uniform(low: float, high: float) -> float:
     """Return a pause."""
     return current.choices.between("a pause", low, high)
@@ -1424,9 +1413,13 @@ def simulated_clock() -> Iterator[None]:
 
 
 def _patch_threads(patch: pytest.MonkeyPatch) -> None:
-    threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=nullcontext)
+    threads = SimpleNamespace(Thread=Thread, Condition=Condition, RLock=Lock)
     for module in (heartbeat, reservations, unique):
         patch.setattr(module, "threading", threads)
+    for module in (breaker, lease):
+        patch.setattr(module, "threading", SimpleNamespace(RLock=Lock, Lock=Lock))
+    patch.setattr(shared, "lock", Lock())
+    patch.setattr(bindings, "_lock", Lock())
     for name in ("_beginning", "_ending"):
         patch.setattr(functions, name, Threads())
     patch.setattr(reservations, "within", within)
@@ -1459,6 +1452,8 @@ def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:
         counts, noting, since = method.__name__ == "incr", process.counted, current.world.now
         current.world.step()
         process.counted = counts
+        if counts:  # others wait for that since the end was recorded
+            since = min(since, process.settled_at)
         if (counts or noting) and current.world.now > since:
             current.law.counts_late(process, current.world.now - since)
         return method(*args, **options)

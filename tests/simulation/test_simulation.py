@@ -19,7 +19,7 @@ from celery_idempotent.stores import Claim, Lease, Outcome, Refusal, State, Verd
 from tests.support.docs import soaks
 
 from . import celery
-from .breaks import BREAKS, ROOT, found_after
+from .breaks import BETWEEN, BREAKS, ROOT, found_after
 from .celery import WORKERS, Simulation, make_app, simulated_clock
 from .charges import Charges
 from .kinds import KINDS, Laws
@@ -93,6 +93,14 @@ def test_a_seed_is_a_schedule_in_whichever_process_it_is_run() -> None:
         told.append(run.stdout.splitlines()[:-1])  # the last line has its speed
     assert len(told[0]) > 12 * 20
     assert told[0] == told[1]
+
+
+@pytest.mark.unmeasured
+def test_the_law_holds_where_threads_take_turns_between_two_statements() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation.statements", "--only", "threads", "--runs", "80"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "0 broken" in run.stdout
 
 
 def test_a_seed_is_of_one_kind_and_all_kinds_have_seeds() -> None:
@@ -177,7 +185,7 @@ def test_what_a_break_replaces_is_in_the_source_once(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("name", ["a live lease is no conflict", "a duplicate is acked without a copy"])
+@pytest.mark.parametrize("name", ["a live lease is no conflict", "a duplicate is acked without a copy", *BETWEEN])
 def test_a_line_that_is_missing_is_found(name: str) -> None:
     count, why = found_after(name, 100)
     assert count is not None

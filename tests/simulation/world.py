@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from greenlet import GreenletExit, getcurrent, greenlet
 
 T = TypeVar("T")
+#: Seconds after which a thread looks again whether a lock is free.
+WAIT = 0.001
 #: What can happen: its name, how likely it is, and what it calls with what.
 Step = tuple[str, float, Callable[[Any], object], Any]
 
@@ -123,6 +125,8 @@ class Process(greenlet):
         self.signalled = self.cut_off = False
         #: whether the last that it wrote into the result backend is the count of a chord's parts
         self.counted = False
+        #: when the store had its last settlement
+        self.settled_at = float("inf")
         #: whether another one waits for it
         self.inside = False
         #: the one whose work it does, where that has given it to another thread
@@ -133,10 +137,55 @@ class Process(greenlet):
         self.thread: Any = None
         #: what ends its sleep
         self.wakes_for: Any = None
+        #: how many statements of the library it runs before others may (0: all up to its next step)
+        self.statements = 0
 
     def _begin(self) -> None:
         if not self.killed:
+            self.statements = self.world.statements_of(self)
             self._run()
+
+
+class Lock:
+    """A lock of threads that take turns, which its holder can take again."""
+
+    def __init__(self) -> None:
+        self._holder: Any = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        process = getcurrent()
+        if isinstance(process, Process):  # the scheduler waits for nobody
+            while self._holder not in (None, process) and not (self._holder.dead or self._holder.killed):
+                process.world.sleep(WAIT)
+        self._depth = self._depth + 1 if self._holder is process else 1
+        self._holder = process
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
+
+
+class Condition:
+    """A condition on which one thread waits."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._waiting: Any = None
+
+    def wait(self, timeout: float) -> None:
+        """Wait until it is notified, or for so many seconds; the lock is free meanwhile."""
+        self._waiting = getcurrent()
+        self._lock.__exit__()
+        self._waiting.world.sleep(timeout)
+        self._lock.__enter__()
+        self._waiting = None
+
+    def notify(self) -> None:
+        """Wake who waits."""
+        if self._waiting is not None:
+            self._waiting.wakes = self._waiting.world.now
 
 
 class World:
@@ -147,6 +196,9 @@ class World:
         interrupted: Called with a process in which a signal is about to raise an error.
         story: Gets a line for each step (default: none are written).
     """
+
+    #: whether processes let others go first between two statements, too
+    divided = False
 
     def __init__(
         self,
@@ -159,6 +211,13 @@ class World:
         self.processes: list[Process] = []
         self.steps = 0
         self._story = story
+        #: how many processes wait between two statements
+        self.between = 0
+
+    @staticmethod
+    def statements_of(process: Process) -> int:
+        """Return how many statements a process runs before others may."""
+        return 0
 
     def tell(self, text: str) -> None:
         """Add a line to the story."""
@@ -171,6 +230,14 @@ class World:
         """Let others go first, perhaps; here this process may be killed or interrupted."""
         self.sleep(0.0, text)
 
+    def step_between(self) -> None:
+        """Let other processes go first, and nothing else happen."""
+        self.between += 1
+        try:
+            self.step()
+        finally:
+            self.between -= 1
+
     def sleep(self, seconds: float, text: str = "") -> None:
         """Let others go first, for so many seconds."""
         process = getcurrent()
@@ -182,6 +249,7 @@ class World:
         process.parent.switch()
         if process.killed:
             raise GreenletExit
+        process.statements = self.statements_of(process)
         if process.handler is not None:
             handler, process.handler = process.handler, None
             handler()

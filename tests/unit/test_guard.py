@@ -1036,6 +1036,18 @@ class TestStartAndFinish:
         assert held.deadline > bench.clock()
         assert bench.heartbeat.holdings() == [held]
 
+    def test_nothing_begins_where_a_settled_run_answers(self, bench: Bench) -> None:
+        bench.deliver()
+        assert isinstance(bench.guard().begin(bench.delivery()), Replayed)
+
+    def test_what_runs_without_protection_has_no_lease_to_renew(self, bench: Bench) -> None:
+        bench.policy = Policy(on_store_error="run")
+        bench.store.down()
+        held = bench.guard().begin(bench.delivery())
+        assert isinstance(held, HeldLease)
+        assert not held.fence
+        assert bench.heartbeat.holdings() == []
+
 
 def test_what_began_apart_and_lost_its_lease_is_answered_as_a_duplicate(bench: Bench) -> None:
     guard, delivery = bench.guard(), bench.delivery()
