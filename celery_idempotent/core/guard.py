@@ -305,7 +305,6 @@ class Guard:
         """Yield the seconds to sleep before each further request; return the lease, or why there is none."""
         patience, waiting = Backoff(STORE_PAUSE, delivery.patience, delivery.stopping), None
         while True:
-            since = monotonic()
             try:
                 found = self._request(delivery)
             except StoreError as error:
@@ -315,15 +314,14 @@ class Guard:
                     return Busy(STORE_PAUSE[1], error=error)
                 yield pause
                 continue
-            if isinstance(found, Lease):
-                held = self._hold(delivery, found, since)
-                if not held.doubtful:
-                    return self._check_crashes(delivery, held) if found.taken_over else held
+            if isinstance(found, HeldLease):
+                if not found.doubtful:
+                    return self._check_crashes(delivery, found) if found.lease.taken_over else found
                 # The answer came so late that another may have the lease by now. Its holder gets the same answer again.
                 delivery.granted_late = True
                 if (pause := patience.next()) is None:
-                    self.release(delivery, held, Release(Reason.SHUTDOWN))
-                    return Busy(STORE_PAUSE[1], error=_too_late(held))
+                    self.release(delivery, found, Release(Reason.SHUTDOWN))
+                    return Busy(STORE_PAUSE[1], error=_too_late(found))
             elif found.verdict is Verdict.CONFLICT:
                 waiting = waiting or self._meet_holder(delivery, found.record, patience)
                 if (pause := waiting.next_for(delivery, found.record)) is None:
@@ -440,12 +438,13 @@ class Guard:
 
     # -- steps of acquire ----------------------------------------------------------------------------------------------
 
-    def _request(self, delivery: Delivery) -> Lease | Refusal:
+    def _request(self, delivery: Delivery) -> HeldLease | Refusal:
+        since = monotonic()
         try:
             found = self.breaker.call(self.store, self.store.acquire, delivery.claim)
             if isinstance(found, Refusal) and found.verdict is Verdict.KEY_REUSED and delivery.agrees(found.record):
                 found = self.breaker.call(self.store, self.store.acquire, delivery.claim)
-            return found
+            return self._hold(delivery, found, since) if isinstance(found, Lease) else found
         except StoreError:
             raise
         except BaseException as error:  # interrupted: the store may have granted a lease that would never be released

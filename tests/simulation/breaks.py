@@ -87,7 +87,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "trust counts from the reply": [
             (GUARD, "self._hold(delivery, found, since)", "self._hold(delivery, found, monotonic())")
         ],
-        "a late grant is trusted": [(GUARD, "if not held.doubtful:", "if True:")],
+        "a late grant is trusted": [(GUARD, "if not found.doubtful:", "if True:")],
         "a lease is trusted beyond its end": [("core/lease.py", "MARGIN = 0.1", "MARGIN = -0.5")],
         "a lease is not renewed": [(GUARD, "self.heartbeat.watch(held)  # first", "pass  # first")],
         "a renewal that failed loses the lease": [

@@ -1639,6 +1639,17 @@ def test_an_interrupted_acquire_gives_back_what_it_may_have_got(
     assert bench.runs == []
 
 
+def test_an_interruption_as_the_answer_is_taken_gives_the_lease_back(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> HeldLease:
+        raise SoftTimeLimit
+
+    monkeypatch.setattr(Guard, "_hold", interrupted)
+    sure(SoftTimeLimit, bench.deliver)
+    assert (bench.record.state, bench.record.reason) == (State.RELEASED, "failed")
+
+
 def test_a_lease_that_came_late_is_given_back_by_a_delivery_that_is_interrupted_before_it_asks_again(
     bench: Bench,
 ) -> None:

@@ -148,8 +148,8 @@ BREAKS = [
         "the guard remembers the call it is in",
         (
             "core/guard.py",
-            "held = self._hold(delivery, found, since)",
-            "self.held = held = self._hold(delivery, found, since)",
+            "            if isinstance(found, HeldLease):\n",
+            "            if isinstance(found, HeldLease):\n                self.held = found\n",
         ),
         (
             "core/guard.py",
@@ -269,11 +269,11 @@ BREAKS = [
         "look first and then claim",
         (
             "core/guard.py",
-            "            since = monotonic()\n            try:\n",
+            "            try:\n                found = self._request(delivery)\n",
             "            looked = self.store.get(delivery.claim.key)\n"
             "            if looked is not None and looked.state.value == 'completed':\n"
             "                return Refusal(Verdict.COMPLETED, looked)\n"
-            "            since = monotonic()\n            try:\n",
+            "            try:\n                found = self._request(delivery)\n",
         ),
         (
             ACQUIRE,
