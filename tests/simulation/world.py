@@ -234,15 +234,11 @@ class World:
         """Let other processes go first, and nothing else happen."""
         self.between += 1
         try:
-            self.step()
+            self._wait(getcurrent(), 0.0)
         finally:
             self.between -= 1
 
-    def sleep(self, seconds: float, text: str = "") -> None:
-        """Let others go first, for so many seconds."""
-        process = getcurrent()
-        if not isinstance(process, Process):
-            return  # the scheduler itself
+    def _wait(self, process: Any, seconds: float) -> None:
         if process.killed:
             raise GreenletExit
         process.wakes = self.now + seconds
@@ -250,6 +246,13 @@ class World:
         if process.killed:
             raise GreenletExit
         process.statements = self.statements_of(process)
+
+    def sleep(self, seconds: float, text: str = "") -> None:
+        """Let others go first, for so many seconds."""
+        process = getcurrent()
+        if not isinstance(process, Process):
+            return  # the scheduler itself
+        self._wait(process, seconds)
         if process.handler is not None:
             handler, process.handler = process.handler, None
             handler()
