@@ -96,11 +96,19 @@ def test_a_seed_is_a_schedule_in_whichever_process_it_is_run() -> None:
 
 
 @pytest.mark.unmeasured
-def test_the_law_holds_where_threads_take_turns_between_two_statements() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.simulation.statements", "--only", "threads", "--runs", "80"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kind", "schedules"),
+    [
+        ("threads", 80),
+        *(pytest.param(kind, 500, marks=pytest.mark.nightly) for kind in KINDS if kind != "greenlets"),
+    ],
+)
+def test_the_law_holds_where_threads_take_turns_between_two_statements(kind: str, schedules: int) -> None:
+    command = ["-W", "ignore", "-m", "tests.simulation.statements", "--only", kind, "--runs", str(schedules)]
+    run = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "0 broken" in run.stdout
+    assert f"{schedules} schedules" in run.stdout
 
 
 def test_a_seed_is_of_one_kind_and_all_kinds_have_seeds() -> None:
