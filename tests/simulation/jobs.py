@@ -22,7 +22,7 @@ from rq.scheduler import RQScheduler
 from rq.timeouts import BaseDeathPenalty, JobTimeoutException
 from rq.worker import Worker
 
-from celery_idempotent.core.binding import BINDING
+from celery_idempotent.core import binding
 from celery_idempotent.rq import IdempotentWorker, delivery, idempotent
 from celery_idempotent.rq import horse as of_horses
 from celery_idempotent.rq import job as jobs
@@ -30,7 +30,7 @@ from celery_idempotent.rq import worker as of_workers
 from celery_idempotent.stores import Lease, State
 
 from . import celery as simulated
-from .celery import EPOCH, INFINITE, KEPT, LEASE_TTL, MAX_CRASHES, MOMENT, PATCHES, Host, HostStore, Thread
+from .celery import EPOCH, INFINITE, KEPT, LEASE_TTL, MAX_CRASHES, MOMENT, PATCHES, Host, HostStore, OfHost, Thread
 from .requests import Requests
 from .world import Process, Step
 
@@ -465,7 +465,6 @@ class Jobs(Requests):
         return Main(self, name)
 
     def made(self, options: dict[str, Any]) -> Any:
-        self.install(getattr(charge, BINDING))
         return charge
 
     def start_again(self, main: Main) -> None:
@@ -652,6 +651,8 @@ def _patch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Job, "set_status", _at_once(Job.set_status))
     patch.setattr(jobs, "now", now)
     patch.setattr(jobs, "opened", lambda wanted: HostStore(simulated.current))
+    for name in ("heartbeat", "breaker"):
+        patch.setattr(binding, name, OfHost(name))
     patch.setattr(jobs, "random", SimpleNamespace(uniform=simulated.uniform))
     for module in (delivery, of_workers):
         patch.setattr(module, "monotonic", lambda: simulated.current.world.now)
