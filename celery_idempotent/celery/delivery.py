@@ -183,16 +183,7 @@ class CeleryDelivery(Delivery):
     def _answer(self) -> Any:
         task, request = self.task, self.request
         while True:
-            try:
-                self._revoke_if_expired()
-                decision = (self.state.identity.operation and self._leave_replaced()) or self.binding.guard.run(self)
-            except SystemExit as leaving:
-                if pool.enforces_limits or request.is_eager or type(leaving) is not SystemExit:
-                    raise
-                # No child ends with it, and Celery would neither answer the message nor give it back.
-                if was_acked(task, request):
-                    raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
-                raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
+            decision = self._run_guarded()
             if isinstance(decision, Replayed):
                 claimed = canvas.chord_claim(task, request, decision.record)
                 if claimed:
@@ -204,6 +195,23 @@ class CeleryDelivery(Delivery):
                 return self._conclude(decision)
             if not (decision.awaited and decision.remaining > LONG_WAIT and self._free_if_failed(decision)):
                 self._stand_aside(decision)
+
+    def _run_guarded(self) -> Decision:
+        task, request = self.task, self.request
+        try:
+            self._revoke_if_expired()
+            return (self.state.identity.operation and self._leave_replaced()) or self.binding.guard.run(self)
+        except SoftTimeLimitExceeded as error:
+            if not self.state.begun:  # perhaps just after its grant, where nothing would release
+                self.binding.guard.give_back(self, error)
+            raise
+        except SystemExit as leaving:
+            if pool.enforces_limits or request.is_eager or type(leaving) is not SystemExit:
+                raise
+            # No child ends with it, and Celery would neither answer the message nor give it back.
+            if was_acked(task, request):
+                raise WorkerLostError(f"The body left with {leaving!r}.") from leaving  # as where a child ends
+            raise Reject(f"the body left with {leaving!r}", requeue=True) from leaving
 
     def body(self, held: HeldLease) -> Any:
         """Run the task's body."""

@@ -448,7 +448,7 @@ class Guard:
         except StoreError:
             raise
         except BaseException as error:  # interrupted: the store may have granted a lease that would never be released
-            self._give_back(delivery, error)
+            self.give_back(delivery, error)
             raise
 
     def abandon(self, delivery: Delivery, error: BaseException) -> None:
@@ -459,9 +459,10 @@ class Guard:
             error: What has ended it.
         """
         if delivery.granted_late:
-            self._give_back(delivery, error)
+            self.give_back(delivery, error)
 
-    def _give_back(self, delivery: Delivery, error: BaseException) -> None:
+    def give_back(self, delivery: Delivery, error: BaseException) -> None:
+        """Give back what the store may have granted a delivery that ``error`` ends before its body."""
         release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
         self.release(delivery, HeldLease(self.store, Lease(delivery.claim, 0), monotonic()), release)
 

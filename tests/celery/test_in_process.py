@@ -49,7 +49,7 @@ from celery_idempotent.celery import task as listening
 from celery_idempotent.celery.delivery import CeleryDelivery, Expired, takes_no_writes
 from celery_idempotent.celery.message import DeliveryState
 from celery_idempotent.core import reservations
-from celery_idempotent.core.guard import Busy, Ignored
+from celery_idempotent.core.guard import Busy, Delivery, Guard, Ignored
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.reservations import Reserved, Token, WaitingMessage
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
@@ -697,6 +697,22 @@ def test_a_soft_limit_that_hits_while_a_copy_is_published_does_not_have_the_mess
     with pytest.raises(Ignore, match="copy 7 of this message"):
         deferring._stand_aside(Busy(1.0))
     assert len(tries) == 2
+
+
+def test_a_soft_limit_that_rings_between_the_grant_and_the_body_gives_the_lease_back(
+    app: Celery, store: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire_now = Guard.acquire_now
+
+    def rings(guard: Guard, delivery: Delivery) -> None:
+        acquire_now(guard, delivery)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(Guard, "acquire_now", rings)
+    with pytest.raises(SoftTimeLimitExceeded):
+        delivered(declare(app, raising(AssertionError("it ran"))), "T1").answer()
+    [record] = store.scan()
+    assert (record.state, record.reason) == (State.RELEASED, "failed")
 
 
 def test_a_soft_limit_that_hits_time_and_again_is_the_tasks(
