@@ -616,6 +616,8 @@ class Worker(Host):
         self.marks: Any = None
         #: when that began, when the last task began, and the troubles there had been then
         self.ends_since, self.began, self.troubles_before = 0.0, (0.0, 0), 0
+        #: whether its main process is cutting a child off
+        self.cuts_off = False
         #: the tasks that have succeeded here, as it knows
         self.succeeded: set[str] = set()
         kinds = [kind for kind, _ in (*FAULTS_OF_CHILDREN, *FAULTS_OF_WORKERS)]
@@ -716,6 +718,8 @@ class Worker(Host):
 
     def _ended(self, call: Callable[[], object]) -> None:
         try:
+            while self.cuts_off:  # one thread does both
+                self.simulation.world.sleep(0.01)
             call()
         finally:
             self.ending = None
@@ -847,7 +851,11 @@ class Worker(Host):
             patience = world.now + world.choices.one_of("a cold shutdown takes", [0.0, 4.0, 4.0])
             running = self.child is not None and not self.limiting
             if running and not request.acknowledged and request.id not in self.succeeded:
-                request.cancel(self.pool, "TERM")
+                self.cuts_off = True
+                try:
+                    request.cancel(self.pool, "TERM")
+                finally:
+                    self.cuts_off = False
         while world.now < patience and (self.child is not None or self.ending is not None or self.limiting):
             world.sleep(0.5)
             self._check_slot()
