@@ -756,8 +756,8 @@ class Charges(Law):
             self.retried.pop(lease.claim.task_id, None)
         if run is not None and reason is Reason.RETRY and not self.robbed(run):
             self.retried[run.task_id] = release.next_attempt
-        elif run is not None and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
-            self.retried.pop(run.task_id, None)
+        elif reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED) and (run or reason is not Reason.RETRY):
+            self.retried.pop(lease.claim.task_id, None)  # also of what has failed before its body began
 
     def is_crash(self, run: Run) -> bool:
         """Return whether a run that has ended by itself counts as one whose worker has died."""
