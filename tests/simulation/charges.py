@@ -131,6 +131,8 @@ class Charges(Law):
         self.settling: dict[str, float] = {}
         #: owners that were told that their leases were not theirs to release
         self.refused: set[str] = set()
+        #: owners that have released
+        self.freed_by: set[str] = set()
         #: owners that have asked to settle or to release
         self.ending: set[str] = set()
         #: owners of which the store has said that they have lost their leases, and those that were told so
@@ -598,7 +600,8 @@ class Charges(Law):
         elif answer.taken_over and before is not None:
             self.check_taken_over(claim, before)
             known = self.ends_known.get(before.owner, 0.0) > simulated(before.fence) + SEEN_WITHIN
-            if known and answer.crashes > before.crashes:
+            noted = before.fence > self.robbed_up_to[name_of(claim.key)]  # else the note is gone, and its record is new
+            if known and noted and answer.crashes > before.crashes:
                 self.fail(f"the end of a worker that was shut down is a crash to {claim.task_id}")
 
     def check_taken_over(self, claim: Claim, before: Record) -> None:
@@ -698,7 +701,8 @@ class Charges(Law):
         order = name_of(claim.key)
         if before is not None and before.state is State.IN_PROGRESS:  # it has lost its lease, and was perhaps killed
             killed = (run.ending == "killed" for run in self.runs if run.held.lease.owner == before.owner)
-            self.deaths[order] += not any(killed)
+            # A claim that arrives once its own delivery has released takes a lease that dies with nobody.
+            self.deaths[order] += not any(killed) or before.owner in self.freed_by
         deaths = self.deaths[order]
         if deaths < MAX_CRASHES:
             self.fail(f"{claim.task_id} is a crash loop after {deaths} deaths")
@@ -747,6 +751,7 @@ class Charges(Law):
 
     def released(self, lease: Lease, release: Release) -> None:
         reason = release.reason
+        self.freed_by.add(lease.owner)
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
         if run is not None and reason is Reason.CRASHED and getcurrent() is run.process and not self.is_crash(run):
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")

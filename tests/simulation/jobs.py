@@ -454,7 +454,7 @@ class Jobs(Requests):
         self.claimed: dict[str, bool] = {}
         #: whether a body that fails returns a retry
         self.returns = choices.one_of("returns a retry", [False, True])
-        #: the jobs of which a horse was killed
+        #: the jobs of which a horse was killed, or was out of time before its body
         self.killed_jobs: set[str] = set()
         #: when the scheduler has something to do, and whether that may have changed
         self.due, self.changed = INFINITE, True
@@ -583,6 +583,12 @@ class Jobs(Requests):
                 if horse.owner == before.owner and horse.is_renewed and self.world.now - horse.began < JOB_TIMEOUT:
                     self.fail(f"the lease of {horse.name} ran out, which its worker was to renew")
         return answer
+
+    def interrupted(self, process: Process) -> None:
+        super().interrupted(process)
+        horse = process.host
+        if isinstance(horse, Horse) and not any(run.server is horse for run in self.runs):
+            self.killed_jobs.add(horse.job_id)
 
     def check_released(self, horse: Horse) -> None:
         """Check that a horse that has ended has no lease, as could be seen to."""
