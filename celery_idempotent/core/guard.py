@@ -414,6 +414,7 @@ class Guard:
             release = replace(release, retry_in=0.0)  # what waits for its retry does not run
         since = monotonic()
         reason, ran = release.reason.value, since - held.began
+        held.given_back = True  # first: a thread that the body left behind may ask, and who is interrupted asks again
         try:
             released: bool = retry_if_interrupted(lambda: held.store.release(held.lease, release))
         except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
@@ -429,7 +430,6 @@ class Guard:
                 delivery.emit_end(held, events.Released, reason=reason, ran=ran)
                 return False
             return _lost(delivery, held, error)
-        held.given_back = True  # a thread that the body left behind may ask
         if release.reason is Reason.DONE:
             delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
         else:
@@ -731,7 +731,7 @@ class Guard:
                 held.keep(record.payload if record is not None else b"")
                 delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
                 return Commit.YES
-            if record.state is State.IN_PROGRESS and record.owner == held.lease.owner:
+            if record.owner == held.lease.owner and (record.state is State.IN_PROGRESS or held.given_back):
                 return Commit.NO
             _lost(delivery, held, error)
             return Commit.LOST

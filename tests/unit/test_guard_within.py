@@ -213,6 +213,21 @@ def test_what_ends_the_process_after_a_commit_waits_for_no_store(shop: Bench) ->
     assert not shop.clock.slept
 
 
+def test_what_ends_the_process_as_a_rolled_back_run_gives_its_lease_back_has_lost_nothing(shop: Bench) -> None:
+    def stop() -> None:
+        raise SystemExit
+
+    def rolls_back(holding: HeldLease) -> None:
+        holding.settle(42, using=Transaction())
+        shop.store.after("release", stop)
+        raise ValueError("no stock")
+
+    with pytest.raises(SystemExit):
+        shop.deliver(rolls_back)
+    assert shop.told == ["Acquired", "Released"]
+    assert (shop.record.state, shop.record.reason) == (State.RELEASED, Reason.FAILED.value)
+
+
 def test_a_holder_that_was_taken_over_cannot_settle_and_is_answered_as_a_duplicate(shop: Bench) -> None:
     def is_paused(holding: HeldLease) -> None:
         shop.settle(shop.overtake(), "theirs")
