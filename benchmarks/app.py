@@ -1,30 +1,22 @@
-"""The Celery app of the benchmarks: no-op tasks, plain and guarded, told where its servers are by the environment."""
+"""The Celery app of the benchmarks: no-op tasks. The environment tells it where its servers are."""
 
 from __future__ import annotations
 
 import os
 import time
-from functools import cache
 
 from celery import Celery
 
 from celery_idempotent import IdempotentTask
 
-from .bare import BareRuns
+from .plain_app import configured as plainly
 
-__all__ = ["app", "configured", "guarded", "keyed", "once_only", "one_script", "plain", "two_scripts", "unique"]
+__all__ = ["app", "configured", "guarded", "keyed", "once_only", "plain", "unique"]
 
 
 def configured(app: Celery) -> Celery:
     """Point an app at BROKER_URL, RESULT_URL and STORE_URL."""
-    env = os.environ
-    app.conf.update(
-        broker_url=env.get("BROKER_URL"),
-        result_backend=env.get("RESULT_URL"),
-        idempotency_store=env.get("STORE_URL"),
-        broker_connection_retry_on_startup=True,
-        result_expires=600,
-    )
+    plainly(app).conf.idempotency_store = os.environ.get("STORE_URL")
     return app
 
 
@@ -33,25 +25,7 @@ app = configured(Celery("benchmarks.app"))
 
 @app.task(acks_late=True)
 def plain(number: int) -> None:
-    """Do nothing, as plain Celery does it."""
-
-
-@cache
-def _runs() -> BareRuns:
-    return BareRuns(os.environ["STORE_URL"])
-
-
-@app.task(acks_late=True)
-def two_scripts(number: int) -> None:
-    """Send what a first run sends, unprotected."""
-    _runs().acquire(number)
-    _runs().settle(number)
-
-
-@app.task(acks_late=True)
-def one_script(number: int) -> None:
-    """Send half of it."""
-    _runs().acquire(number)
+    """Do nothing, unguarded."""
 
 
 @app.task(base=IdempotentTask)

@@ -144,8 +144,10 @@ def _rivals(quick: bool) -> list[Figure]:
         raise SystemExit(
             "There is nobody to compare with. Install them first: pip install celery-singleton celery-once"
         )
+    blocks, messages = (3, 200) if quick else (8, 600)
     with RedisServer() as server:
-        return rivals.measure(server, blocks=3 if quick else 8, messages=200 if quick else 600)
+        runs = [rivals.measure(server, pool=pool, blocks=blocks, messages=messages) for pool in rivals.POOLS]
+    return list(chain.from_iterable(runs))
 
 
 def _held(quick: bool) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""The same no-op task under each plugin."""
+"""The same no-op task under each plugin, in a worker that has no part of this library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from celery import Celery
 from celery_once import QueueOnce
 from celery_singleton import Singleton
 
-from celery_idempotent import IdempotentTask
+from .plain_app import configured
 
-from .app import configured
-
-__all__ = ["app", "once", "ours", "plain", "singleton", "unique"]
+__all__ = ["app", "once", "plain", "singleton"]
 
 app = configured(Celery("benchmarks.rival_app"))
 app.conf.update(
@@ -26,16 +24,6 @@ app.conf.update(
 
 @app.task(acks_late=True)
 def plain(number: int) -> None:
-    """Do nothing."""
-
-
-@app.task(base=IdempotentTask, idempotency={"key": "number"})
-def ours(number: int) -> None:
-    """Do nothing."""
-
-
-@app.task(base=IdempotentTask, unique="number")
-def unique(number: int) -> None:
     """Do nothing."""
 
 

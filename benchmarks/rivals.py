@@ -6,21 +6,29 @@ They promise less: both take a lock when a message is published, neither keeps a
 from __future__ import annotations
 
 import importlib.util
+import signal
 from functools import partial
 from statistics import median
 
-from tests.support.celery.apps import close_app, load_app
 from tests.support.servers import RedisServer
 
 from .figure import Figure
 from .sampling import interleave, ratio
-from .tasks import publishers
-from .throughput import drain_in_turns
-from .worker import BROKER_DB, Worker, environment
+from .throughput import MODULE, drain_in_turns, two_workers
+from .worker import BROKER_DB, PLAIN_DB
 
-__all__ = ["installed", "measure"]
+__all__ = ["POOLS", "installed", "measure"]
 
-MODULE = "benchmarks.rival_app"
+POOLS = ("prefork", "threads")
+OTHER = "benchmarks.rival_app"
+#: Of which of the two workers each is, and under which name.
+TASKS = {
+    "ours": (MODULE, "keyed"),
+    "unique": (MODULE, "unique"),
+    "singleton": (OTHER, "singleton"),
+    "once": (OTHER, "once"),
+    "plain": (OTHER, "plain"),
+}
 
 
 def installed() -> bool:
@@ -28,18 +36,27 @@ def installed() -> bool:
     return all(importlib.util.find_spec(name) for name in ("celery_singleton", "celery_once"))
 
 
-def measure(server: RedisServer, *, blocks: int, messages: int) -> list[Figure]:
-    """Publish and drain blocks of each in turns; the end-to-end rate is 1 / (1 / publish rate + 1 / drain rate)."""
-    app = load_app(MODULE, environment(server))
-    arms = publishers(
-        {name: app.tasks[f"{MODULE}.{name}"] for name in ("ours", "unique", "singleton", "once", "plain")}
-    )
-    published = interleave({name: partial(arm, 1) for name, arm in arms.items()}, blocks=blocks, calls=messages)
-    with server.client(BROKER_DB) as broker:
-        broker.flushdb()
-    with Worker(server, MODULE, pool="prefork", concurrency=2) as worker:
-        rates, cpu = drain_in_turns(worker, arms, blocks=blocks, messages=messages)
-    close_app(app)
+def measure(server: RedisServer, *, pool: str, blocks: int, messages: int) -> list[Figure]:
+    """Publish and drain blocks of each in turns; the end-to-end rate is 1 / (1 / publish rate + 1 / drain rate).
+
+    Arguments:
+        server: Broker, result backend and store.
+        pool: prefork or threads.
+        blocks: Blocks per arm.
+        messages: Messages per block.
+    """
+    with two_workers(server, OTHER, TASKS, pool=pool, concurrency=2) as arms:
+        workers = {worker for worker, _ in arms.values()}
+        for worker in workers:
+            worker.signal(signal.SIGSTOP)
+        once = {name: partial(publish, 1) for name, (_, publish) in arms.items()}
+        published = interleave(once, blocks=blocks, calls=messages)
+        for number in (BROKER_DB, PLAIN_DB):
+            with server.client(number) as broker:
+                broker.flushdb()
+        for worker in workers:
+            worker.signal(signal.SIGCONT)
+        rates, cpu = drain_in_turns(arms, blocks=blocks, messages=messages)
     both = {
         name: [1 / (sent + 1 / rate) for sent, rate in zip(published[name].medians, rates[name], strict=True)]
         for name in arms
@@ -53,12 +70,14 @@ def measure(server: RedisServer, *, blocks: int, messages: int) -> list[Figure]:
         ]
         note = f"{', '.join(told)} published/s / worked/s / us of processor time to work one"
         figures.append(
-            Figure("rivals", f"end to end, ours / {rival}", value, "x", spread, reach, at_least=True, note=note)
+            Figure("rivals", f"{pool}, end to end, ours / {rival}", value, "x", spread, reach, at_least=True, note=note)
         )
     for rival in ("singleton", "once"):  # which ask their store at this point, as unique tasks do, and no other
         value, spread = ratio(published[rival].medians, published["unique"].medians)
         note = f"unique {1 / published['unique'].median:.0f}, {rival} {1 / published[rival].median:.0f} published/s"
         figures.append(
-            Figure("rivals", f"publish rate, unique / {rival}", value, "x", spread, 1.0, at_least=True, note=note)
+            Figure(
+                "rivals", f"{pool}, publish rate, unique / {rival}", value, "x", spread, 1.0, at_least=True, note=note
+            )
         )
     return figures

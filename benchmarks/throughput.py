@@ -1,10 +1,12 @@
-"""How many no-op tasks a real worker does per second, against plain Celery on the same worker."""
+"""How many no-op tasks a real worker does per second, against a worker of plain Celery."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
+from typing import Any
 
 from tests.support.celery.apps import close_app, load_app
 from tests.support.servers import RedisServer
@@ -12,25 +14,71 @@ from tests.support.servers import RedisServer
 from .figure import Figure
 from .sampling import ratio
 from .tasks import Publish, publishers
-from .worker import Worker, environment
+from .worker import BROKER_DB, PLAIN_DB, Worker, environment
 
-__all__ = ["drain_in_turns", "measure"]
+__all__ = ["MODULE", "drain_in_turns", "measure", "two_workers"]
 
-MODULE = "benchmarks.app"
+MODULE, PLAIN = "benchmarks.app", "benchmarks.plain_app"
 REACH = 0.85
-#: What is compared with plain Celery, by the names of the tasks. The last two are what no library can be quicker than.
+#: What is compared with plain Celery, by the names of the tasks. The last two are what asks the server as often.
 KINDS = {
     "guarded": "key = task id",
     "keyed": 'key="number"',
+    "beside": "an unguarded task of the same worker",
     "two_scripts": "two scripts on a bare socket",
     "one_script": "one script on a bare socket",
 }
+#: Of which of the two workers each is, and under which name.
+TASKS = {
+    "plain": (PLAIN, "plain"),
+    "guarded": (MODULE, "guarded"),
+    "keyed": (MODULE, "keyed"),
+    "beside": (MODULE, "plain"),
+    "two_scripts": (PLAIN, "two_scripts"),
+    "one_script": (PLAIN, "one_script"),
+}
+
+Arm = tuple[Worker, Publish]
+
+
+@contextmanager
+def two_workers(
+    server: RedisServer,
+    other: str,
+    tasks: Mapping[str, tuple[str, str]],
+    *,
+    pool: str,
+    concurrency: int,
+    **options: Any,
+) -> Iterator[dict[str, Arm]]:
+    """Yield the arms of two workers, of our app and of one that has no part of this library.
+
+    Arguments:
+        server: Broker, result backend and store.
+        other: The module of the other app.
+        tasks: The module and the name of the task of each arm.
+        pool: prefork or threads.
+        concurrency: Children, or threads, of each worker.
+        options: Of `apply_async`.
+    """
+    databases = {MODULE: BROKER_DB, other: PLAIN_DB}
+    apps = {module: load_app(module, environment(server, number)) for module, number in databases.items()}
+    of_arm = {arm: apps[module].tasks[f"{module}.{name}"] for arm, (module, name) in tasks.items()}
+    sending = publishers(of_arm, **options)
+
+    def worker(module: str) -> Worker:
+        return Worker(server, module, pool=pool, concurrency=concurrency, broker=databases[module])
+
+    with worker(MODULE) as ours, worker(other) as theirs:
+        yield {arm: (ours if module == MODULE else theirs, sending[arm]) for arm, (module, _) in tasks.items()}
+    for app in apps.values():
+        close_app(app)
 
 
 def measure(
     server: RedisServer, *, pool: str, ignore_result: bool, blocks: int, messages: int, concurrency: int = 2
 ) -> list[Figure]:
-    """Have one worker drain blocks of plain messages and of the others in turns.
+    """Have a worker drain blocks of guarded messages and another one blocks of plain Celery's, in turns.
 
     Arguments:
         server: Broker, result backend and store.
@@ -38,15 +86,11 @@ def measure(
         ignore_result: Leave the result backend out, which makes plain Celery faster and the comparison harder.
         blocks: Blocks per arm.
         messages: Messages per block.
-        concurrency: Children, or threads, of the worker.
+        concurrency: Children, or threads, of each worker.
     """
-    app = load_app(MODULE, environment(server))
-    tasks = {name: app.tasks[f"{MODULE}.{name}"] for name in ("plain", *KINDS)}
-    with Worker(server, MODULE, pool=pool, concurrency=concurrency) as worker:
-        rates, cpu = drain_in_turns(
-            worker, publishers(tasks, ignore_result=ignore_result), blocks=blocks, messages=messages
-        )
-    close_app(app)
+    options = {"pool": pool, "concurrency": concurrency, "ignore_result": ignore_result}
+    with two_workers(server, PLAIN, TASKS, **options) as arms:
+        rates, cpu = drain_in_turns(arms, blocks=blocks, messages=messages)
     what = f"{pool}, results {'ignored' if ignore_result else 'in Redis'}"
     figures = []
     for name, kind in KINDS.items():
@@ -62,7 +106,7 @@ def measure(
 
 
 def drain_in_turns(
-    worker: Worker, arms: Mapping[str, Publish], *, blocks: int, messages: int
+    arms: Mapping[str, Arm], *, blocks: int, messages: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return, per arm, the messages per second and the processor seconds per message of each block."""
     names = list(arms)
@@ -71,8 +115,9 @@ def drain_in_turns(
     for turn in range(blocks + 1):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
+            worker, publish = arms[name]
             used = worker.seconds_used()
-            seconds = worker.drain(partial(arms[name], messages))
+            seconds = worker.drain(partial(publish, messages))
             if turn:  # the first block warms up
                 rates[name].append(messages / seconds)
                 cpu[name].append((worker.seconds_used() - used) / messages)

@@ -18,19 +18,21 @@ import psutil  # type: ignore[import-untyped]
 from tests.support import processes
 from tests.support.servers import RedisServer
 
-__all__ = ["BROKER_DB", "RESULT_DB", "STORE_DB", "Worker", "environment"]
+__all__ = ["BROKER_DB", "PLAIN_DB", "RESULT_DB", "STORE_DB", "Worker", "environment"]
 
 ROOT = Path(__file__).resolve().parents[1]
 BROKER_DB, RESULT_DB, STORE_DB = 0, 1, 2
+#: The broker of a second worker, which has no part of this library.
+PLAIN_DB = 3
 POLL_SECONDS = 0.005
 #: How long a worker may take for any block, in seconds.
 LONGEST_DRAIN = 120.0
 
 
-def environment(server: RedisServer) -> dict[str, str]:
-    """Return what tells an app of ours where its servers are: three databases of one."""
+def environment(server: RedisServer, broker: int = BROKER_DB) -> dict[str, str]:
+    """Return what tells an app where its servers are: three databases of one, and the number of the first."""
     return {
-        "BROKER_URL": server.url(BROKER_DB),
+        "BROKER_URL": server.url(broker),
         "RESULT_URL": server.url(RESULT_DB),
         "STORE_URL": server.url(STORE_DB),
     }
@@ -44,15 +46,23 @@ class Worker:
         module: The module of its app.
         pool: prefork or threads.
         concurrency: Slots.
+        broker: The number of its broker's database.
         env: What else its environment says.
     """
 
     def __init__(
-        self, server: RedisServer, module: str, *, pool: str, concurrency: int, env: Mapping[str, str] | None = None
+        self,
+        server: RedisServer,
+        module: str,
+        *,
+        pool: str,
+        concurrency: int,
+        broker: int = BROKER_DB,
+        env: Mapping[str, str] | None = None,
     ) -> None:
-        self.broker = server.client(BROKER_DB)
+        self.broker = server.client(broker)
         self._server = server
-        self._env = {**os.environ, **environment(server), "PYTHONPATH": str(ROOT), **(env or {})}
+        self._env = {**os.environ, **environment(server, broker), "PYTHONPATH": str(ROOT), **(env or {})}
         options = [f"--pool={pool}", f"--concurrency={concurrency}", "--loglevel=WARNING"]
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         self._command = [sys.executable, "-m", "celery", "-A", module, "worker", *options, *quiet]

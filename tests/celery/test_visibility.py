@@ -613,6 +613,27 @@ class TestTheTagsOfAChannel:
         calls = {name: after[name]["calls"] - before.get(name, {"calls": 0})["calls"] for name in after.keys() - rest}
         assert {name: count for name, count in calls.items() if count} == {"cmdstat_zrange": 1}
 
+    def test_one_client_sends_what_a_channel_notes_acks_and_puts_back(
+        self, connect: Callable[..., Any], queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        channel = connect()
+        made: list[Any] = []
+        kind = channel.Client
+        monkeypatch.setattr(channel, "Client", lambda **options: made.append(kind(**options)) or made[-1])
+        for _ in range(2):  # as where its worker stops
+            UnackedMessages(channel)
+        message = queue.bind(channel).get()
+        message.reject(requeue=True)
+        queue.bind(channel).get().ack()
+        assert len(made) == 1
+        channel._disconnect_pools()  # as kombu does where a connection is lost: its pool is another one
+        with channel.connection.client.Producer() as producer:
+            producer.publish("work", routing_key="celery")
+        queue.bind(channel).get().ack()
+        assert [client.connection_pool is channel.pool for client in made] == [False, True]
+        assert redis_client.zcard("unacked_index") == redis_client.llen("celery") == 0
+        assert channel._create_client(asynchronous=True).connection_pool is channel.async_pool
+
     def test_many_are_refreshed_in_batches(
         self, connect: Callable[[], Any], queue: Queue, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -186,7 +186,7 @@ def test_of_a_unique_task_what_is_published_is_confirmed_many_at_once_and_what_i
 @pytest.mark.worker
 def test_a_worker_drains_what_was_published(server: RedisServer, subject: Subject) -> None:
     figures = throughput.measure(server, pool="threads", ignore_result=True, blocks=1, messages=5)
-    assert [figure.part for figure in figures] == ["throughput"] * 4
+    assert [figure.part for figure in figures] == ["throughput"] * 5
     assert all(figure.value > 0 for figure in figures)
     with server.client(STORE_DB) as client:
         states = Counter(client.hget(key, "state") for key in client.scan_iter())
