@@ -11,6 +11,7 @@ from typing import Any
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery import states
 from celery.exceptions import Ignore, Retry, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.utils.imports import symbol_by_name
 from celery.worker import state as worker_state
@@ -24,7 +25,7 @@ from ..stores.records import Claim, Reason, State, new_owner
 from . import canvas, monitoring, unique
 from . import message as messages
 from . import pool as shared
-from .app import TaskBinding, is_done_since, is_guarded
+from .app import TaskBinding, is_done_since, is_guarded, is_shared
 from .delivery import Expired, Replaced, acks_on_timeout, put_back
 from .message import DELIVERY_ENTRY, KEY_HEADER, DeliveryState
 
@@ -47,6 +48,8 @@ class IdempotentRequest(Request):
     _goes_on = False
     #: whether another delivery had taken over when it hit its hard limit
     _overtaken = False
+    #: the hard limit in seconds by which it has failed
+    _limit_hit: float | None = None
     #: whether its token of the task's rate limit was given back
     _token_back = False
     #: the delivery of its task id that this worker had before, which it hides from Celery's remote control; weak, or
@@ -152,6 +155,7 @@ class IdempotentRequest(Request):
             answer = super().on_timeout(soft, timeout)
             if acks_on_timeout(self.task):
                 self._end_reservation(Reason.DONE)
+                self._limit_hit = None if worker_state.should_terminate else timeout  # else nothing was stored
         if self.worker_pid and shared.enforces_limits:
             # billiard reports first and kills afterwards: free the key when the body has really ended. In other pools
             # the body has ended, and its "pid" is no process's.
@@ -334,6 +338,18 @@ class IdempotentRequest(Request):
     def _release_when_gone(self) -> None:
         if _is_gone(self.worker_pid):
             self._release(self._exit_reason or Reason.FAILED)
+            self._keep_failure()
+
+    def _keep_failure(self) -> None:
+        """Store once more that it hit its limit, if its child had that forgotten, which was about to be replaced."""
+        backend = self.task.backend
+        if self._limit_hit is None or not (self.store_errors and is_guarded(self.task) and is_shared(backend)):
+            return
+        try:
+            if backend.get_task_meta(self.id, cache=False)["status"] == states.PENDING:
+                backend.store_result(self.id, TimeLimitExceeded(self._limit_hit), states.FAILURE, request=self._context)
+        except Exception as error:  # noqa: BLE001 - the backend's own
+            logger.warning("%s[%s]: whether its failure is stored is not known: %r", self.name, self.id, error)
 
     def _within_limit(self, work: Callable[[], object]) -> None:
         self._in_background(work).join(LONGEST_WAIT)

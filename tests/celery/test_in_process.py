@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -2183,6 +2184,38 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
     wait_until(lambda: [record.state for record in store.scan()] == [State.RELEASED], message="the release")
     [record] = store.scan()
     assert record.reason == ("requeued" if overtaken else "failed")
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"), [("PENDING", "FAILURE"), ("SUCCESS", "SUCCESS"), ("not ours to end", "PENDING")]
+)
+def test_a_child_that_has_its_failure_forgotten_as_it_is_killed_at_its_hard_limit_has_failed_all_the_same(
+    app: Celery,
+    received: Callable[[Any], request.IdempotentRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    stored: str,
+    expected: str,
+) -> None:
+    """As one that is about to be replaced by itself does. It may also have been replaced, and have ended since."""
+    monkeypatch.setattr(request.shared, "enforces_limits", True)
+    task = declare(app, raising(AssertionError("it ran")))
+    result, sent, released = task.delay("A"), received(task), threading.Event()
+    monkeypatch.setattr(sent, "_release", lambda reason: released.set())
+    if expected == "PENDING":
+        monkeypatch.setattr(request.worker_state, "should_terminate", 1)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        sent.worker_pid = child.pid
+        sent.on_timeout(soft=False, timeout=7.0)
+        if expected != "PENDING":
+            assert task.AsyncResult(result.id).state == "FAILURE"
+            task.backend.store_result(result.id, "done", stored)
+        child.kill()
+        child.wait()
+    assert released.wait(20)
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "celery-idempotent-release"])
+    assert result.state == expected
+    if expected == "FAILURE":
+        assert repr(result.result) == "TimeLimitExceeded(7.0)"
 
 
 @pytest.mark.parametrize("heir", ["runs", "has done it", "has failed", "is not known", "is itself", "is wanted"])

@@ -127,6 +127,8 @@ class Charges(Law):
         self.gave_back: dict[str, list[float]] = defaultdict(list)
         #: by task id: the attempt that was published when the last one was released
         self.retried: dict[str, int] = {}
+        #: the tasks that were sent anew since, or of which the store may have lost that
+        self.may_start_anew: set[str] = set()
         #: by owner: when it first tried to settle
         self.settling: dict[str, float] = {}
         #: owners that were told that their leases were not theirs to release
@@ -279,7 +281,7 @@ class Charges(Law):
         if backend.get_task_meta(task_id)["status"] == states.FAILURE:
             backend.forget(task_id)  # it is to be answered once more
             self.failed.discard(task_id)
-            self.retried.pop(task_id, None)  # what it had been replaced by may have failed without a lease
+            self.may_start_anew.add(task_id)  # what it had been replaced by may have failed without a lease
             self.sent_again.add(task_id)
         broker = self.simulation.broker
         if not any(task_id.encode() in text for text, *_ in [*broker.queue, *broker.unacked.values()]):
@@ -404,7 +406,11 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} begins with a lease that is in doubt")
         if run.order in self.settled and not self.robbed(run):
             self.fail(f"run {run.number} of {run.order} begins, which was settled")
-        if is_copy(request) and run.attempt < self.retried.get(run.task_id, 0):
+        if (
+            is_copy(request)
+            and run.attempt < self.retried.get(run.task_id, 0)
+            and run.task_id not in self.may_start_anew
+        ):
             self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
         died = 0
         for other in self.runs:
@@ -686,7 +692,8 @@ class Charges(Law):
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim, before)
         goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
-        if isinstance(answer, Lease) and claim.nesting < goes_on and not getcurrent().host.is_way:
+        outdated = claim.nesting < goes_on and claim.task_id not in self.may_start_anew
+        if isinstance(answer, Lease) and outdated and not getcurrent().host.is_way:
             self.fail(f"{claim.task_id} runs as it was before it was replaced by itself")
         if isinstance(answer, Lease) or answer.verdict in (Verdict.COMPLETED, Verdict.CRASH_LOOP):
             self.forget_copies(claim.task_id)
@@ -759,9 +766,10 @@ class Charges(Law):
             self.deaths[name_of(lease.key)] = 0
         if run is None and lease.claim.nesting == RETRIES_LIMIT - 1:  # the end of a continuation that does not come
             self.retried.pop(lease.claim.task_id, None)
-        if run is not None and reason is Reason.RETRY and not self.robbed(run):
+        if run is not None and reason is Reason.RETRY:
             self.retried[run.task_id] = release.next_attempt
-        elif reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED) and (run or reason is not Reason.RETRY):
+            (self.may_start_anew.add if self.robbed(run) else self.may_start_anew.discard)(run.task_id)
+        elif reason not in (Reason.RETRY, Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
             self.retried.pop(lease.claim.task_id, None)  # also of what has failed before its body began
 
     def is_crash(self, run: Run) -> bool:
