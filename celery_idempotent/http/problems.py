@@ -131,7 +131,10 @@ def of_error(key: str, error: Exception) -> Problem | None:
         case ResultUnavailable():
             return not_kept(key, None, None)
         case CrashLoop():
-            detail = "Carrying out this request has ended the server's process again and again. It is not tried again."
+            detail = (
+                "Carrying out this request has ended the server's process again and again, so it was not carried out "
+                "this time. Sent again, it will be."
+            )
             return Problem("crash-loop", 500, "The request cannot be carried out", detail, key=key)
         case SettleNotCommitted():
             detail = "That this request was carried out was not committed. Send it again, with the same key."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import io
 import subprocess
@@ -475,6 +476,24 @@ def test_a_record_that_cannot_be_replayed_is_no_reason_to_run(payload: bytes, st
     for reply in replies:
         assert reply.status == status
         assert kind in reply.body
+
+
+def test_a_crash_loop_is_refused_once_as_its_answer_says() -> None:
+    answers: list[Any] = []
+    store = MemoryStore()
+
+    def killed(start: Any) -> Iterator[bytes]:
+        start("201 Created", [])
+        if app.runs == 1:  # as after a kill of its process: the lease runs out
+            store.offset += 60
+            answers.extend(contextvars.Context().run(request_wsgi, middleware) for _ in range(2))
+        yield b"done"
+
+    app, middleware = app_of(killed, store=store, max_crashes=1)
+    request_wsgi(middleware)
+    assert [reply.status for reply in answers] == [500, 201]
+    assert b"not carried out this time. Sent again, it will be." in answers[0].body
+    assert app.runs == 2
 
 
 @pytest.mark.parametrize(
