@@ -114,9 +114,12 @@ class IdempotencyMiddleware:
         if length is None and not environ.get("wsgi.input_terminated"):
             return b""
         parts, left = [], most + 1 if length is None else length
-        while left > 0 and (part := environ["wsgi.input"].read(left)):
-            parts.append(part)
-            left -= len(part)
+        try:
+            while left > 0 and (part := environ["wsgi.input"].read(left)):
+                parts.append(part)
+                left -= len(part)
+        except OSError:  # of uWSGI, mod_wsgi and gevent, once the client has gone
+            raise problems.cut_off() from None
         body = b"".join(parts)
         if len(body) > most:
             raise problems.too_large(most)

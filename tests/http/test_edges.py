@@ -621,6 +621,30 @@ assert form("not compared", fingerprint="headers").content == b"1"
     assert done.returncode == 0, done.stderr
 
 
+class CutOff(io.BytesIO):
+    """A body of which uWSGI, mod_wsgi and gevent raise once its client has gone."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        part = super().read(min(size or 0, 3))
+        if not part:
+            raise OSError("request data read error")
+        return part
+
+
+@pytest.mark.parametrize(
+    ("stream", "announced"),
+    [(io.BytesIO, {}), (CutOff, {}), (CutOff, {"CONTENT_LENGTH": "", "wsgi.input_terminated": True})],
+    ids=["ends", "raises", "raises in chunks"],
+)
+def test_a_body_that_its_client_cuts_off_is_refused_before_a_lease_is_taken(
+    stream: type[io.BytesIO], announced: dict[str, Any]
+) -> None:
+    app, middleware = app_of(large)
+    reply = request_wsgi(middleware, body=b"whole body", **{"wsgi.input": stream(b"whole"), **announced})
+    assert (reply.status, b"body-incomplete" in reply.body, app.runs) == (400, True, 0)
+    assert request_wsgi(middleware, body=b"another").status == 201
+
+
 def test_a_body_that_its_client_cuts_off_is_none_also_where_the_application_reads_it() -> None:
     """Of gunicorn such a body ends as a whole one does."""
     taken: list[bytes] = []
