@@ -461,9 +461,15 @@ class Guard:
         if delivery.granted_late:
             self.give_back(delivery, error)
 
-    def give_back(self, delivery: Delivery, error: BaseException) -> None:
-        """Give back what the store may have granted a delivery that ``error`` ends before its body."""
-        release = Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
+    def give_back(self, delivery: Delivery, error: BaseException, release: Release | None = None) -> None:
+        """Give back what the store may have granted a delivery that ``error`` ends before its body.
+
+        Arguments:
+            delivery: It asks no more.
+            error: What has ended it.
+            release: What to record (default: that it failed, or was shut down).
+        """
+        release = release or Release(Reason.FAILED if isinstance(error, Exception) else Reason.SHUTDOWN)
         self.release(delivery, HeldLease(self.store, Lease(delivery.claim, 0), monotonic()), release)
 
     def _decide_without_store(self, delivery: Delivery, error: StoreError) -> HeldLease | Busy | None:

@@ -19,7 +19,7 @@ from ..core.lease import HeldLease, running
 from ..errors import ConfigurationError, Conflict, CrashLoop, KeyReused, MissingKey, PreviouslyFailed, ResultUnavailable
 from ..events import logger
 from ..functions import FunctionBinding, check_returned
-from ..stores.records import Claim, Lease, Reason, Release, new_owner
+from ..stores.records import Claim, Reason, Release, new_owner
 from . import job as jobs
 from .horse import HorseEnd
 
@@ -180,14 +180,12 @@ class RqDelivery(Delivery):
         return jobs.can_defer(self.job) and jobs.has_scheduler(self.job)
 
     def _run_guarded(self) -> Decision:
-        guard = self.binding.guard
         try:
-            return guard.run(self)
+            return self.binding.guard.run(self)
         except _ANYWHERE as error:
             # Also between its grant and its body, where nothing would release.
             ending = self.ending(error)
-            if isinstance(ending, Release):
-                guard.release(self, HeldLease(guard.store, Lease(self.claim, 0), monotonic()), ending)
+            self.binding.guard.give_back(self, error, ending if isinstance(ending, Release) else None)
             raise
 
     def _conclude(self, decision: Decision) -> Any:

@@ -14,7 +14,7 @@ from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
 from celery_idempotent import events
-from celery_idempotent.core.guard import Guard
+from celery_idempotent.core.guard import Delivery, Guard
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.events import Acquired, Event, add_hook, remove_hook
 from celery_idempotent.rq.job import occurrence
@@ -256,6 +256,8 @@ def test_a_job_whose_time_is_up_while_the_store_cannot_be_reached_is_settled_onc
 
 
 def test_a_job_whose_time_is_up_while_it_claims_leaves_no_lease_behind(desk: Desk, through: Proxy) -> None:
+    desk.hold("other")()  # so that the server knows the script: a reply that it does not grants nothing
+    desk.connection.flushdb()
     through.swallow_reply(matching=b"charge_through", hang=True)
     job = desk.queue.enqueue("tests.support.rq.shop.charge_through", "ORD-1", job_timeout=1)
     desk.burst()
@@ -286,12 +288,14 @@ def test_a_job_whose_time_is_up_in_a_hook_fails_and_leaves_no_lease_behind(desk:
     ids=["time is up", "shutdown is imminent"],
 )
 @pytest.mark.parametrize(
-    "where", [(Guard, "_hold"), (Heartbeat, "watch"), (Heartbeat, "forget")], ids=["granted", "renewed", "over"]
+    "where",
+    [(Guard, "_hold"), (Guard, "acquire_now"), (Heartbeat, "watch"), (Heartbeat, "forget")],
+    ids=["granted", "taken", "renewed", "over"],
 )
 def test_a_job_that_rq_ends_between_two_steps_of_its_guard_leaves_no_lease_behind(
     desk: Desk, where: tuple[type[Any], str], error: BaseException, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once its lease is granted, once it is renewed, and once the body is over."""
+    """Once its lease is granted, once the guard has it, once it is renewed, and once the body is over."""
     owner, name = where
     done, rung = getattr(owner, name), []
 
@@ -308,6 +312,22 @@ def test_a_job_that_rq_ends_between_two_steps_of_its_guard_leaves_no_lease_behin
     assert len(rung) == 1
     assert (desk.record().state, desk.record().reason) == (State.RELEASED, reason)
     assert desk.run(shop.charge, "ORD-1", ending="return", retry=Retry(max=1)).get_status() == "finished"
+
+
+def test_a_job_whose_time_is_up_before_its_body_leaves_no_lease_also_where_that_would_be_final(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire_now = Guard.acquire_now
+
+    def ring(guard: Guard, delivery: Delivery) -> None:
+        acquire_now(guard, delivery)
+        raise JobTimeoutException
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Guard, "acquire_now", ring)
+        desk.run(shop.charge_in_time, "ORD-1")
+    assert (desk.record().state, desk.record().reason) == (State.RELEASED, "failed")
+    assert desk.run(shop.charge_in_time, "ORD-1").return_value() == "ORD-1 charged 1"
 
 
 # -- what RQ does after it ---------------------------------------------------------------------------------------------

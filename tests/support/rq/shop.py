@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rq import Queue, Retry, get_current_job
+from rq.timeouts import JobTimeoutException
 from rq.worker import HerokuWorker
 
 from celery_idempotent.events import Conflicted, add_hook
@@ -387,6 +388,12 @@ def charge_by_url(order: str) -> Any:
 @idempotent(key="order", store=RedisStore.from_url(os.environ.get("STORE_URL", "redis://")), lease_ttl=LEASE)
 def charge_by_object(order: str) -> Any:
     """Have the policy name the store itself."""
+    return end(order, "return", effect(order))
+
+
+@idempotent(key="order", remember_failures=(JobTimeoutException,))
+def charge_in_time(order: str) -> Any:
+    """Is not run again once it took too long."""
     return end(order, "return", effect(order))
 
 
