@@ -37,7 +37,7 @@ RQ_SCHEDULER = "rq:scheduler:scheduled_jobs"
 #: Least seconds to which a scheduler renews its lock each time it has looked for what is due.
 LOCK_TTL = 60
 #: Seconds after which a scheduler that did not renew it is taken for dead.
-SILENCE = 20
+SILENCE = 10
 
 
 def job_running(function: Callable[..., Any]) -> Job | None:

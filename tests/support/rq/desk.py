@@ -152,7 +152,8 @@ class Desk:
     @contextmanager
     def scheduler(self) -> Iterator[RQScheduler]:
         """Be the scheduler of the queue; what it would wait for comes when the test says so, see `bring_back`."""
-        scheduler = RQScheduler([self.queue], connection=self.connection, logging_level="CRITICAL")
+        # Its lock lasts for a minute longer than it sleeps: it is not renewed while a test takes its time.
+        scheduler = RQScheduler([self.queue], connection=self.connection, interval=60, logging_level="CRITICAL")
         assert scheduler.acquire_locks()
         try:
             yield scheduler
