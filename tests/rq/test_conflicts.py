@@ -256,7 +256,7 @@ def test_a_scheduler_that_has_died_and_left_its_lock_is_none(desk: Desk) -> None
     with desk.scheduler():
         lock = RQScheduler.get_locking_key(desk.queue.name)
         assert desk.connection.ttl(lock) > jobs.LOCK_TTL - 5, "which it has just taken"
-        desk.connection.expire(lock, jobs.LOCK_TTL - 10)  # seconds since a restart of Redis, which no scheduler outlives
+        desk.connection.expire(lock, jobs.LOCK_TTL - 10)  # seconds after Redis was restarted, which ends RQ's
         job = desk.queue.enqueue(shop.charge, "ORD-1")
         desk.burst(jobs=1)
         assert desk.status(job) == "queued"

@@ -27,6 +27,7 @@ from tests.rq.conftest import StartRq
 from tests.support.rq import shop
 from tests.support.rq.desk import Desk, hearing
 from tests.support.rq.nodes import burst
+from tests.support.sentinel import Watch
 from tests.support.servers import open_client
 from tests.support.waiting import wait_until
 
@@ -178,6 +179,23 @@ def test_records_are_where_connections_of_the_user_s_own_kind_find_the_queue(des
         assert queue.enqueue(shop.charge, "ORD-1").return_value() == "ORD-1 charged 1"
     assert desk.settled()
     pool.disconnect()
+
+
+def test_records_are_behind_the_sentinels_where_the_worker_of_a_pool_finds_the_queue(desk: Desk) -> None:
+    """RQ has it connect by a pool of another kind than that of sentinels."""
+    where = urlsplit(desk.url)
+    assert where.port is not None
+    with Watch({"orders": where.port}) as watch:
+        sentinel = redis.sentinel.Sentinel([("127.0.0.1", watch.port)])
+        with sentinel.master_for("orders", db=int(where.path[1:])) as client:
+            kind, connects, options = connections.parse_connection(client)
+            with kind(connection_pool=redis.ConnectionPool(connection_class=connects, **options)) as inherited:
+                queue = Queue(is_async=False, connection=inherited)
+                assert queue.enqueue(shop.charge, "ORD-1").return_value() == "ORD-1 charged 1"
+                inherited.connection_pool.disconnect()
+        for each in sentinel.sentinels:
+            each.close()
+    assert desk.settled()
 
 
 # -- kinds of functions ------------------------------------------------------------------------------------------------

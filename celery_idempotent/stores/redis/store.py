@@ -23,7 +23,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, SentinelConnectionPool, SentinelManagedConnection
 
 from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
 from .. import hide_password
@@ -658,15 +658,22 @@ def _like(client: redis.Redis, **options: Any) -> redis.Redis:
     pool: Any = client.connection_pool
     own = {name: value for name, value in pool.connection_kwargs.items() if name in _IDENTITY or name[:4] == "ssl_"}
     params = {**merged(own), **_beside_redis_pys(pool), **options, "connection_class": pool.connection_class}
-    if isinstance(pool, SentinelConnectionPool):
+    if service := _service_of(pool):
         make: Any = SentinelConnectionPool
-        manager = copy.copy(pool.sentinel_manager)
+        manager = copy.copy(service.sentinel_manager)
         manager.sentinels = [_like(sentinel) for sentinel in manager.sentinels]
-        sentinels = make(pool.service_name, manager, is_master=pool.is_master, **params)
+        sentinels = make(service.service_name, manager, is_master=service.is_master, **params)
         return made_for_a_store(redis.Redis(connection_pool=sentinels))
     if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
         params.pop("socket_connect_timeout", None)
     return made_for_a_store(redis.Redis(connection_pool=redis.ConnectionPool(**params)))
+
+
+def _service_of(pool: Any) -> Any:
+    """Return what knows the service and its sentinels, if the connections of a pool find their server by them."""
+    if not issubclass(pool.connection_class, SentinelManagedConnection):
+        return None
+    return pool.connection_kwargs["connection_pool"]  # in a worker of RQ's worker-pool, all that it has of sentinels
 
 
 def _beside_redis_pys(pool: Any) -> dict[str, Any]:
@@ -685,8 +692,8 @@ def store_like(client: redis.Redis) -> Store:
     """Return a store on the server, or behind the sentinels, that a redis-py client uses, in the same database."""
     pool: Any = client.connection_pool
     known = pool.connection_kwargs
-    if isinstance(pool, SentinelConnectionPool):
-        return RedisStore(_like(client), url=f"redis+sentinel://{pool.service_name}")
+    if service := _service_of(pool):
+        return RedisStore(_like(client), url=f"redis+sentinel://{service.service_name}")
     place = known.get("path") or f"{known.get('host', 'localhost')}:{known.get('port', 6379)}"
     scheme = "unix" if known.get("path") else "redis"
     return RedisStore(_like(client), url=f"{scheme}://{place}/{known.get('db') or 0}")
