@@ -567,8 +567,8 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a job that is interrupted before its body keeps its lease": [
             (
                 RQ_DELIVERY,
-                "if isinstance(ending, Release):\n                guard.release",
-                "if False:\n                guard.release",
+                "self.binding.guard.give_back(self, error, ending if isinstance(ending, Release) else None)",
+                "pass",
             )
         ],
         "a job whose lease was lost is done": [
