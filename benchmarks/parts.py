@@ -55,7 +55,7 @@ def _hooks(quick: bool) -> list[Figure]:
 def _throughput(quick: bool) -> list[Figure]:
     blocks, messages = (4, 300) if quick else (10, 1000)
     with RedisServer() as server:
-        ways = [(pool, ignore) for pool in ("prefork", "threads") for ignore in (False, True)]
+        ways = [*((pool, ignore) for pool in ("prefork", "threads") for ignore in (False, True)), ("solo", True)]
         runs = [
             throughput.measure(server, pool=pool, ignore_result=ignore, blocks=blocks, messages=messages)
             for pool, ignore in ways

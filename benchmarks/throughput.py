@@ -82,7 +82,7 @@ def measure(
 
     Arguments:
         server: Broker, result backend and store.
-        pool: prefork or threads.
+        pool: prefork, threads or solo.
         ignore_result: Leave the result backend out, which makes plain Celery faster and the comparison harder.
         blocks: Blocks per arm.
         messages: Messages per block.
