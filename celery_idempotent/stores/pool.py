@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 T = TypeVar("T")
 
@@ -27,6 +27,9 @@ HOPELESS = 1.0
 #: Most seconds between two looks of the first two in the line, and of those behind them. They are woken when their turn
 #: comes, unless that was interrupted or a connection was lost; each look is work, and there may be thousands.
 LOOK_EVERY, LOOK_BEHIND = 0.05, 0.5
+#: Seconds without use after which a connection is replaced: a load balancer, a firewall or a NAT on the way may have
+#: forgotten it by then, and some swallow what comes over it without a word.
+STALE = 60.0
 #: Seconds after which a call that has not looked is gone, by an interruption, and delays no other.
 GONE = 1.0
 #: Seconds by which a look is so late that the whole process has stood still, and not the server; how many times that is
@@ -56,6 +59,7 @@ class Pool(Generic[T]):
         #: these, and those in use; not those that an interruption has lost
         self.made: WeakSet[Any] = WeakSet()
         self.line: deque[_Turn] = deque()
+        self._given_back: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._making: list[ref[_Turn]] = []
         self._served = monotonic()
         #: since a call was last served: when each failed, and with what
@@ -108,8 +112,9 @@ class Pool(Generic[T]):
             item: What was lent.
             error: What the call failed with, or was interrupted by (default: it was served).
         """
+        self._given_back[item] = now = monotonic()
         if error is None:
-            self._served = monotonic()
+            self._served = now
             if self._failures:
                 self._failures.clear()
         elif isinstance(error, self._unanswered):
@@ -117,6 +122,11 @@ class Pool(Generic[T]):
         self.idle.append(item)
         if self.line:
             self.wake()
+
+    def is_stale(self, item: T) -> bool:
+        """Return whether what was lent has not been used for so long that it is to be replaced."""
+        since = self._given_back.get(item)
+        return since is not None and monotonic() - since > STALE
 
     def wake(self) -> None:
         """Wake the first in the line, for which there may be one."""

@@ -16,6 +16,7 @@ import pytest
 
 from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, Verdict, open_store
+from celery_idempotent.stores import pool as pool_module
 from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.postgres.connections import _INHERITED
 from tests.support.postgres import PostgresServer
@@ -307,6 +308,20 @@ def test_a_network_that_swallows_everything_is_unreachable_soon(way: tuple[Proxy
         store.renew([lease])
     assert time.monotonic() - begun < SOON
     proxy.heal()
+    assert store.renew([lease]) == []
+
+
+def test_a_connection_that_was_idle_for_an_hour_is_replaced(
+    way: tuple[Proxy, str], opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NAT may have forgotten it, and swallows what comes: a healthy store would seem to be down for each of them."""
+    nat, url = way
+    store = opens(url)
+    lease = take(store)
+    assert store.renew([lease]) == []
+    assert nat.accepted == 1
+    nat.forget()
+    monkeypatch.setattr(pool_module, "monotonic", lambda: time.monotonic() + 3600)
     assert store.renew([lease]) == []
 
 

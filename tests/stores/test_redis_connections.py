@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import ref
@@ -18,6 +19,7 @@ import pytest
 import redis
 
 from celery_idempotent.errors import StoreUnreachable
+from celery_idempotent.stores import pool as pool_module
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.connections import _after_fork
 from tests.support.forks import served_after_fork
@@ -134,6 +136,18 @@ def test_one_connection_that_the_server_has_closed_tells_of_the_others(
     with pytest.raises(redis.ConnectionError):
         store._connections.execute("PING")
     block(store, redis_client, 4)
+
+
+def test_a_connection_that_was_idle_for_an_hour_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NAT may have forgotten it, and swallows what comes: a healthy store would seem to be down for each of them."""
+    with Proxy(urlsplit(redis_url).port or 6379) as nat, closing(RedisStore.from_url(nat.url())) as store:
+        lease = take(store)
+        assert store.renew([lease]) == []
+        assert nat.accepted == 1
+        nat.forget()
+        monkeypatch.setattr(pool_module, "monotonic", lambda: time.monotonic() + 3600)
+        assert store.renew([lease]) == []
+        assert nat.dropped == 0
 
 
 def test_who_finds_all_connections_in_use_waits_for_one_and_a_renewal_comes_first(

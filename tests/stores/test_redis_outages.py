@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import NoReturn
 
 import pytest
 import redis
@@ -38,6 +40,19 @@ class TestServersThatCannotServe:
     def test_a_host_that_does_not_exist_is_unreachable(self, opened: Open) -> None:
         with pytest.raises(StoreUnreachable):
             opened("redis://no-such-host.invalid").ping()
+
+    def test_a_name_is_looked_up_once(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A resolver that does not answer takes its own time, often 20 s, and no timeout of a connection ends that."""
+        asked: list[object] = []
+
+        def unanswered(host: object, *_: object) -> NoReturn:
+            asked.append(host)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+        monkeypatch.setattr(socket, "getaddrinfo", unanswered)
+        with pytest.raises(StoreUnreachable, match="name resolution"):
+            opened("redis://store.example.com").ping()
+        assert asked == ["store.example.com"]
 
     @pytest.mark.parametrize("connected", [True, False])
     def test_a_server_that_hangs_is_unreachable_within_the_timeout(

@@ -24,6 +24,7 @@ class Link:
         self.server = server
         self.armed = False  # the request whose reply shall be lost has passed
         self.mute = False  # the reply was lost: the rest of this stream is lost too
+        self.forgotten = False  # what comes is lost, in both directions
 
     def cut(self, *, reset: bool = False) -> None:
         """Close both sides, with RST instead of FIN if `reset`."""
@@ -104,6 +105,12 @@ class Proxy:
         """Lose every byte from now on; connections stay open."""
         self._dropping = True
 
+    def forget(self) -> None:
+        """Lose every byte of the open connections, as a NAT does that has forgotten them; new ones are served."""
+        with self._lock:
+            for link in self._links:
+                link.forgotten = True
+
     def partition(self) -> None:
         """Hold every byte back, as TCP does while a network is split; `heal()` delivers them late."""
         self._flow.clear()
@@ -144,7 +151,7 @@ class Proxy:
     def heal(self) -> None:
         """End every fault. Connections whose bytes were lost are cut, for their streams are beyond repair."""
         with self._lock:
-            lossy = [link for link in self._links if link.mute or self._dropping]
+            lossy = [link for link in self._links if link.mute or link.forgotten or self._dropping]
             self._links.difference_update(lossy)
             self._delay, self._dropping, self._refusing, self._swallow, self._each = 0.0, False, False, 0, 0
             self._requests_hit.clear()
@@ -212,7 +219,7 @@ class Proxy:
     def _lost(self, link: Link, chunk: bytes, *, to_server: bool) -> bool:
         """Say whether this chunk is to be lost; raise OSError to cut the connection instead."""
         with self._lock:
-            if self._dropping or (link.mute and not to_server):
+            if self._dropping or link.forgotten or (link.mute and not to_server):
                 self._dropped += len(chunk)
                 return True
             if to_server:

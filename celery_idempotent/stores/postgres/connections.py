@@ -242,9 +242,12 @@ class Connections:
             self._reset()
         pool = self._pool
         try:
-            return pool.take(urgent=urgent) if pool.line else pool.idle.pop(), pool
+            slot = pool.take(urgent=urgent) if pool.line else pool.idle.pop()
         except IndexError:
-            return pool.take(urgent=urgent), pool
+            slot = pool.take(urgent=urgent)
+        if pool.is_stale(slot):
+            slot.close()
+        return slot, pool
 
     def _give_back(self, slot: Slot, pool: Pool[Slot], error: BaseException | None = None) -> None:
         if self._pid != os.getpid() or pool is not self._pool:  # it is our parent's

@@ -131,6 +131,8 @@ class Connections:
             client = pool.take(urgent=urgent)
         connection = client.connection
         try:
+            if pool.is_stale(client):
+                connection.disconnect()
             if getattr(connection, "_sock", None) is None:
                 connection.connect()  # to send would do it too, without a query to a sentinel for the primary
             reply = use(connection, what)

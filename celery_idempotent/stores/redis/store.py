@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import logging
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -333,8 +334,9 @@ class RedisStore(Store):
                 return execute(*command, **options)
             except redis.ConnectionError as error:
                 # A pooled connection that the server has closed meanwhile fails on its first use: every verb may be
-                # called again. Not so a wrong password, which redis-py files under connection errors too.
-                if isinstance(error, NOT_AGAIN):
+                # called again. Not so a wrong password, which redis-py files under connection errors too, nor a name
+                # that is not found: a resolver that does not answer takes many seconds each time.
+                if isinstance(error, NOT_AGAIN) or isinstance(error.__context__, socket.gaierror):
                     raise
             return execute(*command, **options)  # out there: the error keeps the connection alive that was lost
         except NoScriptError:
