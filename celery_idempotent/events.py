@@ -492,6 +492,11 @@ def _report(error: Exception, what: str, whose: object, kind: type[Event]) -> No
     logger.error("The %s %r failed on %s", what, whose, kind.__name__, exc_info=error)
 
 
+def in_words(error: BaseException) -> str:
+    """Return an error's class and its text, as a log is to have them: the repr of redis-py 8 lacks the text."""
+    return f"{type(error).__name__}: {error}"
+
+
 #: What Celery's and RQ's workers raise from a signal's handler: the module, and the class.
 _TIME_LIMITS = (("billiard.exceptions", "SoftTimeLimitExceeded"), ("rq.timeouts", "BaseTimeoutException"))
 

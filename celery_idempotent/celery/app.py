@@ -32,7 +32,7 @@ from ..core.file_results import TASK, FileResultStorage
 from ..core.policy import Policy, Unique
 from ..core.results import Codec, Kind, NotStored, Origin, Payload, ResultStorage
 from ..errors import ConfigurationError, MissingKey, StoreError, StoreUnreachable
-from ..events import logger
+from ..events import in_words, logger
 from ..stores import hide_password, maintenance, open_store
 from ..stores.base import Store
 from ..stores.maintenance import NAMESPACE, NamedStore
@@ -649,7 +649,7 @@ def meta_of(backend: Any, task_id: str) -> dict[str, Any] | None:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - the backend's own
-        logger.warning("What became of %s is not known yet: %r", task_id, error)
+        logger.warning("What became of %s is not known yet: %s", task_id, in_words(error))
         return None
     return meta
 

@@ -18,7 +18,7 @@ from celery.canvas import Signature, _basemap, _chain, _chord, chunks, group, ma
 from ..core.keys import compose_part
 from ..core.reservations import NO_CRASH_LOOP
 from ..errors import ConfigurationError, StoreError
-from ..events import logger
+from ..events import in_words, logger
 from ..stores.records import Claim, Lease, Record, new_owner
 from .app import is_guarded, is_in_django
 from .declarations import refuse_mistakes
@@ -79,7 +79,9 @@ def _counting_once(method: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 _note_counted(self, request)
             except Exception as error:  # noqa: BLE001 - the backend's own; the part itself was counted
-                logger.warning("%s[%s]: cannot note that its part was counted: %r", request.task, request.id, error)
+                logger.warning(
+                    "%s[%s]: cannot note that its part was counted: %s", request.task, request.id, in_words(error)
+                )
         return answer
 
     counting_once.counts_once = True  # type: ignore[attr-defined]
@@ -92,7 +94,9 @@ def _part_is_counted(backend: Any, request: Any) -> bool:
             return bool(_in_django(backend.GroupModel).filter(group_id=_counted_in_django(request)).exists())
         return backend.get(_counted_key(backend, request)) is not None
     except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
-        logger.warning("%s[%s]: cannot read whether its part was counted: %r", request.task, request.id, error)
+        logger.warning(
+            "%s[%s]: cannot read whether its part was counted: %s", request.task, request.id, in_words(error)
+        )
         return False
 
 
@@ -135,7 +139,7 @@ def chord_is_over(task: Any, request: Any) -> bool:
             return _is_over_in_django(request.group)
         return task.app.GroupResult.restore(request.group, backend=task.backend) is None
     except Exception as error:  # noqa: BLE001 - the backend's own; Celery meets the same outage next
-        logger.warning("%s[%s]: cannot read the group of its chord: %r", task.name, request.id, error)
+        logger.warning("%s[%s]: cannot read the group of its chord: %s", task.name, request.id, in_words(error))
         return False
 
 

@@ -480,14 +480,14 @@ class CeleryDelivery(Delivery):
         except Exception as error:
             if not is_outage(task.app, error):
                 # A message put back would be refused too, and end the worker's main process.
-                logged = "%s[%s] cannot be published again (%r); it waits in its slot"
+                logged = "%s[%s] cannot be published again (%s); it waits in its slot"
             elif was_acked(task, request):
                 logged = "%s[%s]: the broker took no copy of this message (%s), which was acked; it waits in its slot"
             else:
                 reason = f"The broker took no copy of this message ({error}), so it goes back to its queue."
                 raise put_back(reason) from error
             level = logging.DEBUG if self.unpublished else logging.ERROR
-            events.logger.log(level, logged, task.name, request.id, error)
+            events.logger.log(level, logged, task.name, request.id, events.in_words(error))
             self.unpublished = True
             time.sleep(min(delay, SLOT_PAUSE))
             return

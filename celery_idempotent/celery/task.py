@@ -25,7 +25,7 @@ from ..core.keys import KeySource
 from ..core.lease import HeldLease, current_lease
 from ..core.policy import IdempotencyOptions, Policy, Unique, UniqueOptions
 from ..errors import AlreadyPublished, ConfigurationError, MissingKey, NoLease, StoreError
-from ..events import logger
+from ..events import in_words, logger
 from . import canvas, declarations, message, propagation, unique
 from .app import LAYERS, TaskBinding, is_idempotent, is_shared
 from .declarations import REQUEST, mistaken_key
@@ -479,7 +479,7 @@ class IdempotentTask(BaseTask):
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - the backend's own
-            logger.warning("The result backend does not know that %s goes on: %r", task_id, error)
+            logger.warning("The result backend does not know that %s goes on: %s", task_id, in_words(error))
 
     def _check_lease(self, what: str) -> None:
         state = _state_of(self.request_stack.top)

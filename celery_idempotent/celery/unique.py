@@ -34,7 +34,7 @@ from ..core.lease import HeldLease
 from ..core.policy import Unique
 from ..core.reservations import BUDGET, UNCONFIRMED, Reserved, Token, WaitingMessage
 from ..errors import AlreadyPublished, ConfigurationError, MissingKey, StoreError
-from ..events import PublishRepeated, PublishReplaced, PublishSkipped, logger, receivers, send
+from ..events import PublishRepeated, PublishReplaced, PublishSkipped, in_words, logger, receivers, send
 from ..stores.base import Store
 from ..stores.memory import MemoryStore
 from ..stores.records import Lease, Reason, Record, State, new_owner
@@ -375,7 +375,7 @@ class _Call:
         except SoftTimeLimitExceeded:  # of the body that publishes
             raise
         except Exception as error:  # noqa: BLE001 - the backend's own; in doubt, publish
-            logger.warning("What became of %s is not known, so a call is published: %r", met.task_id, error)
+            logger.warning("What became of %s is not known, so a call is published: %s", met.task_id, in_words(error))
             return "result backend"
         begun = state == states.STARTED and self.wanted.until == "start" and not self._stands_aside(store, met)
         return str(state) if begun or state in states.READY_STATES else ""

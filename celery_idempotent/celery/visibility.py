@@ -26,7 +26,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from ..errors import ConfigurationError
-from ..events import logger
+from ..events import in_words, logger
 from .app import is_guarded
 
 #: Refreshes per visibility timeout: two may fail, or come late, before the broker hands anything out again.
@@ -91,12 +91,12 @@ class UnackedMessages:
             if self.ended.is_set() or self.channel.closed:
                 return
             work = partial(self._refresh, tags[start : start + BATCH])
-            if not self._try(work, "The visibility of unacked messages could not be refreshed, trying again: %r"):
+            if not self._try(work, "The broker did not note that messages are still held, trying again: %s"):
                 return
 
     def restore(self) -> None:
         """Put back into their queues what dead workers held; an error is logged once, and never raised."""
-        self._try(self._restore, "The messages of dead workers could not be looked for, trying again: %r")
+        self._try(self._restore, "The broker was not searched for messages of dead workers, trying again: %s")
 
     def _try(self, work: Callable[[], None], text: str) -> bool:
         try:
@@ -105,7 +105,7 @@ class UnackedMessages:
             if self.channel.closed:  # by a shutdown, while this thread was on its connection
                 return False
             if text not in self._failing:
-                logger.warning(text, error)
+                logger.warning(text, in_words(error))
             self._failing.add(text)
             return False
         self._failing.discard(text)
