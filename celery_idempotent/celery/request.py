@@ -19,7 +19,7 @@ from celery.worker.request import Request
 
 from ..core import lease
 from ..errors import IdempotencyError
-from ..events import Released, logger
+from ..events import Released, in_words, logger
 from ..stores.base import Store
 from ..stores.records import Claim, Reason, State, new_owner
 from . import canvas, monitoring, unique
@@ -349,7 +349,9 @@ class IdempotentRequest(Request):
             if backend.get_task_meta(self.id, cache=False)["status"] == states.PENDING:
                 backend.store_result(self.id, TimeLimitExceeded(self._limit_hit), states.FAILURE, request=self._context)
         except Exception as error:  # noqa: BLE001 - the backend's own
-            logger.warning("%s[%s]: whether its failure is stored is not known: %r", self.name, self.id, error)
+            logger.warning(
+                "%s[%s]: whether its failure is stored is not known: %s", self.name, self.id, in_words(error)
+            )
 
     def _within_limit(self, work: Callable[[], object]) -> None:
         self._in_background(work).join(LONGEST_WAIT)
