@@ -140,7 +140,8 @@ def test_one_connection_that_the_server_has_closed_tells_of_the_others(
 
 def test_a_connection_that_was_idle_for_an_hour_is_replaced(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NAT may have forgotten it, and swallows what comes: a healthy store would seem to be down for each of them."""
-    with Proxy(urlsplit(redis_url).port or 6379) as nat, closing(RedisStore.from_url(nat.url())) as store:
+    where = urlsplit(redis_url)
+    with Proxy(where.port or 6379) as nat, closing(RedisStore.from_url(nat.url(int(where.path[1:])))) as store:
         lease = take(store)
         assert store.renew([lease]) == []
         assert nat.accepted == 1

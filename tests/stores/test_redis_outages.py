@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import NoReturn
 
@@ -158,6 +159,26 @@ class TestServersThatCannotServe:
             wait_until(
                 lambda: client.info("clients")["connected_clients"] == before - 1, message="the connection to be closed"
             )
+
+    def test_no_call_fails_where_the_name_leads_to_the_new_primary_once_the_old_one_is_a_replica(
+        self, own_redis: Start, opened: Open
+    ) -> None:
+        """As where a service of a cloud fails over: connections to the old one stay open."""
+        old, new = own_redis(), own_redis()
+        with Proxy(old.port) as name:
+            store = opened(name.url())
+            name.delay(0.1)
+            with ThreadPoolExecutor(3) as threads:
+                wait_until(lambda: [*threads.map(store.get, "abc")] and name.open_links > 1, message="connections")
+            name.delay(0.0)
+            name.target = new.port
+            with old.client() as client:
+                client.replicaof("127.0.0.1", new.port)
+            assert isinstance(store.acquire(claim()), Lease)
+            with ThreadPoolExecutor(3) as threads:
+                answers = [*threads.map(store.acquire, map(claim, "abc"))]
+            assert [type(answer) for answer in answers] == [Lease] * 3
+            store.close()
 
     def test_a_result_that_the_server_does_not_take_does_not_have_its_effect_repeated(
         self, own_redis: Start, opened: Open

@@ -143,6 +143,9 @@ class Connections:
                 _close_idle(_pools(self._client.connection_pool)[1:])  # those to a sentinel, see `_connect`
             if isinstance(error, self._closed):
                 pool.idle.clear()  # closed by the server too; back in redis-py's pool they are looked at before use
+            elif is_read_only(error):
+                pool.idle.clear()  # to the same server
+                _close_idle([self._client.connection_pool])
             pool.give_back(client, None if isinstance(error, ResponseError) else error)
             raise
         pool.give_back(client)  # unless it is interrupted: back in redis-py's pool, too
@@ -225,9 +228,14 @@ def _all(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
     connection.send_packed_command(connection.pack_commands(commands))
     replies = [_caught(connection.read_response, ()) for _ in commands]
     errors = [reply for reply in replies if isinstance(reply, ResponseError)]
-    if any(isinstance(error, ReadOnlyError) or "READONLY" in str(error) for error in errors):
-        connection.disconnect()  # after a failover the same name leads to another server
+    if any(map(is_read_only, errors)):
+        connection.disconnect()
     return replies
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Return whether a server takes no writes: after a failover the same name leads to another server."""
+    return isinstance(error, ReadOnlyError) or (isinstance(error, ResponseError) and "READONLY" in str(error))
 
 
 def _caught(call: Callable[..., Any], what: Sequence[Any]) -> Any:

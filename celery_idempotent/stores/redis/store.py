@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, SentinelConnectionPool, SentinelManagedConnection
 
@@ -45,7 +45,17 @@ from ..records import (
     Verdict,
 )
 from ..rules import SECOND
-from .connections import ESCAPING, OPTION, PARSE, REFUSALS, Connections, as_redis, check_parameters, translate_error
+from .connections import (
+    ESCAPING,
+    OPTION,
+    PARSE,
+    REFUSALS,
+    Connections,
+    as_redis,
+    check_parameters,
+    is_read_only,
+    translate_error,
+)
 from .records import (
     ANSWERED,
     PEEKED,
@@ -337,6 +347,9 @@ class RedisStore(Store):
                 # called again. Not so a wrong password, which redis-py files under connection errors too, nor a name
                 # that is not found: a resolver that does not answer takes many seconds each time.
                 if isinstance(error, NOT_AGAIN) or isinstance(error.__context__, socket.gaierror):
+                    raise
+            except ResponseError as error:
+                if not is_read_only(error):
                     raise
             return execute(*command, **options)  # out there: the error keeps the connection alive that was lost
         except NoScriptError:
