@@ -1460,8 +1460,10 @@ def _stepping(method: Callable[..., Any]) -> Callable[..., Any]:
         counts, noting, since = method.__name__ == "incr", process.counted, current.world.now
         current.world.step()
         process.counted = counts
-        if counts:  # others wait for that since the end was recorded
+        if counts or noting:  # others wait for that since the end was recorded
             since = min(since, process.settled_at)
+        if noting:
+            process.settled_at = INFINITE
         if (counts or noting) and current.world.now > since:
             current.law.counts_late(process, current.world.now - since)
         return method(*args, **options)

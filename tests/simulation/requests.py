@@ -312,7 +312,8 @@ class Requests(Law):
     def begin(self, key: str) -> Run:
         """A body begins."""
         held, process = current_lease(), getcurrent()
-        host, asking = process.host, self.working_for(process.works_for or process)
+        host = process.host
+        asking = self.working_for(process if process.works_for is None else process.works_for)  # false if it is dead
         run = Run(key, held, asking, len(self.runs) + 1, host.failures, host)
         # A view may begin in another thread, before which its process may have been stopped.
         if held.key in self.settled and (self.site is None or self.trusted(run)):
@@ -322,8 +323,8 @@ class Requests(Law):
         self.runs.append(run)
         if isinstance(host, Server):
             host.unchecked.append(run)
-            if host.waits_no_longer_for(run):
-                self.cut_off(run.process)
+            if host.waits_no_longer_for(run):  # whose lease may be given back already
+                run.excused = run.cut_off = True
         self.counts["runs"] += 1
         return run
 
