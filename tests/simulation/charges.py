@@ -98,6 +98,8 @@ class Run:
     retry_due: float = 0.0
     #: whether it has left by an exit of its own
     left: bool = False
+    #: whether its message was put back instead, which is no crash
+    requeued: bool = False
 
 
 class Charges(Law):
@@ -416,7 +418,9 @@ class Charges(Law):
         for other in self.runs:
             known = other.held.fence > self.outlived[run.order] and not (self.robbed(other) or other.in_shutdown)
             if other.order == run.order and known:  # one that ends, or is steady, is no crash loop
-                steady = other.ending != "killed" or other.ended - simulated(other.held.fence) > STEADY
+                steady = (
+                    other.ending != "killed" or other.requeued or other.ended - simulated(other.held.fence) > STEADY
+                )
                 died = 0 if steady else died + 1
         interrupted = any(
             task_id.startswith(run.order[-5:]) for task_id in self.time_is_over
@@ -762,6 +766,8 @@ class Charges(Law):
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
         if run is not None and reason is Reason.CRASHED and getcurrent() is run.process and not self.is_crash(run):
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
+        if run is not None:
+            run.requeued = reason is Reason.REQUEUED
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[name_of(lease.key)] = 0
         if run is None and lease.claim.nesting == RETRIES_LIMIT - 1:  # the end of a continuation that does not come

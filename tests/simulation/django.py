@@ -143,7 +143,11 @@ class Outer:
 
     def __call__(self, request: Any) -> Any:
         response = self.get_response(request)
-        celery.current.world.step()
+        try:
+            celery.current.world.step()
+        except SystemExit:  # its server ends
+            celery.current.law.site.drop()
+            raise
         celery.current.law.site.pass_on()
         return response
 

@@ -414,8 +414,9 @@ class Requests(Law):
 
     def check(self) -> None:
         super().check()
+        dropped = self.site is not None and self.site.collects_at <= self.world.now  # a response, yet to be collected
         for server in self.servers:
-            if (server.unchecked or server.heartbeat.holdings()) and server.is_idle:
+            if (server.unchecked or server.heartbeat.holdings()) and server.is_idle and not dropped:
                 self.check_leases(server)
             if server.doomed or server.ends or (server.aborted is not None and server.is_idle):
                 server.doomed = server.ends = False
