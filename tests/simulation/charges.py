@@ -766,8 +766,8 @@ class Charges(Law):
         run = next((run for run in self.runs if run.held.fence == lease.fence and run.held.key == lease.key), None)
         if run is not None and reason is Reason.CRASHED and getcurrent() is run.process and not self.is_crash(run):
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
-        if run is not None:
-            run.requeued = reason is Reason.REQUEUED
+        for each in self.runs:  # a worker that releases for its child does not know the fence
+            each.requeued = each.requeued or (reason is Reason.REQUEUED and each.held.lease.owner == lease.owner)
         if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[name_of(lease.key)] = 0
         if run is None and lease.claim.nesting == RETRIES_LIMIT - 1:  # the end of a continuation that does not come
