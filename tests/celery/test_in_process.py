@@ -22,7 +22,7 @@ import pytest
 from amqp.exceptions import FrameSyntaxError
 from billiard.einfo import ExceptionInfo
 from botocore.exceptions import ClientError, EndpointConnectionError
-from celery import Celery, Signature, chain, chord, group, signals
+from celery import Celery, Signature, chain, chord, group, signals, states
 from celery.app.task import Context, Task
 from celery.app.trace import build_tracer, trace_task
 from celery.backends.base import BaseKeyValueStoreBackend, DisabledBackend
@@ -2186,36 +2186,52 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
     assert record.reason == ("requeued" if overtaken else "failed")
 
 
-@pytest.mark.parametrize(
-    ("stored", "expected"), [("PENDING", "FAILURE"), ("SUCCESS", "SUCCESS"), ("not ours to end", "PENDING")]
-)
+@pytest.fixture
+def end_at_limit(
+    app: Celery, received: Callable[[Any], request.IdempotentRequest], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Any, str], object]], AsyncResult]:
+    """A function that has a task hit its hard limit, and its child do this before it is killed; returns the result."""
+    monkeypatch.setattr(request.shared, "enforces_limits", True)
+    task, released = declare(app, raising(AssertionError("it ran"))), threading.Event()
+
+    def end(last: Callable[[Any, str], object]) -> AsyncResult:
+        result, sent = task.delay("A"), received(task)
+        monkeypatch.setattr(sent, "_release", lambda reason: released.set())
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+            sent.worker_pid = child.pid
+            sent.on_timeout(soft=False, timeout=7.0)
+            last(task.backend, result.id)
+            child.kill()
+            child.wait()
+        assert released.wait(20)
+        wait_until(lambda: not [each for each in threading.enumerate() if each.name == "celery-idempotent-release"])
+        return result
+
+    return end
+
+
+@pytest.mark.parametrize(("stored", "expected"), [(states.PENDING, states.FAILURE), (states.SUCCESS, states.SUCCESS)])
 def test_a_child_that_has_its_failure_forgotten_as_it_is_killed_at_its_hard_limit_has_failed_all_the_same(
-    app: Celery,
-    received: Callable[[Any], request.IdempotentRequest],
-    monkeypatch: pytest.MonkeyPatch,
-    stored: str,
-    expected: str,
+    end_at_limit: Callable[..., AsyncResult], stored: str, expected: str
 ) -> None:
     """As one that is about to be replaced by itself does. It may also have been replaced, and have ended since."""
-    monkeypatch.setattr(request.shared, "enforces_limits", True)
-    task = declare(app, raising(AssertionError("it ran")))
-    result, sent, released = task.delay("A"), received(task), threading.Event()
-    monkeypatch.setattr(sent, "_release", lambda reason: released.set())
-    if expected == "PENDING":
-        monkeypatch.setattr(request.worker_state, "should_terminate", 1)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        sent.worker_pid = child.pid
-        sent.on_timeout(soft=False, timeout=7.0)
-        if expected != "PENDING":
-            assert task.AsyncResult(result.id).state == "FAILURE"
-            task.backend.store_result(result.id, "done", stored)
-        child.kill()
-        child.wait()
-    assert released.wait(20)
-    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "celery-idempotent-release"])
+
+    def last(backend: Any, task_id: str) -> None:
+        assert backend.get_state(task_id) == states.FAILURE
+        backend.store_result(task_id, "done", stored)
+
+    result = end_at_limit(last)
     assert result.state == expected
-    if expected == "FAILURE":
-        assert repr(result.result) == "TimeLimitExceeded(7.0)"
+    assert expected == states.SUCCESS or repr(result.result) == "TimeLimitExceeded(7.0)"
+
+
+def test_a_child_that_hits_its_hard_limit_as_its_worker_ends_has_no_failure_but_celerys(
+    end_at_limit: Callable[..., AsyncResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery stores none there, but before 5.6: the message comes again."""
+    monkeypatch.setattr(request.worker_state, "should_terminate", 1)
+    left: list[str] = []
+    assert [end_at_limit(lambda backend, task_id: left.append(backend.get_state(task_id))).state] == left
 
 
 @pytest.mark.parametrize("heir", ["runs", "has done it", "has failed", "is not known", "is itself", "is wanted"])
