@@ -1,9 +1,9 @@
 """Bytes <-> fewer bytes: kombu's compressions, read back with a bound on what comes out.
 
 A few compressed bytes can stand for more than a worker's memory holds. Of the known compressions no more than the bound
-is ever inflated; what only kombu knows is measured afterwards. zstd is read and written by whichever package is there:
-Python's own module, ``backports.zstd`` or ``zstandard``; kombu's releases differ in which of them they look for, and
-those that share one object of ``zstandard`` between threads must not be used by threads.
+is ever inflated, of brotli little more; what only kombu knows is measured afterwards. zstd is read and written by
+whichever package is there: Python's own module, ``backports.zstd`` or ``zstandard``; kombu's releases differ in which
+of them they look for, and those that share one object of ``zstandard`` between threads must not be used by threads.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ DICTIONARY = 160 * 1024**2
 
 ZSTD = frozenset({"zstd", "zstandard", "application/zstd"})
 ZSTD_MODULES = ("compression.zstd", "backports.zstd", "zstandard")
+#: kombu's name for brotli, and the packages that read its streams.
+BROTLI, BROTLI_MODULES = "application/x-brotli", ("brotli", "brotlicffi")
+#: Bytes of it that are read at once: all that comes of them is given out, which may be 17 MB for each 13 bytes.
+PIECE = 32
 #: What brings a compression that is not installed.
 INSTALL = dict.fromkeys(ZSTD, '"celery-idempotent[zstd]"') | {"brotli": "brotli"}
 
@@ -87,6 +91,9 @@ def decompress(body: bytes, name: str, limit: int = LARGEST) -> bytes:
     zstd = _zstd() if name in ZSTD else None
     if zstd is None:
         content_type = serialization.compressor(name)[1]
+        brotli = _first_of(BROTLI_MODULES) if content_type == BROTLI else None
+        if brotli is not None:
+            return _unbrotli(brotli, body, limit)
         if content_type not in _STREAMS:
             return _measured(serialization.decompressor(name)(body), limit)
         stream = _STREAMS[content_type]()
@@ -104,6 +111,20 @@ def _measured(content: bytes, limit: int) -> bytes:
     if len(content) > limit:
         raise ValueError(f"it inflates to more than {limit} bytes")
     return content
+
+
+def _unbrotli(brotli: Any, body: bytes, limit: int) -> bytes:
+    """Return what a stream inflates to: only some versions of the packages have a limit of their own."""
+    stream, parts, size = brotli.Decompressor(), [], 0
+    for start in range(0, len(body), PIECE):
+        part = stream.process(body[start : start + PIECE])
+        size += len(part)
+        if size > limit:
+            raise ValueError(f"it inflates to more than {limit} bytes")
+        parts.append(part)
+    if not stream.is_finished():
+        raise ValueError("it is no complete brotli stream")
+    return b"".join(parts)
 
 
 def _zstd() -> ModuleType | None:
