@@ -88,6 +88,35 @@ def test_a_part_of_a_password_is_not_taken_for_the_name_of_a_parameter(scheme: s
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://u:S@{SECRET}@h:5432/d",
+        f"cached+postgresql://u:S@{SECRET}@h/d?cache=redis://c/0",
+        f"unix://:S/{SECRET}@/run/redis.sock",
+        f"unix://u:S/{SECRET}@/run/redis.sock?db=1",
+    ],
+    ids=lambda url: url.partition(":")[0],
+)
+def test_a_password_of_which_a_driver_would_take_a_part_for_the_place_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="Write special characters of a password as %2F, %40") as caught:
+        open_store(url)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_path_and_a_name_of_a_host_may_have_an_at() -> None:
+    open_store("unix:///run/redis@1.sock").close()
+    open_store("unix://u:p@/run/redis@1.sock").close()
+    open_store("postgresql://u:p%40q@h/d@e").close()
+    open_store("postgresql:///d?host=@abstract").close()
+
+
+def test_a_password_where_none_belongs_is_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="Expected three slashes") as caught:
+        open_store(f"sqlite://u:{SECRET}@/data.db")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("url", "shown"),
     [
         (f"redis://u:{SECRET}@h/0", "redis://***@h/0"),

@@ -410,6 +410,8 @@ class Address:
             ports = str(conninfo_to_dict(conninfo).get("port") or "")
             if not ports.replace(",", "0").isdecimal() and ports:  # libpq notices only when it connects
                 raise ValueError("the port is no number")
+            if base.partition("://")[2].partition("/")[0].count("@") > 1:
+                raise ValueError("libpq takes what follows the first @ for the host, and shows it in its errors")
         except (ValueError, psycopg.ProgrammingError) as error:
             # What libpq could not read may be the password.
             why = "" if "@" in url else f" ({str(error).strip()})"

@@ -154,10 +154,11 @@ class RedisStore(Store):
             client = redis.Redis.from_url(plain, **{**cls.connection_options(), **options})
             pool = client.connection_pool
             pool.connection_class(**pool.connection_kwargs)  # connects nothing, and knows which options there are
+            parts = urlsplit(url)
             if not url.startswith("unix:"):
-                int(
-                    unquote(urlsplit(url).path).replace("/", "") or 0
-                )  # redis-py takes database 0 for what is no number
+                int(unquote(parts.path).replace("/", "") or 0)  # redis-py takes database 0 for what is no number
+            elif parts.netloc and "@" not in parts.netloc and "@" in parts.path:
+                raise ValueError("what follows a slash in a password would be the path, and in messages")
         except (TypeError, RedisError) as error:
             raise ConfigurationError(
                 f"Expected a Redis URL like redis://:password@host:6379/0, got {hide_password(url)!r}: {error}"

@@ -28,7 +28,7 @@ from urllib.parse import parse_qsl, unquote
 from weakref import WeakSet, finalize
 
 from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
-from .. import unknown_parameter
+from .. import hide_password, unknown_parameter
 
 T = TypeVar("T")
 #: The devices and numbers of a database, its log, and the index of that.
@@ -397,9 +397,10 @@ class Address:
         rest, _, query = url.partition("://")[2].partition("?")
         host, _, path = rest.partition("/")
         if host:
+            shown = hide_password(rest)
             raise ConfigurationError(
-                f"Expected three slashes before a relative path and four before an absolute one, got sqlite://{rest}. "
-                f"Write sqlite:///{rest}."
+                f"Expected three slashes before a relative path and four before an absolute one, got sqlite://{shown}. "
+                f"Write sqlite:///{shown}."
             )
         options = dict(parse_qsl(query, keep_blank_values=True))
         for name in options:
