@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_idempotent.core import keys
 from celery_idempotent.errors import RecordUnreadable, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, open_store
 from celery_idempotent.stores.dynamodb import DynamoDBStore
@@ -16,15 +17,31 @@ from celery_idempotent.stores.postgres import PostgresStore
 from celery_idempotent.stores.records import HISTORY_LIMIT
 from celery_idempotent.stores.redis import ClusterStore, RedisStore
 from celery_idempotent.stores.sqlite import SqliteStore
-from tests.support.stores.benches import KEY
+from tests.support.stores.benches import KEY, take
 from tests.support.stores.postgres import run
 from tests.support.unit.scripted import Clock
 
-LIST = f"{KEY}:history"
+LIST = f"{KEY}:~history"
 
 
 def notes(number: int, *, ago: float = 0.0, keep: float = 200.0) -> list[HistoryEntry]:
     return [HistoryEntry(KEY, str(place), ago, keep) for place in range(number)]
+
+
+@pytest.mark.parametrize("kind", ["redis_store", "dynamodb_store"])
+def test_no_key_that_a_producer_can_give_names_the_history_of_another(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    store = request.getfixturevalue(kind)
+    by_id = keys.compose_default("idem", "shop.charge", "T-1")
+    for word in (history_key(by_id).rpartition(":")[2], "history", ["history"], {"history": 1}):
+        given = keys.compose("idem", "shop.charge", scope="T-1", key=word)
+        assert given != history_key(by_id)
+        take(store, key=given)
+        store.append_history([HistoryEntry(by_id, "noted", 0, 60)])
+        assert [noted.text for noted in store.history(by_id)] == ["noted"]
+        store.delete(by_id)
+        assert store.get(given) is not None
 
 
 def test_a_list_of_redis_is_cut_to_the_newest_and_expires(redis_store: RedisStore) -> None:

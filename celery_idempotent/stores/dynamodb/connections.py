@@ -298,7 +298,7 @@ def _of_code(code: str, message: str, place: object) -> StoreError:
     if code == "ValidationException" and "hashkey has exceeded" in message:
         return StoreRefused(
             f"The idempotency store {place} refused a key ({message}): it has room for 2,048 bytes, its history's "
-            "for 8 fewer. Give the task a shorter name, or the app a shorter idempotency_namespace."
+            "for 9 fewer. Give the task a shorter name, or the app a shorter idempotency_namespace."
         )
     if code == "ValidationException":
         return StoreRefused(

@@ -427,7 +427,7 @@ SLACK = 10
 
 def history_key(key: str) -> str:
     """Return the key of the item; it is no record, and is passed by where records are listed."""
-    return f"{key}:history"
+    return f"{key}:~history"  # as in Redis, the name of no record
 
 
 class Histories:

@@ -467,8 +467,12 @@ def records(
 
 
 def history_key(key: str) -> str:
-    """Return the name of the list; it begins as the record's, so that one ACL rule allows both."""
-    return f"{key}:history"
+    """Return the name of the list; it begins as the record's, so that one ACL rule allows both.
+
+    No record has it, also where a task id is the scope of another operation: a given key has a tilde before its
+    canonical form alone.
+    """
+    return f"{key}:~history"
 
 
 def history_calls(entries: Iterable[HistoryEntry]) -> list[tuple[Any, ...]]:
