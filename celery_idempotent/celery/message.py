@@ -236,8 +236,7 @@ class MessageHeaders:
 
     def _read(self, message: dict[str, Any]) -> None:
         self.copy, self.nesting = (
-            min(max(message[name], 0), MOST) if isinstance(message.get(name), int) else 0
-            for name in ("copy", "nesting")
+            min(max(message[name], 0), MOST) if type(message.get(name)) is int else 0 for name in ("copy", "nesting")
         )
         for name in ("token", "sending", "fingerprint", "fingerprint_of", "retried", "operation", "part"):
             setattr(self, name, _word(message.get(name)))

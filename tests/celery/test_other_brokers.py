@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Queue
 
 from celery_idempotent import IdempotentTask, add_hook, remove_hook
 from celery_idempotent.celery import message as brokers
-from celery_idempotent.celery.message import DELIVERY_ENTRY, META_HEADER, MessageHeaders
+from celery_idempotent.celery.message import DELIVERY_ENTRY, META_HEADER, MOST, MessageHeaders
 from celery_idempotent.events import Deferred
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.gates import Gates
@@ -160,6 +160,14 @@ def test_what_is_retried_into_the_queue_of_one_worker_keeps_the_key_of_its_deliv
     sent = Context({"id": "T1", "headers": {}, META_HEADER: {"place": "mine"}})
     identity = MessageHeaders.take(sent)
     assert (identity.place, identity.is_anothers) == ("mine", False)
+
+
+@pytest.mark.parametrize("number", [True, -1, 10**30, 1.5, "3", [1]], ids=repr)
+def test_a_count_that_this_library_has_not_written_is_a_number_that_every_store_can_keep(number: object) -> None:
+    context = Context({"headers": {META_HEADER: {"copy": number, "nesting": number}}})
+    identity = MessageHeaders.take(context)
+    assert {type(identity.copy), type(identity.nesting)} == {int}  # PostgreSQL has no function that takes True
+    assert 0 <= identity.copy == identity.nesting <= MOST
 
 
 def test_the_owner_is_the_one_that_the_workers_main_process_gave_whatever_the_message_has() -> None:
