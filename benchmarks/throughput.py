@@ -98,7 +98,7 @@ def measure(
         tasks_per_second = " against ".join(f"{median(rates[arm]):.0f}" for arm in (name, "plain"))
         micros = " against ".join(f"{median(cpu[arm]) * 1e6:.0f}" for arm in (name, "plain"))
         note = f"{tasks_per_second} tasks/s; {micros} us of processor time per task, worker and server"
-        reach = REACH if name == "guarded" else None
+        reach = REACH if name == "guarded" and pool != "solo" else None
         figures.append(
             Figure("throughput", f"{what}, {kind} / plain", value, "x", spread, reach, at_least=True, note=note)
         )
