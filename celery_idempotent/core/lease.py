@@ -33,6 +33,8 @@ from .keys import find_address
 RENEWALS_PER_TTL = 3
 #: Part of a ttl by which trust ends before the lease does, for clocks that tick at different speeds.
 MARGIN = 0.1
+#: How often the store is asked whether a lease holds whose answers come too late to be trusted.
+LOOKS = 3
 
 
 class HeldLease:
@@ -151,10 +153,10 @@ class HeldLease:
 
         Raises:
             errors.LeaseLost: another delivery may run the operation now, or has run it.
-            StoreUnreachable: the lease is in doubt, and the store does not reply.
+            StoreUnreachable: the lease is in doubt, and the store does not reply, or too late each time.
         """
         if not (self.lost or self.given_back) and self.fence and self.doubtful:
-            self._look_up()
+            self._look_up_in_time()
         if self.lost or self.given_back:
             raise self._lost()
 
@@ -222,6 +224,15 @@ class HeldLease:
             f"The lease on {self.key!r} (fence {self.fence}) was lost: its time ran out and another delivery may "
             "have taken over. Stop here; what this run does from now on is a duplicate's work."
         )
+
+    def _look_up_in_time(self) -> None:
+        """Ask the store, and again where its answer is out of date: this process may be stopped as that comes."""
+        for _ in range(LOOKS):
+            since = monotonic()
+            self._look_up()
+            if self.lost or monotonic() < since + self.lease.claim.lease_ttl * (1 - MARGIN):
+                return
+        raise StoreUnreachable(f"The store's answers whether the lease on {self.key!r} holds came too late to count.")
 
     def _look_up(self) -> None:
         since = monotonic()

@@ -30,7 +30,7 @@ from celery_idempotent.core.guard import (
 )
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.history import DeliveryEvents
-from celery_idempotent.core.lease import HeldLease
+from celery_idempotent.core.lease import LOOKS, HeldLease
 from celery_idempotent.core.policy import Policy
 from celery_idempotent.core.results import Codec
 from celery_idempotent.errors import (
@@ -347,6 +347,34 @@ def test_a_body_begins_whose_lease_nobody_took_while_a_hook_took_too_long(
     before_body(lambda: bench.clock.advance(bench.policy.lease_ttl))
     assert bench.deliver() == Ran(42)
     assert bench.runs[0].deadline > bench.clock()
+
+
+def test_a_body_does_not_begin_whose_operation_was_done_while_the_answer_was_on_its_way(
+    bench: Bench, before_body: BeforeBody
+) -> None:
+    """A process may be stopped as the store says that it holds its lease yet, for longer than that lasts."""
+
+    def overtaken() -> None:
+        bench.clock.advance(bench.policy.lease_ttl)
+        bench.done_elsewhere()
+
+    before_body(lambda: bench.clock.advance(bench.policy.lease_ttl))
+    bench.store.after("renew", overtaken)
+    decision = bench.deliver()
+    assert isinstance(decision, Replayed)
+    assert (decision.value, bench.runs, bench.told) == ("theirs", [], ["Acquired", "LeaseLost", "Replayed"])
+
+
+def test_a_delivery_comes_back_whose_store_answers_only_once_the_lease_has_run_out(
+    bench: Bench, before_body: BeforeBody
+) -> None:
+    before_body(lambda: bench.clock.advance(bench.policy.lease_ttl))
+    for _ in range(LOOKS):
+        bench.store.after("renew", lambda: bench.clock.advance(bench.policy.lease_ttl))
+    met = bench.deliver()
+    assert isinstance(met, Busy)
+    assert "came too late" in str(met.error)
+    assert bench.runs == []
 
 
 def test_a_delivery_comes_back_whose_lease_is_in_doubt_before_its_body_and_the_store_away(
