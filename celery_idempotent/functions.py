@@ -33,7 +33,7 @@ from .core.guard import (
     in_progress,
     not_kept,
 )
-from .core.lease import HeldLease, current_lease, running, slot_within
+from .core.lease import LOOKS, HeldLease, current_lease, running, slot_within
 from .core.policy import IdempotencyOptions, Policy
 from .core.results import Codec, Kind
 from .errors import ConfigurationError, LeaseLost
@@ -610,6 +610,7 @@ def _ran(held: HeldLease, value: object) -> Ran:
 async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
     """Return the lease for a body, started, or the decision without one; raises what `Guard.run` raises before it."""
     held: HeldLease | None = None
+    looks = 0
     call: Callable[[], HeldLease | Decision | float] = functools.partial(
         _step, guard, delivery, guard.acquire(delivery)
     )
@@ -623,9 +624,10 @@ async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
             future.add_done_callback(functools.partial(_give_back, guard, delivery, held))
             raise
         found = future.result()
-        if isinstance(found, HeldLease) and found.fence and found.doubtful and held is None:
+        if isinstance(found, HeldLease) and found.fence and found.doubtful and looks < LOOKS:
             # This process was stopped, or the store away, before the loop came to it: another may have run by now.
             held, call = found, functools.partial(_look_up, guard, delivery, found)
+            looks += 1
             continue
         if not isinstance(found, float):
             return found

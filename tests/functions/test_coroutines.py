@@ -24,6 +24,7 @@ from celery_idempotent import (
     MissingKey,
     StoreUnreachable,
     current_lease,
+    functions,
     idempotent,
 )
 from celery_idempotent.core import binding, guard, lease
@@ -564,6 +565,43 @@ def test_a_lease_is_renewed_while_the_loop_is_too_busy_to_hear_of_it(redis_url: 
 
     charge, _ = counted(redis_url, lease_ttl=2)
     assert run(main()) == 1
+
+
+def test_a_body_whose_loop_comes_too_late_to_the_answer_of_that_look_does_not_begin_without_another(
+    scripted: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, looks = functions._look_up, []
+
+    async def others(order: str) -> str:
+        return "theirs"
+
+    def stall(overtaken: bool) -> None:
+        scripted.down()
+        time.sleep(0.6)
+        if overtaken:
+            twin, _ = counted(scripted.inner, others)
+            with ThreadPoolExecutor(1) as thread:
+                assert thread.submit(lambda: asyncio.run(twin("ORD-1"))).result() == "theirs"
+        scripted.up()
+
+    async def main() -> Any:
+        loop, call = asyncio.get_running_loop(), asyncio.create_task(charge("ORD-1"))
+
+        def looked_up(*args: Any) -> Any:
+            looks.append(look_up(*args))
+            if len(looks) == 1:
+                loop.call_soon_threadsafe(stall, True)  # before it hears of this thread's answer
+            return looks[-1]
+
+        monkeypatch.setattr(functions, "_look_up", looked_up)
+        await asyncio.sleep(0)
+        wait_until(heartbeat.holdings)
+        stall(False)
+        return await call
+
+    charge, runs = counted(scripted, lease_ttl=0.5)
+    assert run(main()) == "theirs"
+    assert (runs, len(looks)) == ([], 2)
 
 
 @pytest.mark.parametrize("meanwhile", ["another ran", "nobody ran", "the store is down"])

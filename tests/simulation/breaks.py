@@ -526,7 +526,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a message fails for its own operation": [
             (GUARD, 'on_conflict == "raise" and _is_anothers(delivery, record):', 'on_conflict == "raise":')
         ],
-        "a coroutine begins with a lease in doubt": [("functions.py", "found.doubtful and held is None", "False")],
+        "a coroutine begins with a lease in doubt": [("functions.py", "found.doubtful and looks < LOOKS", "False")],
         "what is granted to who was cancelled is kept": [
             ("functions.py", "future.add_done_callback(functools.partial(_give_back, guard, delivery, held))", "pass")
         ],
