@@ -52,6 +52,7 @@ from .message import (
     ignores_result,
     own_header,
     read_key,
+    reuse_client,
     sent_arguments,
     without_delay,
 )
@@ -857,7 +858,13 @@ def _confirming(app: Any, producer: Any, timeout: float | None = None) -> Iterat
     RabbitMQ confirms, and drops, what no queue is bound for, unless that is mandatory. While it is short of memory or
     disk it confirms nothing: no try waits for longer than ``timeout`` (default: as long as for a copy).
     """
-    if _transport(app).driver_name != "py-amqp":
+    transport = _transport(app)
+    if transport.driver_type == "redis" and producer is None:
+        with app.producer_or_acquire() as pooled:
+            yield {"producer": pooled}, True
+            reuse_client(pooled.channel)  # not before: to connect is Celery's part, with as many tries as it has
+        return
+    if transport.driver_name != "py-amqp":
         yield {"producer": producer}, True
         return
     options = app.conf.broker_transport_options or {}

@@ -28,6 +28,7 @@ from celery.worker import state
 from ..errors import ConfigurationError
 from ..events import in_words, logger
 from .app import is_guarded
+from .message import reuse_client
 
 #: Refreshes per visibility timeout: two may fail, or come late, before the broker hands anything out again.
 REFRESHES_PER_TIMEOUT = 3
@@ -58,7 +59,7 @@ class UnackedMessages:
         self.ended = threading.Event()
         self._failing: set[str] = set()
         self._unanswered = _unanswered(channel.qos)
-        _reuse_client(channel)
+        reuse_client(channel)
 
     @classmethod
     def of(cls, channel: Any) -> UnackedMessages | None:
@@ -232,29 +233,6 @@ def _unanswered(qos: Any) -> dict[str, Any]:
 
     qos._unanswered, qos.ack, qos.reject = failed, watched(qos.ack), watched(qos.reject)
     return failed
-
-
-def _reuse_client(channel: Any) -> None:
-    """Have a channel send by one client what it notes, acks and restores.
-
-    kombu (5.7) makes a client of redis-py for each command. That takes 0.1 ms of processor time, twice for each task:
-    as much as the guard's own code. A client keeps nothing but its pool of connections, and threads may share it.
-    """
-    if "_create_client" in vars(channel):
-        return
-    create: Callable[..., Any] = channel._create_client
-    made: Any = None
-
-    def client(asynchronous: bool = False) -> Any:
-        nonlocal made
-        if asynchronous:  # of the event loop, which has its own pool and keeps its clients
-            return create(asynchronous=True)
-        known = made
-        if known is None or known.connection_pool is not channel.pool:  # after a lost connection it is another one
-            known = made = create()
-        return known
-
-    channel._create_client = client
 
 
 def note_unanswered(request: Any = None, **_: Any) -> None:

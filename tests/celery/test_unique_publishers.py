@@ -220,6 +220,23 @@ def test_one_producer_serves_many_calls(app: Celery, broker_url: str) -> None:
     assert other.id != first.id
 
 
+def test_one_client_sends_what_calls_publish(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, made = app.module.index, []
+    index.delay(0)  # which connects
+    with app.producer_or_acquire() as producer:
+        channel = producer.channel
+        kind = channel.Client
+        monkeypatch.setattr(channel, "Client", lambda **options: made.append(kind(**options)) or made[-1])
+    for number in range(1, 4):
+        index.delay(number)
+    with app.producer_or_acquire() as producer:
+        assert producer.channel is channel
+        assert len(made) == 1
+        channel._disconnect_pools()  # as kombu does where a connection is lost: its pool is another one
+    index.delay(4)
+    assert [client.connection_pool is channel.pool for client in made] == [False, True]
+
+
 def test_a_producer_of_rabbitmq_counts_if_its_channel_confirms() -> None:
     """No message is sent; tests/celery/test_rabbitmq.py has those that are."""
     app = Celery("rabbit", broker="amqp://127.0.0.1:1//", set_as_current=False)
