@@ -16,7 +16,7 @@ from .sampling import ratio
 from .tasks import Publish, publishers
 from .worker import BROKER_DB, PLAIN_DB, Worker, environment
 
-__all__ = ["MODULE", "drain_in_turns", "measure", "two_workers"]
+__all__ = ["MODULE", "PLAIN", "drain_in_turns", "measure", "two_workers"]
 
 MODULE, PLAIN = "benchmarks.app", "benchmarks.plain_app"
 REACH = 0.85

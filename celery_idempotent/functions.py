@@ -36,7 +36,7 @@ from .core.guard import (
 from .core.lease import LOOKS, HeldLease, current_lease, running, slot_within
 from .core.policy import IdempotencyOptions, Policy
 from .core.results import Codec, Kind
-from .errors import ConfigurationError, LeaseLost
+from .errors import ConfigurationError, LeaseLost, StoreUnreachable
 from .events import logger
 from .stores import open_store
 from .stores.base import Store
@@ -624,9 +624,9 @@ async def acquired(guard: Guard, delivery: Delivery) -> HeldLease | Decision:
             future.add_done_callback(functools.partial(_give_back, guard, delivery, held))
             raise
         found = future.result()
-        if isinstance(found, HeldLease) and found.fence and found.doubtful and looks < LOOKS:
+        if isinstance(found, HeldLease) and found.fence and found.doubtful:
             # This process was stopped, or the store away, before the loop came to it: another may have run by now.
-            held, call = found, functools.partial(_look_up, guard, delivery, found)
+            held, call = found, functools.partial(_look_up, guard, delivery, found, looks)
             looks += 1
             continue
         if not isinstance(found, float):
@@ -645,8 +645,13 @@ def _step(guard: Guard, delivery: Delivery, steps: Acquiring) -> HeldLease | Dec
     return found
 
 
-def _look_up(guard: Guard, delivery: Delivery, held: HeldLease) -> HeldLease | Decision:
+def _look_up(guard: Guard, delivery: Delivery, held: HeldLease, looks: int) -> HeldLease | Decision:
     try:
+        if looks == LOOKS:
+            raise StoreUnreachable(
+                f"The event loop came to {held.key!r} {looks} times only when its lease of "
+                f"{held.lease.claim.lease_ttl:g} s may have run out. Let nothing hold up the loop for so long."
+            )
         held.check()
     except Exception as error:  # noqa: BLE001 - as of a body that has raised it
         return guard.finish(delivery, held, error=error)

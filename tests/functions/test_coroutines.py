@@ -604,6 +604,37 @@ def test_a_body_whose_loop_comes_too_late_to_the_answer_of_that_look_does_not_be
     assert (runs, len(looks)) == ([], 2)
 
 
+def test_a_body_does_not_begin_whose_loop_comes_too_late_to_each_answer(
+    scripted: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, looks = functions._look_up, []
+
+    def stall() -> None:
+        scripted.down()
+        time.sleep(0.6)
+        scripted.up()
+
+    async def main() -> Any:
+        loop, call = asyncio.get_running_loop(), asyncio.create_task(charge("ORD-1"))
+
+        def looked_up(*args: Any) -> Any:
+            looks.append(args)
+            found = look_up(*args)
+            loop.call_soon_threadsafe(stall)  # before it hears of this thread's answer
+            return found
+
+        monkeypatch.setattr(functions, "_look_up", looked_up)
+        await asyncio.sleep(0)
+        wait_until(heartbeat.holdings)
+        stall()
+        return await call
+
+    charge, runs = counted(scripted, lease_ttl=0.5)
+    with pytest.raises(StoreUnreachable, match=f"came to .* {lease.LOOKS} times only when its lease of 0.5 s"):
+        run(main())
+    assert (runs, len(looks)) == ([], lease.LOOKS + 1)
+
+
 @pytest.mark.parametrize("meanwhile", ["another ran", "nobody ran", "the store is down"])
 def test_a_body_whose_loop_comes_to_it_when_its_lease_may_have_run_out_does_not_begin_without_a_look(
     scripted: ScriptedStore, meanwhile: str, heard: list[Event]

@@ -526,7 +526,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a message fails for its own operation": [
             (GUARD, 'on_conflict == "raise" and _is_anothers(delivery, record):', 'on_conflict == "raise":')
         ],
-        "a coroutine begins with a lease in doubt": [("functions.py", "found.doubtful and looks < LOOKS", "False")],
+        "a coroutine begins with a lease in doubt": [("functions.py", "found.fence and found.doubtful", "False")],
         "what is granted to who was cancelled is kept": [
             ("functions.py", "future.add_done_callback(functools.partial(_give_back, guard, delivery, held))", "pass")
         ],
@@ -558,6 +558,12 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "a body begins with a lease that ran out in a hook": [
             (GUARD, "if not held.lost and monotonic() < held.deadline:", "if True:")
+        ],
+        "a look at a lease counts however late it is answered": [
+            (LEASE, "if self.lost or monotonic() < since + self.lease.claim.lease_ttl * (1 - MARGIN):", "if True:")
+        ],
+        "a coroutine looks at its lease once": [
+            ("functions.py", "found.fence and found.doubtful", "found.fence and found.doubtful and not looks")
         ],
         "a lost horse keeps its lease": [(RQ_WORKER, "if self._reaped[1] != 0:", "if False:")],
         "a worker renews no lease of its horse": [(RQ_WORKER, 'self._act("renewed", self._renew)', "pass")],
@@ -785,6 +791,7 @@ KINDS = {
     RQ_JOB: "rq",
     RQ_WORKER: "rq",
     "a body begins with a lease that ran out in a hook": "rq",
+    "a look at a lease counts however late it is answered": "rq",
     RESERVED: "unique",
     UNIQUE: "unique",
     CANVAS: "canvases",
@@ -800,6 +807,7 @@ KINDS = {
     "a view of Django answers though it has settled": "http",
     "functions.py": "http",
     "a coroutine begins with a lease in doubt": "asyncio",
+    "a coroutine looks at its lease once": "asyncio",
     "what is granted to who was cancelled is kept": "asyncio",
     "a body that was cancelled has no end": "asyncio",
     "a deferred message gives its slot back": "unique",
