@@ -133,6 +133,8 @@ class Charges(Law):
         self.may_start_anew: set[str] = set()
         #: by owner: when it first tried to settle
         self.settling: dict[str, float] = {}
+        #: the tasks that had failed, so that other messages have claimed their operations to release them
+        self.given_up: set[str] = set()
         #: owners that were told that their leases were not theirs to release
         self.refused: set[str] = set()
         #: owners that have released
@@ -169,6 +171,8 @@ class Charges(Law):
         self.met: dict[str, str] = {}
         #: the tasks that have failed since a publisher last sent them
         self.failed: set[str] = set()
+        #: the tasks that the backend has as revoked
+        self.revoked: set[str] = set()
         #: the tasks that the store has refused for that, each time
         self.loops: list[str] = []
         choices = self.choices
@@ -401,8 +405,9 @@ class Charges(Law):
         mine = (run.order, run.held.fence)
         waits = self.granted[run.order][-2:-1] == [last.held.fence] and mine not in self.taken_over
         early = waits and self.world.now < last.retry_due - 0.01 and not last.excused and last.task_id != run.task_id
-        # Known: where a retry is due that late, a failure of another delivery of its id is taken for its end.
-        if early and not (last.retry_due - self.world.now > LONG_WAIT - LEASE_TTL and last.task_id in self.failed):
+        # Known: where a retry is due that late, the end of another delivery of its id is taken for its own.
+        ended = last.task_id in self.failed | self.revoked
+        if early and not (last.retry_due - self.world.now > LONG_WAIT - LEASE_TTL and ended):
             self.fail(f"run {run.number} of {run.order} begins before the retry of run {last.number} is due")
         if not self.trusted(run):
             self.fail(f"run {run.number} of {run.order} begins with a lease that is in doubt")
@@ -503,6 +508,8 @@ class Charges(Law):
             self.failed.add(task_id)
             if '"Conflict"' in str(value):
                 self.fails(task_id, Conflict())
+        elif '"REVOKED"' in str(value):
+            self.revoked.add(bytes(key).decode().rpartition("task-meta-")[2])
 
     def fails(self, task_id: str, error: Exception) -> None:
         """Check with what a delivery fails, also where the backend keeps an earlier success."""
@@ -593,6 +600,13 @@ class Charges(Law):
             self.released(args[0], args[1])
         elif verb == "renew":
             self.found_lost.update(lease.owner for lease in answer)
+        elif verb == "mark_shutdown" and answer:
+            self.note_shutdown(args[0].owner)
+        self.check_records(verb, args)
+        return answer
+
+    def check_records(self, verb: str, args: Any) -> None:
+        """Check what a call has made of the records of all orders."""
         for task, prefix in ((self.task, ""), ("mail", MAIL))[: 1 + self.hands_over]:
             for order in ORDERS:
                 record = self.simulation.store.get(f"idem:{task}::{order}")
@@ -600,7 +614,11 @@ class Charges(Law):
                     self.outlive(prefix + order)
                 else:
                     self.check_record(prefix + order, verb, args, record)
-        return answer
+
+    def note_shutdown(self, owner: str) -> None:
+        """Take note that a worker which is about to end has said so of a lease, perhaps of a child that is dead."""
+        for run in self.runs:
+            run.in_shutdown = run.in_shutdown or run.held.lease.owner == owner
 
     def check_claim(self, claim: Claim, before: Record | None, answer: Any) -> None:
         """Check what becomes of the holder that a claim has met, and take note of whose it was."""
@@ -684,15 +702,8 @@ class Charges(Law):
 
     def check_answer(self, claim: Any, before: Record | None, answer: Any) -> None:
         """Check what the store says to a claim."""
-        granted = self.granted[name_of(claim.key)]
-        to_run = claim.nesting < RETRIES_LIMIT - 1  # and not in the name of a continuation that will not come
-        if isinstance(answer, Lease) and to_run and answer.fence not in granted[-1:]:
-            granted.append(answer.fence)
-        if isinstance(answer, Lease) and claim.sender and not answer.taken_over:
-            self.overtaken.add(claim.sender)
-        if isinstance(answer, Lease) and answer.taken_over:
-            self.taken_over.add((name_of(claim.key), answer.fence))
-            self.deaths[name_of(claim.key)] += 1
+        if isinstance(answer, Lease):
+            self.note_lease(claim, answer)
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim, before)
         goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
@@ -707,6 +718,19 @@ class Charges(Law):
             self.check_superseded(claim)
         elif answer.verdict is Verdict.CONFLICT:
             self.check_conflict(claim, answer.record)
+
+    def note_lease(self, claim: Any, lease: Lease) -> None:
+        """Take note of a lease that the store has granted."""
+        granted = self.granted[name_of(claim.key)]
+        if claim.nesting == RETRIES_LIMIT - 1:  # in the name of a continuation that will not come
+            self.given_up.add(claim.task_id)
+        elif lease.fence not in granted[-1:]:
+            granted.append(lease.fence)
+        if lease.taken_over:
+            self.taken_over.add((name_of(claim.key), lease.fence))
+            self.deaths[name_of(claim.key)] += 1
+        elif claim.sender:
+            self.overtaken.add(claim.sender)
 
     def check_crash_loop(self, claim: Any, before: Record | None) -> None:
         order = name_of(claim.key)
@@ -725,6 +749,9 @@ class Charges(Law):
             self.fail(f"{claim.task_id} is dropped for a later copy, and was published on purpose")
         sent, own = self.sent[claim.task_id], (claim.attempt, claim.copy)
         if max(sent) > own or sent.count(own) > 1:
+            return
+        # Known, as above: what ended it may have been killed before it released the operation.
+        if claim.task_id in self.given_up & self.failed:
             return
         self.fail(f"{claim.task_id} is dropped for a later copy, and there is none")
 
