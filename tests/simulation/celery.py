@@ -416,6 +416,8 @@ class Host:
         """A request of this host got no answer."""
         if verb == "renew":
             self.renewals_failed.update({lease.owner: now for lease in args[0]})
+        elif verb == "acquire":  # whatever the store has said
+            self.holder_remains = INFINITE
 
     def answered(self, verb: str, args: Any) -> None:
         """A request of this host got its answer."""
