@@ -28,7 +28,7 @@ SEED = int(os.environ.get("SOAK_SEED", "0")) or random.SystemRandom().randrange(
 KILLS = int(os.environ.get("SOAK_KILLS", "1000"))
 #: Orders that are published at once: the next ones are there before the last of them are done.
 WAVE = 100
-#: Seconds after which a wave that is not answered is lost.
+#: Seconds in which no run begins and none is killed, after which a wave that is not answered is lost.
 PATIENCE = 300.0
 Results = dict[str, AsyncResult[str]]
 
@@ -62,16 +62,19 @@ def charge(task: Any, journal: Journal, kills: int, wave: int = WAVE) -> Results
         orders = [f"order-{len(waves)}-{n}" for n in range(wave)]
         waves.append({order: task.delay(order) for order in orders})
         for each in waves[-2:-1]:
-            wait_for(each)
-    wait_for(waves[-1])
+            wait_for(each, journal)
+    wait_for(waves[-1], journal)
     return {order: result for each in waves for order, result in each.items()}
 
 
-def wait_for(results: Results) -> None:
-    try:
-        wait_until(lambda: all(result.ready() for result in results.values()), PATIENCE)
-    except WaitTimeout as error:  # what is not answered is counted
-        print(error)
+def wait_for(results: Results, journal: Journal) -> None:
+    seen = None
+    while seen != (seen := (journal.count("ran"), journal.count("killed"))):  # else the machine is only slow
+        try:
+            wait_until(lambda: all(result.ready() for result in results.values()), PATIENCE)
+            break
+        except WaitTimeout as error:  # what is not answered is counted
+            print(error)
 
 
 def answers(results: Results) -> dict[str, str | None]:

@@ -874,8 +874,8 @@ class Charges(Law):
         simulation = self.simulation
         for order, task_id in self.published_calls:
             meta = simulation.producer.backend.get_task_meta(task_id)
-            if meta["status"] == states.RETRY and task_id in self.failed:
-                continue  # known: a child that was stopped as it was about to store RETRY stores it over the failure
+            if meta["status"] == states.RETRY and task_id in self.failed | self.revoked:
+                continue  # known: what is late to store RETRY stores it over the failure, or the end, of the retry
             if task_id in self.sent_again and task_id in self.heirs_of(order):
                 continue  # what it was replaced by has failed, and what was replaced is done
             self.check_answer_of(order, task_id, meta)
