@@ -419,7 +419,7 @@ class Guard:
             released: bool = retry_if_interrupted(lambda: held.store.release(held.lease, release))
         except Exception as failure:  # noqa: BLE001 - the user's exception wins; the lease runs out by itself
             if held.lost:
-                return _lost(delivery, held, error)
+                return self._lost(delivery, held, error)
             if not held.open:  # no run began under it, so that no event reports this
                 events.logger.error("The lease on %s could not be released: %s", held.key, failure)
             delivery.emit_end(held, events.ReleaseFailed, reason=reason, error=str(failure), ran=ran)
@@ -429,7 +429,7 @@ class Guard:
                 # It is published already, and it alone may take a lease that holds.
                 delivery.emit_end(held, events.Released, reason=reason, ran=ran)
                 return False
-            return _lost(delivery, held, error)
+            return self._lost(delivery, held, error)
         if release.reason is Reason.DONE:
             delivery.emit_end(held, events.Completed, ran=ran, took=monotonic() - since)
         else:
@@ -671,7 +671,7 @@ class Guard:
             try:
                 retry_if_interrupted(partial(held.store.settle, held.lease, outcome, ttl=ttl))
             except LeaseLost:
-                return _lost(delivery, held, error)
+                return self._lost(delivery, held, error)
             except Exception as failure:  # noqa: BLE001 - the store's own, or a second interruption
                 if pauses is not None and monotonic() > pauses.end - STORE_PAUSE[1] - SETTLE_PATIENCE / 2:
                     whole, outcome = outcome, self._without_large_value(held, outcome, failure)
@@ -681,7 +681,7 @@ class Guard:
                 if retry_if_interrupted(pauses.wait):
                     continue
                 if held.lost:
-                    return _lost(delivery, held, error)
+                    return self._lost(delivery, held, error)
                 # The effect has happened: to run again for want of a record is the one thing to prevent.
                 delivery.emit_end(held, events.SettleFailed, error=str(failure), ran=ran)
                 return True
@@ -712,9 +712,18 @@ class Guard:
             return None
         if found is Commit.NO:
             error = _not_committed(held.key)
-            self.release(delivery, held, Release(Reason.FAILED), error)
-            raise error
+            if self.release(delivery, held, Release(Reason.FAILED), error):
+                raise error
+            if self._find_commit(delivery, held) is not Commit.YES:  # it was on its way when we looked
+                raise error
         return Ran(held.result(None))
+
+    def _lost(self, delivery: Delivery, held: HeldLease, error: BaseException | None) -> bool:
+        """Emit that the lease was lost, or that the commit which was on its way has come; return false."""
+        if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:
+            events.logger.error("%s was committed while its run was ending: %s", held.key, error)
+            return False
+        return _emit_lost(delivery, held, error)
 
     def _find_commit(self, delivery: Delivery, held: HeldLease, error: BaseException | None = None) -> Commit | None:
         """Return whether the transaction in which the body settled was committed; None if the store cannot answer."""
@@ -739,7 +748,7 @@ class Guard:
                 return Commit.YES
             if record.owner == held.lease.owner and (record.state is State.IN_PROGRESS or held.given_back):
                 return Commit.NO
-            _lost(delivery, held, error)
+            _emit_lost(delivery, held, error)
             return Commit.LOST
 
 
@@ -791,7 +800,7 @@ def _ending(delivery: Delivery, error: BaseException) -> Ending:
         return Release(Reason.FAILED)
 
 
-def _lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> bool:
+def _emit_lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> bool:
     """Emit that the lease was lost by a body that returned, or that raised ``error``; return false."""
     text = State.COMPLETED.value if error is None else "".join(traceback.format_exception_only(error)).strip()
     delivery.emit_end(held, events.LeaseLost, ending=text)

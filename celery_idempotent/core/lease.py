@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from ..errors import ConfigurationError, LeaseLost, StoreUnreachable
+from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Release, State
 from ..stores.transactions import OpenTransaction
@@ -195,6 +195,12 @@ class HeldLease:
         try:
             self.store.settle_within(self.lease, outcome, ttl=self.result_ttl, using=using)
         except LeaseLost:
+            if self._holds_in_the_store():
+                raise ConfigurationError(
+                    f"settle: expected using= to be in a transaction that began after this run of {self.key!r}, got "
+                    "one that sees the record as it was before, as an earlier task may have left it open. Roll it "
+                    "back, and begin one in the body."
+                ) from None
             self.lost = True
             raise self._lost() from None
         if self.within is not None:
@@ -246,6 +252,14 @@ class HeldLease:
         record = self.store.get(self.key)
         # A record that is gone is no other holder's. The answer holds for now alone.
         self.lost = record is not None and not self._is_owner(record)
+
+    def _holds_in_the_store(self) -> bool:
+        """Return whether the store itself knows the lease to be this run's."""
+        try:
+            record = self.store.get(self.key)
+        except StoreError:
+            return False  # it is not known
+        return record is not None and record.state is State.IN_PROGRESS and record.owner == self.lease.owner
 
     def _is_owner(self, record: Record) -> bool:
         if self.within is not None and record.state is State.COMPLETED:

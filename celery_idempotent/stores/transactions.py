@@ -88,8 +88,8 @@ def _of_sqlalchemy(using: Any) -> Any:
     if any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in type(using).__mro__):
         raise _asynchronous(using)
     connection = _of_session(using) if _is_session(using) else using
-    if not hasattr(connection, "in_transaction"):  # an Engine
-        return using
+    if not (hasattr(connection, "in_transaction") and hasattr(connection, "get_execution_options")):
+        return using  # an Engine; or the pool's, which passes on what the driver's has
     # The driver's connection knows the mode of such an engine, and the store reads it there; to query the server would
     # cost a statement.
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
@@ -107,7 +107,7 @@ def _asynchronous(using: Any) -> ConfigurationError:
 
 
 def _is_session(using: Any) -> bool:
-    return hasattr(using, "connection") and hasattr(using, "flush")
+    return hasattr(using, "flush") and hasattr(using, "connection")
 
 
 def _of_session(session: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from celery_idempotent import SettleNotCommitted, current_lease, idempotent
 from celery_idempotent.core.history import history
-from celery_idempotent.errors import LeaseLost
+from celery_idempotent.errors import ConfigurationError, LeaseLost
 from celery_idempotent.events import Event
 from celery_idempotent.stores import State, Store, open_store
 from tests.support.functions.calls import names
@@ -95,6 +95,38 @@ def test_what_was_not_committed_is_an_error(place: tuple[Store, Connect]) -> Non
     assert known(place[0], KEY).state is State.RELEASED
 
 
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+def test_a_commit_that_comes_while_its_run_ends_is_its_success(
+    place: tuple[Store, Connect], heard: list[Event], monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """As where the network was cut after the commit was sent."""
+    store, connect = place
+    under_way = ExitStack()
+    release = store.release
+
+    def released(*args: Any) -> bool:
+        under_way.close()
+        return release(*args)
+
+    monkeypatch.setattr(store, "release", released)
+
+    @idempotent(store=store, key="order", name="shop.charge")
+    def charge(order: str) -> str:
+        lease = current_lease()
+        assert lease is not None
+        connection = under_way.enter_context(connect())
+        connection.execute("insert into charges values ('one')")
+        lease.settle(order, using=connection)
+        if ending == "raises":
+            raise ConnectionError("no answer to the commit")
+        return order
+
+    assert charge("ORD-1") == "ORD-1"
+    assert charges(connect) == 1
+    assert known(store, KEY).state is State.COMPLETED
+    assert names(heard)[:2] == ["Acquired", "Completed"]
+
+
 @pytest.mark.parametrize("apart", ["savepoint", "commit"])
 def test_where_the_effect_was_committed_without_its_record_the_error_does_not_deny_it(
     place: tuple[Store, Connect], apart: str
@@ -146,6 +178,38 @@ def test_who_lost_its_lease_cannot_commit(place: tuple[Store, Connect]) -> None:
     assert charge("ORD-1") == "theirs"
     assert len(lost) == 1
     assert charges(connect) == 0
+
+
+def test_a_transaction_that_an_earlier_run_left_open_is_refused_and_the_lease_is_not_lost(
+    place: tuple[Store, Connect],
+) -> None:
+    store, connect = place
+    with connect() as connection:
+
+        @idempotent(store=store, key="order", name="shop.charge")
+        def charge(order: str) -> str:
+            lease = current_lease()
+            assert lease is not None
+            if not runs:
+                runs.append(1)
+                sqlite = isinstance(connection, sqlite3.Connection)
+                connection.execute("begin" if sqlite else "set transaction isolation level serializable")
+                connection.execute("select * from charges").fetchall()
+                raise ValueError("no")
+            connection.execute("insert into charges values ('one')" if rolled_back else "select 1")
+            lease.settle(order, using=connection)
+            connection.commit()
+            return order
+
+        rolled_back = False
+        runs: list[int] = []
+        with pytest.raises(ValueError, match="no"):
+            charge("ORD-1")
+        with pytest.raises(ConfigurationError, match="an earlier task may have left it open"):
+            charge("ORD-1")
+        connection.rollback()
+        rolled_back = True
+        assert charge("ORD-1") == "ORD-1"
 
 
 def test_a_coroutine_settles_in_the_thread_that_has_its_connection(place: tuple[Store, Connect]) -> None:

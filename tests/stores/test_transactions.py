@@ -163,6 +163,14 @@ def test_an_engine_is_no_connection(engine: sqlalchemy.Engine) -> None:
         found(engine)
 
 
+def test_what_the_pool_of_an_engine_hands_out_is_no_connection(engine: sqlalchemy.Engine) -> None:
+    with (
+        closing(engine.raw_connection()) as raw,
+        pytest.raises(ConfigurationError, match=r"got sqlalchemy\.pool\.base\._ConnectionFairy\."),
+    ):
+        found(raw)
+
+
 @pytest.mark.parametrize("kind", [AsyncEngine.connect, AsyncSession])
 def test_what_is_asynchronous_is_refused_with_what_to_use(kind: Callable[[AsyncEngine], Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"got sqlalchemy\.ext\.asyncio\..*: use a synchronous one"):
