@@ -463,24 +463,41 @@ def test_a_lock_on_one_row_keeps_no_other_lease_from_being_renewed(
     assert all(known(store, key).remaining > 40 for key in keys)
 
 
-@pytest.mark.parametrize("table", ["table", "history"])
+@pytest.mark.parametrize("table", ["table", "history", "meta"])
 def test_while_a_table_is_locked_no_session_waits_longer_than_its_caller(
-    store: PostgresStore, database: str, monkeypatch: pytest.MonkeyPatch, table: str
+    store: PostgresStore,
+    business: psycopg.Connection[Any],
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
 ) -> None:
     """As by VACUUM FULL: each try would leave a session behind, until the server has no room for others."""
     monkeypatch.setattr(connections, "LOCK_TIMEOUT", connections.LOCK_TIMEOUT.replace("1500ms", "100ms"))
     lease = take(store)
     calls: dict[str, list[Callable[[], object]]] = {
-        "table": [lambda: store.get(KEY), lambda: store.mark_shutdown(lease), lambda: list(store.scan()), store.usage],
+        "table": [
+            lambda: store.get(KEY),
+            lambda: store.mark_shutdown(lease),
+            lambda: list(store.scan()),
+            store.usage,
+            store.purge,
+        ],
         "history": [
             lambda: store.append_history([HistoryEntry(KEY, "{}", 0, 60)]),
             lambda: store.history(KEY),
             lambda: store.delete(KEY),
+            store.purge,
+        ],
+        "meta": [
+            store.ping,
+            store.pending_schema,
+            store.apply_schema,
+            lambda: store.settle_within(lease, DONE, ttl=TTL, using=business),
         ],
     }
     with psycopg.connect(database) as locking:
         locking.execute(store._schema.render(f"lock table {{{table}}}").encode())
-        for call in (*calls[table], store.purge):
+        for call in calls[table]:
             with pytest.raises(StoreUnreachable, match="LockNotAvailable"):
                 call()
         waiting = "select pid from pg_locks where not granted and database = %s::oid"

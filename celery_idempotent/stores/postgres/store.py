@@ -296,14 +296,15 @@ class PostgresStore(Store):
     def _version(self) -> int:
         """Return the version of the schema in the database; 0 if there is none, or its rows were not copied."""
         try:
-            return max((int(version) for (version,) in self._connections.run(self._schema.version)), default=0)
+            rows = self._connections.run(self._schema.version, bounded=True)
+            return max((int(version) for (version,) in rows), default=0)
         except NO_SCHEMA:
             return 0
         except psycopg.Error as error:
             raise translate_error(error, self._place.shown) from error
 
     def _find_home(self) -> str:
-        home = self._scalar("select {home}()")
+        home = self._scalar("select {home}()", bounded=True)
         if home is None:
             raise no_schema(self._place.shown, EMPTY)
         self._home = str(home)
