@@ -630,17 +630,17 @@ class Guard:
 
     def _record_failure(self, delivery: Delivery, held: HeldLease, ending: Ending, error: BaseException) -> Ran | bool:
         if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:
-            if not isinstance(error, Exception):
-                return True  # it goes on to end what it was to end
-            # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
-            events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
-            return Ran(held.result(None))
+            return _committed(held, error)
         if isinstance(ending, Outcome) and not self.policy.result_ttl:
             ending = Release(Reason.DONE)  # an end without a result: none that fails is remembered
         if isinstance(ending, Release):
-            return self.release(delivery, held, ending, error)
-        ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
-        return self._settle(delivery, held, ending, ttl=ttl, error=error)
+            recorded = self.release(delivery, held, ending, error)
+        else:
+            ttl = self.policy.failure_ttl if ending.state is State.FAILED else self.policy.result_ttl
+            recorded = self._settle(delivery, held, ending, ttl=ttl, error=error)
+        if recorded or held.within is None or self._find_commit(delivery, held, error) is not Commit.YES:
+            return recorded
+        return _committed(held, error)  # the commit was on its way when we looked
 
     def _completed(self, delivery: Delivery, lease: Lease, value: object) -> Outcome:
         origin = Origin(lease.claim.key, lease.fence, delivery.task_id, delivery.published)
@@ -719,10 +719,9 @@ class Guard:
         return Ran(held.result(None))
 
     def _lost(self, delivery: Delivery, held: HeldLease, error: BaseException | None) -> bool:
-        """Emit that the lease was lost, or that the commit which was on its way has come; return false."""
-        if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:
-            events.logger.error("%s was committed while its run was ending: %s", held.key, error)
-            return False
+        """Emit that the lease was lost, unless it is gone since the body's own commit has come; return false."""
+        if held.within is not None:
+            self._find_commit(delivery, held, error)  # which emits what it finds
         return _emit_lost(delivery, held, error)
 
     def _find_commit(self, delivery: Delivery, held: HeldLease, error: BaseException | None = None) -> Commit | None:
@@ -798,6 +797,15 @@ def _ending(delivery: Delivery, error: BaseException) -> Ending:
     except Exception:  # noqa: BLE001 - the adapter's own
         events.logger.exception("%s: what this error means is not known: %r", delivery.claim.key, type(error))
         return Release(Reason.FAILED)
+
+
+def _committed(held: HeldLease, error: BaseException) -> Ran | bool:
+    """Return what to record of a body that raised, and whose transaction was committed."""
+    if not isinstance(error, Exception):
+        return True  # it goes on to end what it was to end
+    # The effect and its record are there: whatever failed after the commit, the operation has succeeded.
+    events.logger.error("%s was committed, and its body raised after that", held.key, exc_info=error)
+    return Ran(held.result(None))
 
 
 def _emit_lost(delivery: Delivery, held: HeldLease, error: BaseException | None) -> bool:
