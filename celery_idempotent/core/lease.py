@@ -68,6 +68,7 @@ class HeldLease:
         "passed_over",
         "pid",
         "renewals",
+        "renewed",
         "result_ttl",
         "settled_at",
         "store",
@@ -137,12 +138,15 @@ class HeldLease:
 
     @property
     def outlived_result(self) -> bool:
-        """Whether a record that is gone was the result's, kept for ``result_ttl``; a lease's is kept longer."""
-        return self.result_ttl <= monotonic() - self.settled_at < self.lease.claim.keep_ttl
+        """Whether a record that is gone was the result's, since the lease's would be there for longer."""
+        claim = self.lease.claim
+        leased = self.renewed + claim.lease_ttl * (1 - MARGIN) + claim.keep_ttl
+        return self.settled_at + self.result_ttl <= monotonic() < leased
 
     def trust(self, since: float) -> None:
         """Trust the lease for its ttl from ``since`` on."""
         ttl = self.lease.claim.lease_ttl
+        self.renewed = since
         if not self.passed_over:
             self.deadline = since + ttl * (1 - MARGIN)
         self.due = since + ttl / RENEWALS_PER_TTL

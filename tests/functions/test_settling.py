@@ -19,6 +19,7 @@ from celery_idempotent.events import Event
 from celery_idempotent.stores import State, Store, open_store
 from tests.support.functions.calls import names
 from tests.support.stores.benches import age, known
+from tests.support.waiting import wait_until
 
 KEY = "idem:shop.charge::ORD-1"
 Connect = Callable[[], AbstractContextManager[Any]]
@@ -154,6 +155,24 @@ def test_where_the_effect_was_committed_without_its_record_the_error_does_not_de
         charge("ORD-1")
     assert charges(connect) == 1
     assert known(store, KEY).state is State.RELEASED
+
+
+def test_a_body_that_outlasts_its_settled_result_has_succeeded(place: tuple[Store, Connect]) -> None:
+    """The lease's record would be there for longer."""
+    store, connect = place
+
+    @idempotent(store=store, key="order", name="shop.charge", result_ttl=0.5, failure_ttl=0.5)
+    def charge(order: str) -> str:
+        lease = current_lease()
+        assert lease is not None
+        with connect() as connection:
+            connection.execute("insert into charges values ('one')")
+            lease.settle(order, using=connection)
+        wait_until(lambda: store.get(KEY) is None)
+        return order
+
+    assert charge("ORD-1") == "ORD-1"
+    assert charges(connect) == 1
 
 
 def test_who_lost_its_lease_cannot_commit(place: tuple[Store, Connect]) -> None:

@@ -117,7 +117,7 @@ def test_a_number_that_comes_back_while_higher_ones_are_out_is_given_out_once() 
     assert fourth == ids.derive("mail", "3")
 
 
-@pytest.mark.parametrize(("age", "outlived"), [(9.9, False), (10.0, True), (59.9, True), (60.0, False)])
+@pytest.mark.parametrize(("age", "outlived"), [(9.9, False), (10.0, True), (113.9, True), (114.0, False)])
 def test_a_record_that_is_gone_was_the_results_between_their_times(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, age: float, outlived: bool
 ) -> None:
