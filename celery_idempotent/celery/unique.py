@@ -859,13 +859,10 @@ def _confirming(app: Any, producer: Any, timeout: float | None = None) -> Iterat
     disk it confirms nothing: no try waits for longer than ``timeout`` (default: as long as for a copy).
     """
     transport = _transport(app)
-    if transport.driver_type == "redis" and producer is None:
-        with app.producer_or_acquire() as pooled:
-            yield {"producer": pooled}, True
-            reuse_client(pooled.channel)  # not before: to connect is Celery's part, with as many tries as it has
-        return
     if transport.driver_name != "py-amqp":
         yield {"producer": producer}, True
+        if transport.driver_type == "redis":
+            _reuse_client(app)
         return
     options = app.conf.broker_transport_options or {}
     if producer is not None or options.get("confirm_publish"):
@@ -889,6 +886,16 @@ def _confirming(app: Any, producer: Any, timeout: float | None = None) -> Iterat
         except BaseException:
             confirming.connection.collect()  # what comes later would be taken for the answer to something else
             raise
+
+
+def _reuse_client(app: Any) -> None:
+    """Have the connection that was used last send by one client from now on, if the app keeps it.
+
+    It is looked at where it lies. To hold it while Celery publishes would block for ever where the base class of a
+    task, a router or a text of an argument publishes too, and the pool has no other one.
+    """
+    with suppress(IndexError, AttributeError):  # none is kept; it has not connected, or not to a Redis
+        reuse_client(app.producer_pool.connections._resource.queue[-1]._default_channel)
 
 
 def token_in(headers: Mapping[str, Any] | None) -> Token | None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.contrib.testing.worker import start_worker as start_thread
 
 from celery_idempotent import IdempotentTask
@@ -235,6 +235,32 @@ def test_one_client_sends_what_calls_publish(app: Celery, monkeypatch: pytest.Mo
         channel._disconnect_pools()  # as kombu does where a connection is lost: its pool is another one
     index.delay(4)
     assert [client.connection_pool is channel.pool for client in made] == [False, True]
+
+
+def test_no_producer_is_held_while_a_base_class_publishes_too(app: Celery, broker_url: str) -> None:
+    """As many threads as the pool has producers would wait for each other for ever."""
+
+    class Audited(Task):
+        abstract = True
+
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            with app.pool.acquire(block=False) as another:
+                app.send_task("audit", args, connection=another)
+            return super().apply_async(args, kwargs, **options)
+
+    class Both(IdempotentTask, Audited):
+        abstract = True
+
+    @app.task(base=Both, name="audited", unique="document")
+    def audited(document: int) -> None: ...
+
+    others = [app.pool.acquire() for _ in range(app.pool.limit - 1)]
+    try:
+        audited.delay(1)
+    finally:
+        for other in others:
+            other.release()
+    assert messages(broker_url) == 2
 
 
 def test_a_producer_of_rabbitmq_counts_if_its_channel_confirms() -> None:
