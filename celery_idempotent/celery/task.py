@@ -7,6 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from time import monotonic
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 from uuid import UUID
@@ -48,6 +49,8 @@ _HOME = __name__.rpartition(".")[0]
 DECLARATION_STEP = f"{_HOME}.worker:DeclarationStep"
 WORKER_STEPS = {f"{_HOME}.worker:{name}" for name in ("IdempotencyStep", "RenewalStep", "ShutdownStep")}
 CONSUMER_STEPS = {f"{_HOME}.worker:ObservingStep", f"{_HOME}.visibility:VisibilityStep"}
+#: Seconds for which a call waits for another thread to bind its task, which takes as long as the app's annotations do.
+BINDING = 5.0
 #: By app: how many tasks it had when they were last examined.
 _examined: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 #: Plain tasks for which a key was given; it was logged.
@@ -284,6 +287,10 @@ class IdempotentTask(BaseTask):
 
     @functools.cached_property
     def _binding(self) -> TaskBinding:
+        self._get_app()  # which binds the task, unless another thread is about to: its annotations are not there yet
+        end = monotonic() + BINDING
+        while self.request_stack is None and monotonic() < end:
+            sleep(0.001)
         return TaskBinding(self)
 
     def apply_async(
@@ -493,7 +500,9 @@ class IdempotentTask(BaseTask):
 
 def _warn_of_own_operation(task: IdempotentTask, args: Any, kwargs: Any, task_id: str | None, options: Any) -> None:
     """Log once that a body publishes the operation that it runs: such a message is a duplicate, and does not run."""
-    state, headers = _state_of(task.request_stack.top), options.get("headers")
+    # Another thread may be about to bind the task, at the first calls of a process.
+    requests, headers = task.request_stack, options.get("headers")
+    state = _state_of(requests.top) if requests is not None else None
     if state is None or state.holding is None or task.name in _repeating or not task._binding.policy.result_ttl:
         return
     if message.own_header(headers).keys() & {"from", "operation", "within"}:  # a retry, or what replaces it

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -276,6 +277,37 @@ def test_the_error_for_a_wrong_option_names_the_task(app: Celery, options: dict[
 
     with pytest.raises(ConfigurationError, match=message):
         app.finalize()
+
+
+def test_a_call_waits_for_another_thread_that_is_about_to_bind_its_task(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As do the first calls of a server's threads: the task has no annotations yet, nor a stack of requests."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Annotation:
+        def annotate(self, task: Any) -> dict[str, Any]:
+            if task.name != "shop.charge":
+                return {}
+            begun.set()
+            assert go_on.wait(20)
+            return {"unique": "order_id"}
+
+    @app.task(base=IdempotentTask, name="shop.charge")
+    def charge(order_id: str) -> None:
+        raise AssertionError
+
+    app.conf.task_annotations = (Annotation(),)
+    monkeypatch.setattr("celery_idempotent.celery.task.sleep", lambda seconds: go_on.set())
+    first = threading.Thread(target=lambda: charge.delay("o-1"))
+    first.start()
+    try:
+        assert begun.wait(20)
+        charge.delay("o-2")
+    finally:
+        go_on.set()
+        first.join()
+    assert charge._binding.unique == Unique(key="order_id")
 
 
 @pytest.mark.parametrize(
