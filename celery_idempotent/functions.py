@@ -393,6 +393,7 @@ class FunctionBinding(Binding):
         hidden = keys.hides_arguments(function)
         super().__init__(name, keys.own_signature(function), policy, namespace, hidden=hidden)
         self.receiver = _receiver(function, self.signature)
+        self.receiver_class = f"{keys.module_of(function)}.{function.__qualname__.rpartition('.')[0]}"
         if policy.large_results == BACKEND:
             raise ConfigurationError(
                 f"Expected large_results of {name} to be a URL of files, got {BACKEND!r}, which is Celery's result "

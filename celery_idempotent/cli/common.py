@@ -506,6 +506,8 @@ def from_url(ctx: click.Context) -> NamedStore:
             "With an app, use `celery -A proj idempotency`, which finds its stores.",
             ctx,
         )
+    if "django://" in url.lower():
+        import_from_here()  # its settings
     store = open_store(url)
     if ctx.command.name != "schema" and not getattr(store, "has_file", lambda: True)():
         raise ConfigurationError(
@@ -513,6 +515,12 @@ def from_url(ctx: click.Context) -> NamedStore:
             "the root has four slashes, sqlite:////var/lib/app.sqlite. `schema --apply` makes it, or a first task."
         )
     return NamedStore(hide_password(url), store)
+
+
+def import_from_here() -> None:
+    """Have modules of the current directory be found, as by `celery -A`, RQ's worker and Django's `manage.py`."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 #: Seconds to keep what an operator did where the task's options are not known: the default of `result_ttl`.

@@ -56,6 +56,8 @@ class Binding:
     scope_hint = "fix the scope function"
     #: Name of the argument that is the object of a method; "" where none is.
     receiver = ""
+    #: Name of the class that declares the method.
+    receiver_class = ""
 
     def __init__(
         self, name: str, signature: inspect.Signature, policy: Policy, namespace: str, *, hidden: bool = False
@@ -228,7 +230,11 @@ class Binding:
             return ""
         leave_out = set(option) if isinstance(option, tuple) else set()
         if self.receiver and not keys.has_fields(arguments[self.receiver]):
-            leave_out.add(self.receiver)
+            # Of an object without fields only the class counts, where it inherits the method: it may do other work.
+            cls = keys.class_name(arguments[self.receiver])
+            if cls == self.receiver_class:
+                leave_out.add(self.receiver)
+            arguments = {**arguments, self.receiver: cls}
         return keys.fingerprint(arguments, leave_out=leave_out, defaults=self._defaults)
 
 

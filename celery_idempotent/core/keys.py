@@ -737,5 +737,10 @@ def module_of(thing: object) -> str:
     return "__main__" if module == "__mp_main__" else str(module)
 
 
+def class_name(thing: object) -> str:
+    """Return the name of a class, or of that of an object."""
+    return _name(thing if isinstance(thing, type) else type(thing))
+
+
 def _name(thing: object) -> str:
     return f"{module_of(thing)}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"

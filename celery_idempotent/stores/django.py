@@ -90,10 +90,11 @@ class DjangoDatabase:
             raise ConfigurationError(
                 f"Expected django://{self.alias} to name one of the Django databases {', '.join(connections)}."
             ) from None
-        except ImproperlyConfigured as error:
+        except (ImproperlyConfigured, ImportError) as error:
             raise ConfigurationError(
                 f"Expected django://{self.alias} to name a database of Django's settings, and they do not serve: "
-                f"{str(error).rstrip('.')}. Set DJANGO_SETTINGS_MODULE, and DATABASES there."
+                f"{str(error).rstrip('.')}. Set DJANGO_SETTINGS_MODULE to a module that can be "
+                "imported here, and DATABASES there."
             ) from None
         return wrapper
 

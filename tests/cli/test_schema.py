@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from celery_idempotent.cli.common import Exit
 from tests.cli.conftest import Run, app_with, by_app
@@ -43,3 +47,22 @@ def test_every_store_of_the_tasks_is_prepared() -> None:
     assert by_app(app, "schema").status == Exit.NO
     assert by_app(app, "schema", "--apply").status == Exit.OK
     assert (own.applied, other.applied) == (1, 1)
+
+
+def test_a_database_of_django_is_found_where_the_project_is_and_words_say_where_it_is_not(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+    (project / "site_settings.py").write_text(
+        "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': 'site.sqlite3'}}\n"
+    )
+    command = [Path(sys.executable).with_name("celery-idempotent"), "--store", "django://default", "schema", "--apply"]
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "site_settings"}
+    ran = [
+        subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+        for folder in (project, elsewhere)
+    ]
+    assert [each.returncode for each in ran] == [Exit.OK, Exit.USAGE]
+    assert (project / "site.sqlite3").exists()
+    assert "No module named 'site_settings'. Set DJANGO_SETTINGS_MODULE to a module that" in ran[1].stderr
+    assert "Traceback" not in ran[1].stderr

@@ -320,6 +320,40 @@ def test_the_object_of_a_method_may_be_a_part_of_its_key() -> None:
     assert [Till(1).count("ORD-1"), Till(2).count("ORD-1"), Till(1).count("ORD-1")] == [1, 2, 1]
 
 
+class Job:
+    @classmethod
+    @idempotent(store="memory://", key="order")
+    def handle(cls, order: str) -> str:
+        return f"{cls.__name__} {order}"
+
+    @idempotent(store="memory://", key="order")
+    def work(self, order: str) -> str:
+        return f"{type(self).__name__} {order}"
+
+    @idempotent(store="memory://", key="order", fingerprint=["self"])
+    def whoever(self, order: str) -> str:
+        return f"{type(self).__name__} {order}"
+
+
+class Ship(Job): ...
+
+
+class Charge(Job): ...
+
+
+def test_a_class_is_not_answered_with_what_another_one_did_that_inherits_the_method() -> None:
+    for handle in (lambda cls, order: cls.handle(order), lambda cls, order: cls().work(order)):
+        done = [handle(cls, order) for cls, order in ((Ship, "1"), (Ship, "1"), (Job, "2"), (Job, "2"))]
+        assert done == ["Ship 1", "Ship 1", "Job 2", "Job 2"]
+        for cls, order in ((Charge, "1"), (Job, "1"), (Charge, "2")):
+            with pytest.raises(KeyReused):
+                handle(cls, order)
+
+
+def test_the_class_of_the_object_of_a_method_may_be_left_out() -> None:
+    assert [cls().whoever("1") for cls in (Ship, Charge, Job)] == ["Ship 1"] * 3
+
+
 def test_an_object_that_is_data_is_compared_as_an_argument_is() -> None:
     @dataclass
     class Order:

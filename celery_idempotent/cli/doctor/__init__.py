@@ -15,7 +15,7 @@ import click
 
 from ...errors import ConfigurationError
 from ...units import clean
-from ..common import CHECKUP, URL, Exit, StoreCommand, from_url, status_of
+from ..common import CHECKUP, URL, Exit, StoreCommand, from_url, import_from_here, status_of
 from .findings import Finding, Section, Severity, Target
 
 
@@ -87,8 +87,7 @@ def _queues(ctx: click.Context, url: str) -> Section:
     ctx.call_on_close(store.close)
     if not hasattr(store, "_client"):
         raise ConfigurationError(f"Expected the URL of RQ's Redis, as redis://localhost/0, got {hide_password(url)!r}.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    import_from_here()
     ctx.meta[URL] = ctx.meta.get(URL) or url  # the store of guarded jobs, unless they name another
     from . import rq
 
