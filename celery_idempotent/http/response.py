@@ -78,7 +78,7 @@ def as_response(value: object) -> Response:
     if isinstance(value, tuple) and len(value) == 3:
         status, headers, body = value
     elif not getattr(value, "is_rendered", True):  # by Django's templates or Django REST framework
-        raise unfit_response(value, "it is not rendered yet")
+        raise unfit_response(value, "it is not rendered yet", _RENDER)
     else:
         status = getattr(value, "status_code", None)
         headers = getattr(value, "raw_headers", None) or getattr(value, "headers", None)
@@ -101,12 +101,19 @@ def cookies_of(response: object) -> list[tuple[bytes, bytes]]:
     return [(b"set-cookie", each.OutputString().encode("latin-1")) for each in found]
 
 
-def unfit_response(value: object, why: object = "") -> ConfigurationError:
+_MAKE = "Make the response first, as by jsonify(), JSONResponse() or JsonResponse()."
+_RENDER = (
+    "Render it first: response.render(), in a view of Django REST framework "
+    "self.finalize_response(request, response).render()."
+)
+
+
+def unfit_response(value: object, why: object = "", cure: str = _MAKE) -> ConfigurationError:
     """Return the error for what is to be sent, and is no response."""
     got = f"({', '.join(type(part).__name__ for part in value)})" if isinstance(value, tuple) else type(value).__name__
     return ConfigurationError(
         "Expected a response of your framework with its whole body, or (status, headers, body), got "
-        f"{got}{f': {why}' if why else ''}. Make the response first, as by jsonify(), JSONResponse() or JsonResponse()."
+        f"{got}{f': {why}' if why else ''}. {cure}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.support.docs.pages import PYTHON, ROOT, blocks
 from tests.support.docs.stage import stage
@@ -59,6 +60,67 @@ assert post() == (403, 2)
 """
 
 
+SETTLED = """
+import sys
+from django.conf import settings
+from celery_idempotent import current_lease
+from celery_idempotent.http import INSIDE
+{settings}
+IDEMPOTENCY_HTTP["store"] = "django://default"
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    ROOT_URLCONF=__name__,
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}}}},
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "rest_framework"],
+    MIDDLEWARE=MIDDLEWARE,
+    IDEMPOTENCY_HTTP=IDEMPOTENCY_HTTP,
+)
+import django
+django.setup()
+from django.core.management import call_command
+from django.contrib.auth.models import Group
+from django.test import Client
+from django.urls import path
+from rest_framework.generics import ListCreateAPIView
+from rest_framework.permissions import BasePermission
+from rest_framework.serializers import ModelSerializer
+from celery_idempotent.http import begin
+{views}
+class Once(BasePermission):
+    def has_permission(self, request, view):
+        begin(request, 7)
+        return True
+
+class Groups(ModelSerializer):
+    class Meta:
+        model = Group
+        fields = ["name"]
+
+fail = True
+
+class Orders(SettledMixin, ListCreateAPIView):
+    queryset, serializer_class, permission_classes = Group.objects.all(), Groups, [Once]
+
+    def create(self, request, *args, **kwargs):
+        response = super().create(request, *args, **kwargs)
+        if fail:
+            raise RuntimeError("after the commit")
+        return response
+
+urlpatterns = [path("orders", Orders.as_view())]
+call_command("migrate", verbosity=0)
+client = Client(headers={{"Idempotency-Key": "k"}}, raise_request_exception=False)
+seen = [client.post("/orders", {{"name": "one"}}) for _ in range(2)]
+assert [(each.status_code, each.json(), "Idempotent-Replayed" in each.headers) for each in seen] == [
+    (201, {{"name": "one"}}, False), (201, {{"name": "one"}}, True)
+]
+assert Group.objects.count() == 1
+fail = False
+assert [client.post("/orders", {{"name": "one"}}, headers={{"Idempotency-Key": "b"}}).status_code] == [400]
+assert [client.post("/orders", {{"name": "two"}}, headers={{"Idempotency-Key": "c"}}).status_code] == [201]
+"""
+
+
 def code(*texts: str) -> str:
     """Return the blocks of the page that hold these texts."""
     return "\n".join(b.text for b in blocks(PAGE) if b.language == PYTHON and any(text in b.text for text in texts))
@@ -79,4 +141,11 @@ def test_the_fastapi_application_takes_an_order_once() -> None:
 def test_the_django_application_takes_an_order_once() -> None:
     script = DJANGO.format(settings=code("MIDDLEWARE ="), views=code("BasePermission"))
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_view_of_rest_framework_settles_its_response_with_its_rows(tmp_path: Path) -> None:
+    script = SETTLED.format(settings=code("MIDDLEWARE ="), views=code("class SettledMixin"))
+    command = [sys.executable, "-c", script, str(tmp_path / "shop.db")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

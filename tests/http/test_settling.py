@@ -97,7 +97,11 @@ def test_what_was_not_committed_is_not_sent(tmp_path: Path) -> None:
         ((201, {"Location": 1}, ""), "got (int, dict, str): names and values of headers are text, got int"),
         ((201, {"X-Name": "\u0142"}, ""), "got (int, dict, str): 'latin-1' codec can't encode"),
         ((201, ["Location"], ""), "got (int, list, str): too many values to unpack"),
-        (SimpleNamespace(status_code=201, headers={}, is_rendered=False), "got SimpleNamespace: it is not rendered"),
+        (
+            SimpleNamespace(status_code=201, headers={}, is_rendered=False),
+            "got SimpleNamespace: it is not rendered yet. Render it first: response.render(), in a view of Django REST "
+            "framework self.finalize_response(request, response).render().",
+        ),
     ],
 )
 def test_what_is_no_response_is_refused_before_it_is_committed(tmp_path: Path, settled: object, got: str) -> None:
