@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -166,15 +167,19 @@ def check_tables(app_configs: Any, databases: Any = None, **_: Any) -> list[chec
         found.append(
             _warning(  # not an error, which would keep such commands of other packages from making them
                 what,
-                _how_to_make_tables(store.alias),
+                _how_to_make_tables(store.alias, store.url),
                 "W005",
             )
         )
     return found
 
 
-def _how_to_make_tables(alias: str) -> str:
+def _how_to_make_tables(alias: str, url: str) -> str:
     apply = "celery -A proj idempotency schema --apply"
+    if celery_app().main in (None, "default"):  # of a project without Celery
+        named, module = ("django://" in url.lower() and url), os.environ.get("DJANGO_SETTINGS_MODULE")
+        where = f"DJANGO_SETTINGS_MODULE={module} " if named and module else ""
+        apply = f"{where}celery-idempotent --store '{named or 'URL'}' schema --apply"
     if not router.allow_migrate(alias, "celery_idempotent", model_name="record"):
         return (
             f"A router in DATABASE_ROUTERS keeps celery_idempotent out of {alias!r}, where migrate makes nothing. Have "

@@ -14,7 +14,7 @@ from celery_idempotent.celery.declarations import check_settings
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.http.django import IdempotencyMiddleware
 from tests.django_app.test_migrations import STORE, execute
-from tests.support.django_app.project import Project
+from tests.support.django_app.project import SETTINGS, Project
 
 Found = list[tuple[str, str]]
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
@@ -135,6 +135,19 @@ def test_tables_that_are_missing_are_found_where_a_database_is_checked(postgres_
     assert "Have its allow_migrate return True for that, and run celery -A proj idempotency schema --apply." in text
     assert postgres_project.run(while_migrating, **missing) == []
     assert postgres_project.run(of_databases) == []
+
+
+def without_celery() -> Found:
+    with mock.patch("celery_idempotent.django.checks.celery_app", return_value=Celery(set_as_current=False)):
+        return of_databases()
+
+
+def test_a_project_without_celery_is_told_another_command(postgres_project: Project) -> None:
+    url = f"{postgres_project.settings[STORE]}&table=missing"
+    command = f"DJANGO_SETTINGS_MODULE={SETTINGS} celery-idempotent --store '{url}' schema --apply"
+    text = dict(postgres_project.run(without_celery, **{STORE: url}))["W005"]
+    assert command in text
+    assert "celery -A" not in text
 
 
 def test_a_file_that_has_no_tables_yet_is_well_and_one_with_anothers_is_not(sqlite_project: Project) -> None:
