@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
 from celery._state import _task_stack, get_current_worker_task
+from celery.app.task import Task
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.connection import ConnectionPool
@@ -532,6 +533,8 @@ def _send_confirmed(
     app, store = task._get_app(), task._binding.guard.store
     with _confirming(app, ids.get("producer"), options.get("timeout")) as (sending, certain):
         result = send(**{**ids, **options, **sending})
+    if result is None:
+        _refuse_to_publish_later(task)
     if sure and certain:
         wait = _seconds_until(options, app)
         if token.newest:  # a message that it replaces may be due now, and runs unless this one is confirmed
@@ -539,6 +542,26 @@ def _send_confirmed(
         else:
             confirmations.add(store, token, wait)
     return result
+
+
+def _refuse_to_publish_later(task: Any) -> None:
+    """Refuse a class behind `IdempotentTask` whose ``apply_async`` publishes when a transaction is committed.
+
+    By then the producer that it was given is another's, and other calls are skipped for a message that may never come.
+
+    Raises:
+        ConfigurationError: the task has such a class.
+    """
+    bases = type(task).__mro__
+    root = next(base for base in reversed(bases) if "_binding" in vars(base))  # IdempotentTask
+    for base in bases[bases.index(root) + 1 :]:
+        if "apply_async" in vars(base) and not issubclass(Task, base):
+            raise ConfigurationError(
+                f"Expected the apply_async of {base.__name__} to publish {task.name} at once and to return its result, "
+                "got None. If it publishes when a transaction is committed, a unique task must not count its message "
+                f"before that: write {base.__name__} before {root.__name__} among the bases: "
+                f"class Base({base.__name__}, {root.__name__})."
+            )
 
 
 def _ask(store: Store, call: Callable[[Store], T]) -> T:

@@ -197,6 +197,42 @@ def test_after_a_commit_a_duplicate_is_logged_and_the_hooks_that_follow_are_call
     assert messages(broker_url) == 1
 
 
+def test_a_class_that_publishes_after_the_commit_is_refused_behind_ours_and_does_so_before_it(
+    app: Celery, tmp_path: Path, broker_url: str
+) -> None:
+    """Behind it, the producer of the call would be another's by then, and calls be skipped for what may never come."""
+    from django.db import transaction
+
+    class AfterCommit(Task):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> None:
+            transaction.on_commit(lambda: super(AfterCommit, self).apply_async(*args, **options), using="shop")
+
+    class Behind(IdempotentTask, AfterCommit):
+        abstract = True
+
+    class Before(AfterCommit, IdempotentTask):
+        abstract = True
+
+    @app.task(base=Behind, unique=True, shared=False)
+    def behind() -> None: ...
+
+    @app.task(base=Before, unique=True, shared=False)
+    def before() -> None: ...
+
+    with django_database("shop", "sqlite3", NAME=str(tmp_path / "shop.sqlite3")):
+        advice = r"class Base\(AfterCommit, IdempotentTask\)"
+        with pytest.raises(ConfigurationError, match=advice), transaction.atomic(using="shop"):
+            behind.delay()
+        assert messages(broker_url) == 0
+        with transaction.atomic(using="shop"):
+            before.delay()
+            before.delay()
+            assert messages(broker_url) == 0
+    assert messages(broker_url) == 1
+
+
 def test_without_djangos_autocommit_a_transaction_may_be_open(app: Celery, tmp_path: Path, broker_url: str) -> None:
     from django.db import connections, transaction
 
