@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -23,8 +24,8 @@ INTERVAL, THROTTLE = 10, 10
 SELDOM_LOOKING = {True: {"solo"}, False: {"gevent", "eventlet", "solo"}}
 #: Seconds between two looks from which on there is a finding, where the timeout itself is short.
 SELDOM = 60
-GOOD = 'app.conf.broker_transport_options = {"visibility_timeout": 30}'
-OFTEN = GOOD.replace("}", ', "unacked_restore_interval": 5, "unacked_restore_throttle": 1}')
+GOOD = {"visibility_timeout": 30}
+OFTEN = {**GOOD, "unacked_restore_interval": 5, "unacked_restore_throttle": 1}
 
 
 def messages(app: Any, queues: set[str]) -> set[str] | None:
@@ -67,9 +68,20 @@ def _times_out(config: AppConfig) -> bool:
     return config.broker in ASSUMED and not config.refreshed
 
 
-def _longer(seconds: float) -> str:
+def _with(config: AppConfig, options: Mapping[str, object]) -> str:
+    """Return how to set options of the broker beside those that the app has: without its prefix it loses its queues."""
+    others = set(config.conf.get("broker_transport_options") or {}) - set(options)
+    written = [*(["**app.conf.broker_transport_options"] if others else []), *map(_entry, options.items())]
+    return f"app.conf.broker_transport_options = {{{', '.join(written)}}}"
+
+
+def _entry(item: tuple[str, object]) -> str:
+    return f'"{item[0]}": {item[1]}'
+
+
+def _longer(config: AppConfig, seconds: float) -> str:
     rounded = ceil(seconds * 1.2 / 60) * 60
-    return f'app.conf.broker_transport_options = {{"visibility_timeout": {min(rounded, int(SQS_MOST))}}}'
+    return _with(config, {"visibility_timeout": min(rounded, int(SQS_MOST))})
 
 
 @CHECKS.add(when=lambda config: config.refreshed)
@@ -78,7 +90,7 @@ def visibility_long(config: AppConfig) -> Findings:
         yield warning(
             f"visibility_timeout is {config.visibility:g} s: so long it takes until the task of a killed worker is "
             "delivered again. Workers with idempotent tasks refresh it, so that a short one is safe.",
-            f"{GOOD}, where every worker of the broker's database is of an app with idempotent tasks",
+            f"{_with(config, GOOD)}, where every worker of the broker's database is of an app with idempotent tasks",
         )
     yield ok(f"visibility_timeout is {config.visibility:g} s, and refreshed")
 
@@ -89,7 +101,7 @@ def visibility_short(config: AppConfig) -> Findings:
         yield warning(
             f"visibility_timeout is {config.visibility:g} s: a machine that pauses for most of it is taken for dead, "
             "and what it holds is handed out again.",
-            'app.conf.broker_transport_options = {"visibility_timeout": 30}',
+            _with(config, GOOD),
         )
 
 
@@ -100,7 +112,7 @@ def visibility_shorter_than_eta(config: AppConfig) -> Findings:
         yield warning(
             f"visibility_timeout is {config.visibility:g} s, and {what} waits {wait:g} s: each timeout makes one more "
             "copy. Idempotent tasks defer it, plain ones run it.",
-            _longer(wait),
+            _longer(config, wait),
         )
 
 
@@ -112,7 +124,7 @@ def visibility_shorter_than_tasks(config: AppConfig) -> Findings:
         yield warning(
             f"visibility_timeout is {config.visibility:g} s, and {listed(long)} may run for {most:g} s: each timeout "
             "makes one more copy, which waits.",
-            _longer(most),
+            _longer(config, most),
         )
 
 
@@ -146,7 +158,7 @@ def restore_seldom(config: AppConfig) -> Findings:
     if every > SELDOM and config.visibility <= SELDOM:
         yield info(
             f"Workers look every {every:g} s for what timed out after {config.visibility:g} s.",
-            f"{OFTEN} (kombu 5.7 or newer)",
+            f"{_with(config, OFTEN)} (kombu 5.7 or newer)",
         )
     yield ok(f"workers look every {every:g} s for what timed out")
 
@@ -168,13 +180,13 @@ def sqs_visibility(config: AppConfig) -> Findings:
     if config.visibility > SQS_MOST:
         yield error(
             f"visibility_timeout is {config.visibility:g} s, and SQS takes 43200 s (12 h) at most.",
-            'app.conf.broker_transport_options = {"visibility_timeout": 43200}',
+            _with(config, {"visibility_timeout": int(SQS_MOST)}),
         )
     if "visibility_timeout" not in config.broker_options:
         yield warning(
             "visibility_timeout is not set, and 1800 s are assumed: if the queue has less, copies wait too long in "
             "flight and come again.",
-            'app.conf.broker_transport_options = {"visibility_timeout": ...}  # what the queue has',
+            f"{_with(config, {'visibility_timeout': '...'})}  # what the queue has",
         )
 
 
@@ -225,7 +237,7 @@ def publishes_unconfirmed(config: AppConfig) -> Findings:
     if not config.broker_options.get("confirm_publish"):
         yield info(
             "RabbitMQ does not confirm what you publish: a message may be lost unnoticed in a connection that breaks.",
-            'app.conf.broker_transport_options = {"confirm_publish": True}',
+            _with(config, {"confirm_publish": True}),
         )
 
 
