@@ -9,7 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
+from celery.contrib.django.task import DjangoTask
 from celery.schedules import crontab, schedule, solar
 
 from celery_idempotent import IdempotentTask
@@ -51,6 +52,19 @@ class Case:
         return f"{self.code}-{self.severity}"
 
 
+class InContext(Task):
+    """An app's own class, as the one of Flask's documentation."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+
+class InContextToo(InContext, IdempotentTask):
+    abstract = True
+
+
 KEY: dict[str, Any] = {"key": "order_id"}
 SQS, AMQP = {"broker": "sqs://"}, {"broker": "amqp://"}
 SQS_SAYS = {"redelivered-unknown": "info"}
@@ -72,6 +86,12 @@ CASES = [
         {"idempotent": False, "plain_task": {"idempotency": KEY}},
         {"nothing-idempotent": "warning"},
         right={"plain": True},
+    ),
+    Case(
+        "app-class-left-out",
+        "warning",
+        {"own_class": InContext},
+        right={"own_class": InContext, "task": {"base": InContextToo}},
     ),
     Case("setting-unknown", "error", {"idempotency_stores": f"{REDIS}/1"}),
     Case("setting-unknown", "error", {"idempotence": {}}),
@@ -291,6 +311,44 @@ def test_redis_has_many_names(broker: str) -> None:
     found = found_of(app_with(broker=broker, options=options, broker_use_ssl=ssl))
     assert severities(found) == {}
     assert found["broker-forgets"].found == "the broker is redis"
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("visibility-long", {"options": {"global_keyprefix": "shop"}}),
+        ("visibility-shorter-than-eta", {**SQS, **LATE, "options": {"visibility_timeout": 3600, "region": "eu-1"}}),
+        ("publishes-unconfirmed", {**AMQP, "options": {"read_timeout": 3}}),
+    ],
+)
+def test_the_remedy_for_an_option_of_the_broker_keeps_the_others(code: str, wrong: dict[str, Any]) -> None:
+    """Without its `global_keyprefix`, or with the default `sep` of its priorities, an app reads other queues."""
+    remedy = found_of(app_with(**wrong))[code].remedy
+    assert remedy.startswith("app.conf.broker_transport_options = {**app.conf.broker_transport_options, ")
+
+
+def test_the_remedy_for_an_option_of_the_broker_is_as_short_as_it_can_be() -> None:
+    remedy = found_of(app_with(options={}))["visibility-long"].remedy
+    assert remedy.startswith('app.conf.broker_transport_options = {"visibility_timeout": 30}, ')
+
+
+@pytest.mark.parametrize("task_cls", [InContextToo, IdempotentTask, "celery_idempotent:IdempotentTask"])
+def test_the_apps_own_class_is_not_left_out_where_the_task_has_it(task_cls: Any) -> None:
+    app = Celery("shop", broker=f"{REDIS}/0", set_as_current=False, task_cls=task_cls)
+    app.conf.idempotency_store = f"{REDIS}/1"
+    app.task(charge, name="charge", shared=False, idempotency=KEY)
+    assert "app-class-left-out" not in severities(found_of(app))
+
+
+def test_a_class_that_celery_itself_gives_to_the_app_is_none_of_its_own() -> None:
+    """In Django it is one with `delay_on_commit`, which an idempotent task has too."""
+    assert "app-class-left-out" not in severities(found_of(app_with(own_class=DjangoTask)))
+
+
+def test_the_apps_own_class_is_named_with_what_it_does() -> None:
+    finding = found_of(app_with(own_class=InContext))["app-class-left-out"]
+    assert "InContext.__call__ of the app's own task class is not called for charge" in finding.found
+    assert "class Base(InContext, IdempotentTask)" in finding.remedy
 
 
 def test_a_purge_by_beat_is_known() -> None:

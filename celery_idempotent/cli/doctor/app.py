@@ -63,6 +63,18 @@ def base_missing(config: AppConfig) -> Findings:
         )
 
 
+@CHECKS.add("every idempotent task has the app's own class among its bases")
+def app_class_left_out(config: AppConfig) -> Findings:
+    for cls, method in config.own_methods.items():
+        if without := [each.name for each in config.tasks if not isinstance(each.task, cls)]:
+            yield warning(
+                f"{cls.__name__}.{method} of the app's own task class is not called for {listed(without)}: base= has "
+                "taken its place.",
+                f"class Base({cls.__name__}, IdempotentTask): abstract = True, and base=Base. Where a factory makes "
+                f"{cls.__name__}, derive that from IdempotentTask too, and leave base= out.",
+            )
+
+
 @CHECKS.add("every setting of idempotency is one")
 def setting_unknown(config: AppConfig) -> Findings:
     if wrong := mistaken_settings(config.app):

@@ -95,6 +95,16 @@ class AppConfig:
         """Whether workers with idempotent tasks keep the broker from handing out what they hold."""
         return self.broker == "redis" and self.conf.get("idempotency_visibility_refresh") is not False
 
+    @cached_property
+    def own_methods(self) -> dict[type, str]:
+        """The classes of the app's own task class that do something, each with one method that does."""
+        found = {}
+        for cls in self.app.Task.__mro__:
+            methods = [name for name, value in vars(cls).items() if callable(value) and _is_used(name)]
+            if methods and not issubclass(IdempotentTask, cls) and not cls.__module__.startswith("celery."):
+                found[cls] = "__call__" if "__call__" in methods else methods[0]
+        return found
+
     def limit(self, task: Any) -> float | None:
         """Return after how many seconds a task is ended at the latest; None if never."""
         limits = (task.time_limit or self.conf.task_time_limit, task.soft_time_limit or self.conf.task_soft_time_limit)
@@ -132,6 +142,10 @@ class AppConfig:
         expires = self.conf.result_expires
         seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
         return float(seconds) if seconds else None
+
+
+def _is_used(method: str) -> bool:
+    return method == "__call__" or not method.startswith("_")
 
 
 def shortest_interval(when: Any, app: Any) -> float | None:

@@ -26,6 +26,7 @@ def app_with(
     plain_task: Mapping[str, Any] | None = None,
     beat: Mapping[str, Any] | None = None,
     idempotent: bool = True,
+    own_class: type | None = None,
     **conf: Any,
 ) -> Celery:
     """Return an app that nobody else sees, with one task, as it should be but for what the arguments say."""
@@ -39,9 +40,11 @@ def app_with(
         "broker_transport_options": dict(SHORT if options is None else options),
     }
     app.conf.update({**good, **conf})
+    if own_class is not None:
+        app.Task = own_class  # as a factory does; `task_cls` is another way
     if idempotent:
-        declared = {"idempotency": policy or {"key": "order_id"}, **(task or {})}
-        app.task(charge, name="charge", base=IdempotentTask, shared=False, **declared)
+        declared = {"idempotency": policy or {"key": "order_id"}, "base": IdempotentTask, **(task or {})}
+        app.task(charge, name="charge", shared=False, **declared)
     if plain or not idempotent:
         app.task(resize, name="resize", shared=False, **(plain_task or {}))
     if beat is not None:
