@@ -41,3 +41,12 @@ def test_the_versions_of_python_are_the_same_wherever_they_are_named() -> None:
         assert set(re.findall(r"Python 3\.\d+ to 3\.\d+", (ROOT / page).read_text())) == {range_}, page
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert set(re.findall(r"\b3\.\d+\b", workflow)) == {*named}
+
+
+def test_nothing_is_installed_by_an_extra_of_celery_or_kombu() -> None:
+    """`celery[redis]` bounds redis-py, and pins packaging: applications that pin others could not install both."""
+    _, _, rest = (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [\n")
+    asked, _, _ = rest.partition("\n]")
+    named = re.findall(r'^ *"(\w+)(\[?)', asked, re.MULTILINE)
+    assert ("celery", "") in named
+    assert ("kombu", "") in named
