@@ -150,6 +150,12 @@ CASES = [
     Case("result-ttl-short", "error", {"policy": {**KEY, "result_ttl": "1h"}, **LATE}, right=LATE),
     Case("unique-not-shared", "error", {"task": {"unique": "order_id"}, "idempotency_store": "memory://"}),
     Case("unique-expires", "info", {"task": {"unique": "order_id", "expires": 60}}, right={"task": {"expires": 60}}),
+    Case(
+        "unique-expires",
+        "info",
+        {"task": {"unique": "order_id"}, "beat": {"options": {"expires": 50}}},
+        right={"beat": {"options": {"expires": 50}}},
+    ),
     Case("turns-without-key", "warning", {"policy": {"result_ttl": 0}}, right={"policy": {**KEY, "result_ttl": 0}}),
     Case("failure-ttl-short", "warning", {"policy": {**KEY, "failure_ttl": 20}}),
     Case("visibility-long", "warning", {"options": {}}, right=HOUR | SQS),

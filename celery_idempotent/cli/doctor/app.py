@@ -313,7 +313,9 @@ def unique_not_shared(config: AppConfig) -> Findings:
 
 @CHECKS.add("unique tasks do not expire")
 def unique_expires(config: AppConfig) -> Findings:
-    if brief := [each.name for each in config.tasks if each.is_unique and each.task.expires]:
+    entries = config.scheduled.values()
+    expiring = {str(entry["task"]) for entry in entries if (entry.get("options") or {}).get("expires")}
+    if brief := [e.name for e in config.tasks if e.is_unique and (e.task.expires or e.name in expiring)]:
         yield info(
             f"{listed(brief)} is unique and has expires: each call would expire later than the message that waits, and "
             "so is published.",
