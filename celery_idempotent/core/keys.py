@@ -326,7 +326,10 @@ def _whole(arguments: Mapping[str, object]) -> str:
     try:
         encoded = _strict.encode(dict(arguments), 0)
     except TypeError as exc:
-        raise MissingKey(f"Expected arguments of which a unique key can be made. {exc}") from exc
+        raise MissingKey(
+            f"Expected arguments of which a unique key can be made. {exc}. Or name what tells two calls apart: "
+            f"unique=lambda {next(iter(arguments))}: {next(iter(arguments))}..."
+        ) from exc
     part = "~" + _escape(encoded)
     return part if len(part) <= MAX_PART else f"~~{sha256(encoded.encode('ascii')).hexdigest()}"
 
