@@ -136,7 +136,7 @@ def beat_without_key(config: AppConfig) -> Findings:
         yield info(
             f"The key of {listed(unkeyed)} is the task id, and beat publishes it: two beats, or a publish that is "
             "tried again, make two operations of it.",
-            "Where that must not be, give it a key and a result_ttl shorter than its interval: "
+            "Where that must not be, give it a key and a result_ttl of half its interval: "
             f'idempotency={{"key": lambda: "{unkeyed[0]}", "result_ttl": ...}}',
         )
 
@@ -152,7 +152,7 @@ def beat_key_fixed(config: AppConfig) -> Findings:
         )
         option = '"key": ..., ' if computed or by_option else f'"key": {_written(each.policy.key)}, '
         remedy = (
-            f'idempotency={{{option}"result_ttl": {seconds * 0.8:g}}}, shorter than the interval; or leave '
+            f'idempotency={{{option}"result_ttl": {seconds / 2:g}}}, half the interval; or leave '
             f"{key if by_option else 'the key'} out, so that each message is an operation of its own"
         )
         if computed:
