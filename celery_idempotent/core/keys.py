@@ -327,7 +327,7 @@ def _whole(arguments: Mapping[str, object]) -> str:
         encoded = _strict.encode(dict(arguments), 0)
     except TypeError as exc:
         raise MissingKey(
-            f"Expected arguments of which a unique key can be made. {exc}. Or name what tells two calls apart: "
+            f"Expected arguments of which a unique key can be made. {exc}. Or name what distinguishes two calls: "
             f"unique=lambda {next(iter(arguments))}: {next(iter(arguments))}..."
         ) from exc
     part = "~" + _escape(encoded)

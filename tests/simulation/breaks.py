@@ -160,7 +160,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a lost run that cannot settle answers": [
             (
                 GUARD,
-                "if held.lost:\n                    return _lost(delivery, held, error)\n                # The",
+                "if held.lost:\n                    return self._lost(delivery, held, error)\n                # The",
                 "if False:\n                    pass\n                # The",
             )
         ],
@@ -438,15 +438,15 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "a settle that is refused counts as done": [
             (
                 GUARD,
-                "            except LeaseLost:\n                return _lost(delivery, held, error)",
+                "            except LeaseLost:\n                return self._lost(delivery, held, error)",
                 "            except LeaseLost:\n                return True",
             )
         ],
         "a settle that was given up on counts as lost": [
             (
                 GUARD,
-                "                if held.lost:\n                    return _lost(delivery, held, error)\n          ",
-                "                if True:\n                    return _lost(delivery, held, error)\n          ",
+                "                if held.lost:\n                    return self._lost(delivery, held, error)\n        ",
+                "                if True:\n                    return self._lost(delivery, held, error)\n        ",
             )
         ],
         "a duplicate that meets a holder is dropped": [

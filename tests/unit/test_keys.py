@@ -818,6 +818,6 @@ def test_a_key_or_scope_without_canonical_form_is_missing() -> None:
 def test_arguments_that_make_no_unique_key_are_refused_with_what_to_write_instead() -> None:
     """A model of Django's, say, which an application that pickles its messages passes."""
     with pytest.raises(
-        MissingKey, match=r"Money .*Or name what tells two calls apart: unique=lambda price: price\.\.\."
+        MissingKey, match=r"Money .*Or name what distinguishes two calls: unique=lambda price: price\.\.\."
     ):
         compose_slot("n", "t", None, {"price": Money("1")}, message=())
