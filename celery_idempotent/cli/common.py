@@ -518,7 +518,7 @@ def from_url(ctx: click.Context) -> NamedStore:
 
 
 def import_from_here() -> None:
-    """Have modules of the current directory be found, as by `celery -A`, RQ's worker and Django's `manage.py`."""
+    """Have modules of the current directory be found, as Celery's app option, RQ's worker and Django's manage.py do."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 

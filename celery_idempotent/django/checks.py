@@ -177,9 +177,10 @@ def check_tables(app_configs: Any, databases: Any = None, **_: Any) -> list[chec
 def _how_to_make_tables(alias: str, url: str) -> str:
     apply = "celery -A proj idempotency schema --apply"
     if celery_app().main in (None, "default"):  # of a project without Celery
-        named, module = ("django://" in url.lower() and url), os.environ.get("DJANGO_SETTINGS_MODULE")
-        where = f"DJANGO_SETTINGS_MODULE={module} " if named and module else ""
-        apply = f"{where}celery-idempotent --store '{named or 'URL'}' schema --apply"
+        apply = "celery-idempotent --store URL schema --apply"
+        if url.lower().startswith("django://"):  # in which there is no password
+            apply = apply.replace("URL", f"'{url}'")
+            apply = f"DJANGO_SETTINGS_MODULE={os.environ.get('DJANGO_SETTINGS_MODULE', 'proj.settings')} {apply}"
     if not router.allow_migrate(alias, "celery_idempotent", model_name="record"):
         return (
             f"A router in DATABASE_ROUTERS keeps celery_idempotent out of {alias!r}, where migrate makes nothing. Have "

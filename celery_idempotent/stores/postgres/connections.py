@@ -340,8 +340,8 @@ def no_schema(shown: str, why: str) -> StoreRefused:
     """Return the error for a database without what this version needs in it."""
     return StoreRefused(
         f"The idempotency store {shown} has no table and functions for this version ({why}). "
-        "Make or upgrade them with: celery-idempotent --store URL schema --apply, or, where Django's settings name "
-        "this store and celery_idempotent.django is in INSTALLED_APPS, with manage.py migrate"
+        "Make or upgrade them with: celery-idempotent --store URL schema --apply, or with manage.py migrate where "
+        "celery_idempotent.django is in INSTALLED_APPS and Django's settings name this store"
     )
 
 
