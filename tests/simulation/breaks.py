@@ -354,7 +354,12 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 GUARD,
                 "if held.within is not None and self._find_commit(delivery, held, error) is Commit.YES:",
                 "if False:",
-            )
+            ),
+            (
+                GUARD,
+                "if recorded or held.within is None or self._find_commit(delivery, held, error) is not Commit.YES:",
+                "if True:",
+            ),
         ],
         "any settled record is the run's own": [
             (
