@@ -29,7 +29,7 @@ from celery_idempotent.stores.redis import RedisStore
 from tests.support.celery.apps import messages
 from tests.support.celery.fixtures import StartWorker
 from tests.support.celery.journal import Journal
-from tests.support.servers import open_client
+from tests.support.servers import free_port, open_client
 from tests.support.stores.django_databases import django_database
 from tests.support.waiting import wait_until
 
@@ -297,6 +297,17 @@ def test_no_producer_is_held_while_a_base_class_publishes_too(app: Celery, broke
         for other in others:
             other.release()
     assert messages(broker_url) == 2
+
+
+def test_a_broker_of_another_kind_takes_over(store_url: str) -> None:
+    app = Celery("two", broker=f"redis://127.0.0.1:{free_port()}/0;memory://", set_as_current=False)
+    app.conf.idempotency_store = store_url
+
+    @app.task(base=IdempotentTask, name="two.work", unique="number")
+    def work(number: int) -> None: ...
+
+    assert work.delay(1).id != work.delay(2).id
+    app.close()
 
 
 def test_a_producer_of_rabbitmq_counts_if_its_channel_confirms() -> None:
