@@ -137,9 +137,6 @@ class Transport(memory.Transport):
 class Producer:
     """The end of Celery's publishing, and all that is left out of it is kombu's own."""
 
-    #: as `reuse_client` leaves one of kombu's
-    channel = SimpleNamespace(_create_client=None)
-
     def __init__(self, app: Any) -> None:
         self.connection = app.connection_for_write()
 
