@@ -795,7 +795,9 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} has ended by itself, and counts as a crash")
         for each in self.runs:  # a worker that releases for its child does not know the fence
             each.requeued = each.requeued or (reason is Reason.REQUEUED and each.held.lease.owner == lease.owner)
-        if reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
+        record = self.simulation.store.get(lease.key)
+        noted = record is None or record.reason == reason  # else an operator has released it before
+        if noted and reason not in (Reason.CRASHED, Reason.SHUTDOWN, Reason.REVOKED):
             self.deaths[name_of(lease.key)] = 0
         if run is None and lease.claim.nesting == RETRIES_LIMIT - 1:  # the end of a continuation that does not come
             self.retried.pop(lease.claim.task_id, None)
