@@ -8,6 +8,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from kombu import pools
+
 from tests.support.celery.apps import close_app, load_app
 from tests.support.servers import RedisServer
 
@@ -73,6 +75,7 @@ def two_workers(
         yield {arm: (ours if module == MODULE else theirs, sending[arm]) for arm, (module, _) in tasks.items()}
     for app in apps.values():
         close_app(app)
+    pools.reset()  # which other apps would use on, with what was done to their connections
 
 
 def measure(
