@@ -917,8 +917,10 @@ def _reuse_client(app: Any) -> None:
     It is looked at where it lies. To hold it while Celery publishes would block for ever where the base class of a
     task, a router or a text of an argument publishes too, and the pool has no other one.
     """
-    with suppress(IndexError, AttributeError):  # none is kept; it has not connected, or not to a Redis
-        reuse_client(app.producer_pool.connections._resource.queue[-1]._default_channel)
+    with suppress(IndexError, AttributeError):  # none is kept; it was never opened, or not to a Redis
+        channel = app.producer_pool.connections._resource.queue[-1]._default_channel
+        if channel is not None:
+            reuse_client(channel)
 
 
 def token_in(headers: Mapping[str, Any] | None) -> Token | None:

@@ -21,7 +21,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.celery.app import store_of
 from celery_idempotent.celery.declarations import check_settings, check_unprotected
 from celery_idempotent.celery.message import META_HEADER
-from celery_idempotent.celery.unique import _confirming, end_in_background, release_unrun
+from celery_idempotent.celery.unique import _confirming, _reuse_client, end_in_background, release_unrun
 from celery_idempotent.core import reservations
 from celery_idempotent.core.binding import confirmations
 from celery_idempotent.errors import AlreadyPublished, ConfigurationError
@@ -308,6 +308,13 @@ def test_a_broker_of_another_kind_takes_over(store_url: str) -> None:
 
     assert work.delay(1).id != work.delay(2).id
     app.close()
+
+
+def test_a_connection_that_another_thread_has_not_opened_is_left_alone(app: Celery) -> None:
+    """It may lie where the one did by which a call was published."""
+    with app.pool.acquire() as connection:
+        assert connection._default_channel is None
+    _reuse_client(app)
 
 
 def test_a_producer_of_rabbitmq_counts_if_its_channel_confirms() -> None:
