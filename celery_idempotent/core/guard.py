@@ -316,7 +316,7 @@ class Guard:
                 continue
             if isinstance(found, HeldLease):
                 if not found.doubtful:
-                    return self._check_crashes(delivery, found) if found.lease.taken_over else found
+                    return self._check_crashes(delivery, found) if found.lease.crashes else found
                 # The answer came so late that another may have the lease by now. Its holder gets the same answer again.
                 delivery.granted_late = True
                 if (pause := patience.next()) is None:

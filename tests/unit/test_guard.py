@@ -1843,14 +1843,17 @@ def test_the_end_of_a_run_has_the_seconds_of_its_body_and_of_its_settle(
         assert end.took == 20.0
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["answered", "reply lost"])
 @pytest.mark.parametrize(("deaths", "runs"), [(1, 1), (2, 0), (3, 0)])
 def test_a_delivery_that_is_alone_runs_after_fewer_crashes_than_are_allowed(
-    bench: Bench, deaths: int, runs: int
+    bench: Bench, deaths: int, runs: int, *, lost: bool
 ) -> None:
     bench.policy = Policy(max_crashes=2)
     for _ in range(deaths):
         bench.elsewhere("b", max_crashes=99)
         bench.clock.advance(bench.policy.lease_ttl)
+    if lost:
+        bench.store.lose_reply("acquire")
     with suppress(CrashLoop):
         bench.deliver(alone=True)
     assert len(bench.runs) == runs
