@@ -337,8 +337,12 @@ class Site:
                 self.break_off(run)
                 run.ending = "returned"
         finally:
-            for _ in range(3):
-                await self.query(run)
+            try:
+                for _ in range(3):
+                    await self.query(run)
+            except asyncio.CancelledError:  # its client has gone, whatever it has raised before
+                run.ending = "left"
+                raise
 
     def each_part(self, run: Any) -> list[bytes]:
         more = b"." * 50 if self.stream == "large" else b""
