@@ -712,9 +712,9 @@ class Guard:
             return None
         if found is Commit.NO:
             error = _not_committed(held.key)
-            if self.release(delivery, held, Release(Reason.FAILED), error):
-                raise error
-            if self._find_commit(delivery, held) is not Commit.YES:  # it was on its way when we looked
+            released = self.release(delivery, held, Release(Reason.FAILED), error)
+            # Where it is refused, the commit was perhaps on its way when we looked.
+            if released or self._find_commit(delivery, held) is not Commit.YES:
                 raise error
         return Ran(held.result(None))
 
