@@ -36,7 +36,8 @@ def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", pages())
 def test_a_page_has_at_most_1500_words_with_its_code(page: str) -> None:
-    assert len(text_of(page).split()) <= 1500, f"{page}: shorten it, or give a part of it a page of its own"
+    words = [word for word in text_of(page).split() if word.strip("|:-")]  # the frame of a table has none
+    assert len(words) <= 1500, f"{page}: shorten it, or give a part of it a page of its own"
 
 
 def options_in(page: str) -> dict[str, str]:
