@@ -135,6 +135,10 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     if (alive and not ended_by_publishing) or retry_due:
         if claim.task_id in row.waiting or _marks(row) < MOST_WAITING:
             row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
+        last = row.attempts.get(claim.task_id, 0)
+        if claim.attempt < last and claim.nesting == last // RETRIES_LIMIT:
+            # It was published again: its copies count from here, also if what runs has died.
+            row.attempts[claim.task_id] = claim.attempt
         return Refusal(Verdict.CONFLICT, seen()), row
     lapsed = row.state is State.IN_PROGRESS and not ended_by_publishing
     died = lapsed and row.reason != Reason.SHUTDOWN  # a shutdown that was announced is no crash

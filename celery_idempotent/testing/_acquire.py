@@ -355,6 +355,33 @@ class CopyFacts(Ages):
         free(store, lease, Reason.FAILED)
         take(store, task_id="b")
 
+    def test_what_was_published_again_beside_a_later_attempt_has_copies_of_its_own(self, store: Store) -> None:
+        """An operator sends a task again that has failed; the lease of its last attempt has not run out yet."""
+        retry(store, take(store))
+        retry(store, take(store, retries=1))
+        take(store, retries=2)
+        assert verdict(store, retries=1) is Verdict.CONFLICT
+        assert verdict(store, **copy(1, "x")) is Verdict.SUPERSEDED
+        assert verdict(store) is Verdict.CONFLICT
+        assert verdict(store, **copy(1, "x")) is Verdict.CONFLICT
+        self.age(store, KEY, LEASE + 1)
+        assert take(store, **copy(2, "x")).taken_over
+
+    def test_the_next_attempt_takes_the_place_of_what_was_published_again(self, store: Store) -> None:
+        retry(store, take(store))
+        lease = take(store, retries=1)
+        assert verdict(store) is Verdict.CONFLICT
+        retry(store, lease)
+        assert verdict(store, **copy(1, "x")) is Verdict.SUPERSEDED
+        take(store, retries=2)
+        assert verdict(store, **copy(1, "x")) is Verdict.SUPERSEDED
+
+    def test_what_was_published_again_does_not_go_before_what_replaced_it(self, store: Store) -> None:
+        free(store, take(store), Reason.RETRY, next_attempt=attempt_number(1, 0))
+        take(store, nesting=1)
+        assert verdict(store) is Verdict.CONFLICT
+        assert verdict(store, **copy(1, "x")) is Verdict.SUPERSEDED
+
     @pytest.mark.parametrize("delivery", [{"redelivered": True}, {"copy": 3, "token": "x"}])
     def test_a_copy_of_an_attempt_before_the_retry_is_superseded(self, store: Store, delivery: dict[str, Any]) -> None:
         retry(store, take(store, retries=1))

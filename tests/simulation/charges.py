@@ -421,7 +421,9 @@ class Charges(Law):
             self.fail(f"run {run.number} of {run.order} is attempt {run.attempt}, whose retry was published")
         died = 0
         for other in self.runs:
-            known = other.held.fence > self.outlived[run.order] and not (self.robbed(other) or other.in_shutdown)
+            # What has failed by itself begins anew, also in a worker that is about to end.
+            cut_off = other.in_shutdown and other.ending == "killed"
+            known = other.held.fence > self.outlived[run.order] and not (self.robbed(other) or cut_off)
             if other.order == run.order and known:  # one that ends, or is steady, is no crash loop
                 steady = (
                     other.ending != "killed" or other.requeued or other.ended - simulated(other.held.fence) > STEADY

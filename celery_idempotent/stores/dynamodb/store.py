@@ -80,7 +80,7 @@ class DynamoDBStore(Store):
 
     def _acquire(self, claim: Claim, kept: StoredRow | None, now: int) -> Lease | Refusal:
         row = if_not_expired(kept, now)
-        mark = row.waiting.get(claim.task_id) if row else None
+        mark, last = (row.waiting.get(claim.task_id), row.attempts.get(claim.task_id)) if row else (None, None)
         answer, granted = rules.acquire(claim.key, row, claim, now)
         if isinstance(answer, Lease):
             if row is None:  # none of the fences that were here may come again
@@ -91,7 +91,7 @@ class DynamoDBStore(Store):
         elif kept is not None and answer.verdict is Verdict.CRASH_LOOP:
             self._records.put(claim.key, replace(kept, row=granted), kept)
         elif kept is not None and answer.verdict is Verdict.CONFLICT:
-            write_marks(self._records, claim, kept, mark)
+            write_marks(self._records, claim, kept, mark, last)
         return answer
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
@@ -398,10 +398,13 @@ def _renew(records: Records, lease: Lease) -> None:
             records.table.update(lease.key, update)
 
 
-def write_marks(records: Records, claim: Claim, kept: StoredRow, before: tuple[int, int, str] | None) -> None:
+def write_marks(
+    records: Records, claim: Claim, kept: StoredRow, before: tuple[int, int, str] | None, last: int | None
+) -> None:
     """Write down which copy of a waiting message came last, and since when this machine has seen the lease.
 
-    Each waiting task has a line of its own, and each machine: a crowd does not keep one another from writing.
+    And from which attempt on copies of it count, where that has changed. Each waiting task has a line of its own, and
+    each machine: a crowd does not keep one another from writing.
     """
     row, machine, update = kept.row, records.clock.machine, Update()
     mark = row.waiting.get(claim.task_id)
@@ -412,6 +415,11 @@ def write_marks(records: Records, claim: Claim, kept: StoredRow, before: tuple[i
             update.absent(*place)
         else:
             update.given(mark_of(before), *place)
+    attempt = row.attempts.get(claim.task_id)
+    if last is not None and attempt is not None and attempt != last:
+        place = ("attempts", named(claim.task_id))
+        update.set(number(attempt), *place)
+        update.given(number(last), *place)
     if row.state is State.IN_PROGRESS and machine not in kept.watch:
         update.set(number(records.clock.ticks()), "watch", machine)
     if not update.empty:

@@ -146,6 +146,12 @@ begin for tries in 1..1000 loop
     where t.key = c_key
       and last is distinct from mark
       and (last is not null or {marks} < 1000); -- of a crowd, so many are distinguished (MOST_WAITING in rules.py)
+    -- Published again: its copies count from here, also if what runs has died.
+    update {table} t set
+      attempts = t.attempts || jsonb_build_object(c_task, c_attempt)
+    where t.key = c_key
+      and c_attempt < (r.attempts ->> c_task)::bigint
+      and c_attempt / 1000000 = (r.attempts ->> c_task)::bigint / 1000000;
     verdict := 'conflict';
     return;
   end if;

@@ -134,6 +134,12 @@ if busy and released and mine then
   busy = string.sub(mark, 1, 6) < string.sub(awaited, 1, 6)
 end
 if busy then
+  -- Published again: its copies count from here, also if what runs has died.
+  local nesting, own = string.sub(mark, 1, 6), string.sub(mark, 1, 12)
+  local last = not is_copy and redis.call('HGET', key, ATTEMPT) or ''
+  if own < last and nesting == string.sub(last, 1, 6) then
+    redis.call('HSET', key, ATTEMPT, own)
+  end
   -- Of a crowd, so many are distinguished.
   if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then
     redis.call('HSET', key, WAITING, mark .. ' ' .. token)
