@@ -107,6 +107,17 @@ def test_a_copy_of_the_schema_without_its_rows_is_refused_and_applying_repairs_i
     store.ping()
 
 
+@pytest.mark.parametrize("gone", ["function {release}", "table {history}"])
+def test_what_is_gone_of_this_version_is_pending_and_applying_repairs_it(store: PostgresStore, gone: str) -> None:
+    lease = take(store)
+    with psycopg.connect(store._place.conninfo) as connection:  # as a restore that left it out
+        connection.execute(store._schema.render(f"drop {gone}").encode())
+    assert store.pending_schema()
+    store.apply_schema()
+    assert store.pending_schema() == ""
+    assert store.release(lease, Release(Reason.FAILED))
+
+
 def test_many_may_apply_the_schema_at_once(opens: Opens) -> None:
     stores = [opens() for _ in range(8)]
     with ThreadPoolExecutor(len(stores)) as crowd:

@@ -70,8 +70,19 @@ class Schema:
 
     @cached_property
     def version(self) -> str:
-        """The query for the version that a database has; it has no meta table where there is none."""
-        return self.render("select version from {meta}")
+        """The query for the version that a database has; it has no meta table where there is none.
+
+        0 where something of this version is gone, as after a restore that left the functions out: what a worker then
+        tells an operator to apply must not find nothing to do.
+        """
+        functions = ", ".join("'" + self.names[word].rpartition('."')[2].rstrip('"') + "'" for word in FUNCTIONS)
+        have = (
+            f"(select count(distinct proname) from pg_catalog.pg_proc where proname in ({functions}) "
+            f"and pronamespace = pg_catalog.to_regnamespace('{self.names['schema']}')) = {len(FUNCTIONS)}"
+        )
+        for word in ("table", "fences", "history"):
+            have += f" and pg_catalog.to_regclass('{self.names[word]}') is not null"
+        return self.render(f"select case when version > {VERSION} or ({have}) then version else 0 end from {{meta}}")
 
     def statements(self) -> str:
         """Return what makes the schema, or upgrades it from any older version."""
