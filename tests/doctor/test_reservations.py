@@ -15,6 +15,7 @@ from celery_idempotent.cli.doctor.app import checkup
 from celery_idempotent.cli.doctor.findings import Finding
 from celery_idempotent.cli.doctor.stores import sections
 from celery_idempotent.core.binding import confirmations
+from celery_idempotent.stores.maintenance import forget
 from tests.support.celery.apps import close_app
 
 CODE = "reservation-orphaned"
@@ -73,6 +74,16 @@ def test_what_was_purged_is_named_with_what_frees_it(app: Celery, redis_client: 
     assert store.delete(key)
     assert str(found(app).severity) == "ok"
     assert index.delay(7)
+
+
+def test_of_a_whole_queue_that_was_purged_one_command_frees_all(app: Celery, redis_client: redis.Redis) -> None:
+    index = app.tasks["shop.index"]
+    ids = [index.delay(number).id for number in range(3)]
+    assert redis_client.delete("celery")
+    assert "idempotency forget --prefix idem:~unique: --force" in found(app).remedy
+    store = index._binding.guard.store
+    assert list(forget(store, "idem:~unique:", held_too=True)) == [True] * 3
+    assert [index.delay(number).id for number in range(3)] != ids
 
 
 def test_a_broker_with_too_many_messages_is_not_read(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
