@@ -161,15 +161,12 @@ def reservation_orphaned(target: Target) -> Findings:
     # What began meanwhile has none any more.
     lost = [key for key, _ in _reservations(target, lost)]
     if lost:
-        forget = "celery -A proj idempotency forget"
-        every = f"{forget} --prefix {target.namespace}:{RESERVED}: --force"
+        every = f"--prefix {target.namespace}:{RESERVED}: --force"
         yield warning(
             f"{len(lost)} reservation{'' if len(lost) == 1 else 's'} of unique tasks whose message is in no queue, as "
             f"after a purge: calls are skipped until they end, of {', '.join(lost[:3])}.",
-            f"{forget} KEY"
-            if len(lost) == 1
-            else f"{forget} KEY, for each of them; or {every}, for all there are: calls of messages that do wait are "
-            "then published once more",
+            "celery -A proj idempotency forget KEY"
+            + (f"; all of them, and those of messages that do wait, with {every} for KEY" if len(lost) > 1 else ""),
         )
 
 

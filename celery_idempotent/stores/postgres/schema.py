@@ -72,8 +72,8 @@ class Schema:
     def version(self) -> str:
         """The query for the version that a database has; it has no meta table where there is none.
 
-        0 where something of this version is gone, as after a restore that left the functions out: what a worker then
-        tells an operator to apply must not find nothing to do.
+        0 where something of this version is gone, as after a restore that left the functions out: to apply the schema,
+        as a worker's error then advises, makes it.
         """
         functions = ", ".join("'" + self.names[word].rpartition('."')[2].rstrip('"') + "'" for word in FUNCTIONS)
         have = (
