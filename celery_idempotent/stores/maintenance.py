@@ -1,4 +1,4 @@
-"""Maintenance of a store: delete by prefix and purge, a batch after another so that no caller waits for it."""
+"""Maintenance of a store: delete by prefix, purge and copy, a batch after another so that no caller waits for it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ..errors import RecordUnreadable, StoreError
+from ..errors import ConfigurationError, RecordUnreadable, StoreError
 from .base import Store, Unreadable, unreadable_reported_to
 from .history import is_operators
-from .records import HistoryEntry, Record, State
+from .records import Claim, HistoryEntry, Lease, Outcome, Record, State, is_reservation, new_owner
 
 #: Keys that are read ahead of what is deleted.
 DELETE_BATCH = 100
@@ -185,6 +185,89 @@ def purge_in_batches(
         if removed < wanted / 2 or left == 0:
             return
         time.sleep(pause)
+
+
+#: Seconds for which a record is claimed that is about to be written.
+COPYING = 10.0
+#: What has crashed before is no reason to leave out that it is done.
+NO_CRASH_LOOP = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCounts:
+    """What `copy` has done.
+
+    Arguments:
+        copied: Records that were written.
+        known: Those that were left as they are, since the other store has a record of the key that is no free one.
+        held: Operations that a live lease holds: they are being done, and are not copied.
+        unreadable: Records that cannot be read, and those for which the store reports no retention.
+    """
+
+    copied: int = 0
+    known: int = 0
+    held: int = 0
+    unreadable: int = 0
+
+
+def copy(source: Store, target: Store, prefix: str, *, rename: Callable[[str], str | None] | None = None) -> CopyCounts:
+    """Copy what is done, records of completed and of remembered failed operations, to another store or other keys.
+
+    Each is kept there for as long as it would have been here. It may be repeated: what is known there stays as it is.
+    Histories, counts of crashes, reservations and what is in progress are not copied.
+
+    Arguments:
+        source: The store that has them.
+        target: The store that gets them; with ``rename`` it may be the same one.
+        prefix: How the keys begin, namespace included.
+        rename: Returns the key in the target, or None to leave a record out (default: the same key).
+
+    Raises:
+        ConfigurationError: within one store, a new key begins with the prefix too: it would be renamed again.
+        StoreError: one of the stores cannot serve; what was copied before stays copied.
+    """
+    copied = known = held = 0
+    unreadable = Unreadable()
+    with unreadable_reported_to(unreadable.add):
+        for record in source.scan(prefix=prefix):
+            if record.state not in (State.COMPLETED, State.FAILED):
+                held += is_held(record) and not is_reservation(record.key)
+                continue
+            key = rename(record.key) if rename else record.key
+            if key is None:
+                continue
+            if source is target and key.startswith(prefix):
+                raise ConfigurationError(
+                    f"Expected rename to return a key that does not begin with {prefix!r}, got {key!r} of "
+                    f"{record.key!r}: within one store it would be copied again. Give a longer prefix, as of one task."
+                )
+            if not record.retention:
+                unreadable.add(record.key)
+            elif _write(record, target, key):
+                copied += 1
+            else:
+                known += 1
+    return CopyCounts(copied, known, held, unreadable.count)
+
+
+def _write(record: Record, target: Store, key: str) -> bool:
+    """Settle a key as a record has it, and return whether it was free."""
+    claim = Claim(
+        key=key,
+        owner=new_owner(),
+        lease_ttl=COPYING,
+        keep_ttl=COPYING,
+        task_id=record.task_id,
+        fingerprint=record.fingerprint,
+        max_crashes=NO_CRASH_LOOP,
+    )
+    lease = target.acquire(claim)
+    if not isinstance(lease, Lease):
+        return False
+    target.settle(lease, Outcome(record.state, record.payload), ttl=record.retention)
+    for task_id in sorted(record.dispatched):
+        target.mark_dispatched(key, task_id)
+    return True
 
 
 #: The beginning of keys, the default of `idempotency_namespace`.

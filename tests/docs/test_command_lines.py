@@ -237,6 +237,9 @@ def put(store: Store, command: str) -> None:
     }:
         store.delete(key)
         hold(store, key) if " release " in command else settle(store, key)
+    if ":~unique:" in command:
+        store.delete("idem:~unique:shop.reindex::7")
+        hold(store, "idem:~unique:shop.reindex::7")
 
 
 def wanted_of(command: str) -> set[int]:

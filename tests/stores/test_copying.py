@@ -1,0 +1,104 @@
+"""What is done is known in another store, or under another key, after it was copied there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_idempotent.errors import ConfigurationError
+from celery_idempotent.stores import Outcome, Record, Refusal, State, Store, Verdict, open_store
+from celery_idempotent.stores.maintenance import CopyCounts, copy
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.stores.benches import KEY, age, claim, known, take
+
+DONE, FAILED = Outcome(State.COMPLETED, b"json:7"), Outcome(State.FAILED, b"pickle:1")
+
+
+@pytest.fixture
+def target(fresh_redis: Callable[[], str]) -> Iterator[Store]:
+    """An empty store of another kind than most."""
+    store = open_store(fresh_redis())
+    yield store
+    store.close()
+
+
+def done(store: Store, key: str = KEY, outcome: Outcome = DONE, ttl: float = 600) -> None:
+    store.settle(take(store, key, task_id="T1", fingerprint="f"), outcome, ttl=ttl)
+
+
+@pytest.mark.parametrize("backwards", [False, True], ids=["out", "in"])
+def test_what_is_done_is_known_in_the_other_store_for_as_long(any_store: Store, target: Store, backwards: bool) -> None:
+    one, other = (target, any_store) if backwards else (any_store, target)
+    done(one)
+    done(one, "failed", FAILED, ttl=50)
+    one.mark_dispatched(KEY, "T1")
+    assert copy(one, other, "") == CopyCounts(copied=2)
+    there = known(other)
+    assert (there.state, there.payload, there.task_id, there.fingerprint) == (State.COMPLETED, b"json:7", "T1", "f")
+    assert there.dispatched == {"T1"}
+    assert 500 < there.retention <= 601
+    assert known(other, "failed").state is State.FAILED
+    assert 0 < known(other, "failed").retention <= 51
+    refused = other.acquire(claim(task_id="T2", fingerprint="f"))
+    assert isinstance(refused, Refusal)
+    assert refused.verdict is Verdict.COMPLETED
+    assert refused.record.payload == b"json:7"
+    reused = other.acquire(claim(task_id="T2", fingerprint="g"))
+    assert isinstance(reused, Refusal)
+    assert reused.verdict is Verdict.KEY_REUSED
+
+
+def test_what_is_known_there_stays_and_what_has_not_ended_is_not_copied() -> None:
+    one, other = MemoryStore(), MemoryStore()
+    for key in ("a:1", "a:2", "a:3", "b:1"):
+        done(one, key)
+    done(other, "a:1", FAILED)
+    lease = take(other, "a:2")
+    take(one, "a:4")
+    take(one, "a:~unique:shop.index::7")
+    assert copy(one, other, "a:") == CopyCounts(copied=1, known=2, held=1)
+    assert copy(one, other, "a:") == CopyCounts(known=3, held=1)
+    assert known(other, "a:1").state is State.FAILED
+    assert other.renew([lease]) == []
+    assert {record.key for record in other.scan()} == {"a:1", "a:2", "a:3"}
+
+
+def test_a_key_whose_holders_died_there_is_done_all_the_same() -> None:
+    one, other = MemoryStore(), MemoryStore()
+    done(one)
+    for _ in range(12):
+        take(other, task_id="T1", max_crashes=99)
+        age(other, KEY, 61)
+    assert copy(one, other, "") == CopyCounts(copied=1)
+
+
+def test_keys_may_be_renamed_within_a_store_and_are_not_renamed_twice() -> None:
+    store = MemoryStore()
+    done(store, "idem:shop.charge::1")
+    done(store, "idem:shop.charge::2")
+    renamed = copy(
+        store,
+        store,
+        "idem:shop.charge:",
+        rename=lambda key: None if key.endswith("2") else key.replace(":shop.charge:", ":shop.bill:"),
+    )
+    assert renamed == CopyCounts(copied=1)
+    assert known(store, "idem:shop.bill::1").payload == b"json:7"
+    with pytest.raises(ConfigurationError, match=r"does not begin with 'idem:', got 'idem:new\.shop\."):
+        copy(store, store, "idem:", rename=lambda key: key.replace("idem:", "idem:new."))
+
+
+def test_what_a_store_keeps_for_nobody_knows_how_long_is_counted_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = MemoryStore(), MemoryStore()
+    done(one)
+    scan = one.scan
+
+    def untold(**options: Any) -> Iterator[Record]:
+        return (replace(record, retention=0.0) for record in scan(**options))
+
+    monkeypatch.setattr(one, "scan", untold)
+    assert copy(one, other, "") == CopyCounts(unreadable=1)
+    assert other.get(KEY) is None
