@@ -12,7 +12,7 @@ from itertools import islice
 from ..errors import ConfigurationError, RecordUnreadable, StoreError
 from .base import Store, Unreadable, unreadable_reported_to
 from .history import is_operators
-from .records import Claim, HistoryEntry, Lease, Outcome, Record, State, is_reservation, new_owner
+from .records import Claim, HistoryEntry, Outcome, Record, Refusal, State, is_reservation, new_owner
 
 #: Keys that are read ahead of what is deleted.
 DELETE_BATCH = 100
@@ -35,6 +35,11 @@ class MatchCounts:
 def is_held(record: Record) -> bool:
     """Return whether a live lease is on the key: its holder may be running the operation."""
     return record.state is State.IN_PROGRESS and record.remaining > 0
+
+
+def is_settled(record: Record) -> bool:
+    """Return whether the operation has ended for good."""
+    return record.state in (State.COMPLETED, State.FAILED)
 
 
 def count(store: Store, prefix: str, state: State | None = None) -> MatchCounts:
@@ -199,8 +204,9 @@ class CopyCounts:
 
     Arguments:
         copied: Records that were written.
-        known: Those that were left as they are, since the other store has a record of the key that is no free one.
-        held: Operations that a live lease holds: they are being done, and are not copied.
+        known: Those that the target has as done already, with this outcome or another one.
+        held: Operations that a live lease holds, in either store, and that are not copied: they are being done, or
+            their holder was killed, or a copy was. Copy again until there is none.
         unreadable: Records that cannot be read, and those for which the store reports no retention.
     """
 
@@ -210,7 +216,14 @@ class CopyCounts:
     unreadable: int = 0
 
 
-def copy(source: Store, target: Store, prefix: str, *, rename: Callable[[str], str | None] | None = None) -> CopyCounts:
+def copy(
+    source: Store,
+    target: Store,
+    prefix: str,
+    *,
+    rename: Callable[[str], str | None] | None = None,
+    max_age: float | None = None,
+) -> CopyCounts:
     """Copy what is done, records of completed and of remembered failed operations, to another store or other keys.
 
     Each is kept there for as long as it would have been here. It may be repeated: what is known there stays as it is.
@@ -221,6 +234,7 @@ def copy(source: Store, target: Store, prefix: str, *, rename: Callable[[str], s
         target: The store that gets them; with ``rename`` it may be the same one.
         prefix: How the keys begin, namespace included.
         rename: Returns the key in the target, or None to leave a record out (default: the same key).
+        max_age: Only what has ended within so many seconds (default: all), as since an earlier copy began.
 
     Raises:
         ConfigurationError: within one store, a new key begins with the prefix too: it would be renamed again.
@@ -230,11 +244,11 @@ def copy(source: Store, target: Store, prefix: str, *, rename: Callable[[str], s
     unreadable = Unreadable()
     with unreadable_reported_to(unreadable.add):
         for record in source.scan(prefix=prefix):
-            if record.state not in (State.COMPLETED, State.FAILED):
+            if not is_settled(record):
                 held += is_held(record) and not is_reservation(record.key)
                 continue
             key = rename(record.key) if rename else record.key
-            if key is None:
+            if key is None or (max_age is not None and record.age > max_age):
                 continue
             if source is target and key.startswith(prefix):
                 raise ConfigurationError(
@@ -243,15 +257,16 @@ def copy(source: Store, target: Store, prefix: str, *, rename: Callable[[str], s
                 )
             if not record.retention:
                 unreadable.add(record.key)
-            elif _write(record, target, key):
-                copied += 1
             else:
-                known += 1
+                refusal = _write(record, target, key)
+                copied += refusal is None
+                known += refusal is not None and is_settled(refusal.record)
+                held += refusal is not None and not is_settled(refusal.record)
     return CopyCounts(copied, known, held, unreadable.count)
 
 
-def _write(record: Record, target: Store, key: str) -> bool:
-    """Settle a key as a record has it, and return whether it was free."""
+def _write(record: Record, target: Store, key: str) -> Refusal | None:
+    """Settle a key as a record has it, or return why that was refused."""
     claim = Claim(
         key=key,
         owner=new_owner(),
@@ -262,12 +277,12 @@ def _write(record: Record, target: Store, key: str) -> bool:
         max_crashes=NO_CRASH_LOOP,
     )
     lease = target.acquire(claim)
-    if not isinstance(lease, Lease):
-        return False
+    if isinstance(lease, Refusal):
+        return lease
     target.settle(lease, Outcome(record.state, record.payload), ttl=record.retention)
     for task_id in sorted(record.dispatched):
         target.mark_dispatched(key, task_id)
-    return True
+    return None
 
 
 #: The beginning of keys, the default of `idempotency_namespace`.

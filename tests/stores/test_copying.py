@@ -10,7 +10,7 @@ import pytest
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import Outcome, Record, Refusal, State, Store, Verdict, open_store
-from celery_idempotent.stores.maintenance import CopyCounts, copy
+from celery_idempotent.stores.maintenance import COPYING, CopyCounts, copy
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.stores.benches import KEY, age, claim, known, take
 
@@ -56,11 +56,11 @@ def test_what_is_known_there_stays_and_what_has_not_ended_is_not_copied() -> Non
     for key in ("a:1", "a:2", "a:3", "b:1"):
         done(one, key)
     done(other, "a:1", FAILED)
-    lease = take(other, "a:2")
+    lease = take(other, "a:2", fingerprint="other")
     take(one, "a:4")
     take(one, "a:~unique:shop.index::7")
-    assert copy(one, other, "a:") == CopyCounts(copied=1, known=2, held=1)
-    assert copy(one, other, "a:") == CopyCounts(known=3, held=1)
+    assert copy(one, other, "a:") == CopyCounts(copied=1, known=1, held=2)
+    assert copy(one, other, "a:") == CopyCounts(known=2, held=2)
     assert known(other, "a:1").state is State.FAILED
     assert other.renew([lease]) == []
     assert {record.key for record in other.scan()} == {"a:1", "a:2", "a:3"}
@@ -72,6 +72,26 @@ def test_a_key_whose_holders_died_there_is_done_all_the_same() -> None:
     for _ in range(12):
         take(other, task_id="T1", max_crashes=99)
         age(other, KEY, 61)
+    assert copy(one, other, "") == CopyCounts(copied=1)
+
+
+def test_a_later_copy_need_not_look_at_what_an_earlier_one_took(any_store: Store, target: Store) -> None:
+    done(any_store)
+    age(any_store, KEY, 400)
+    done(any_store, "since")
+    assert copy(any_store, target, "", max_age=300) == CopyCounts(copied=1)
+    assert [record.key for record in target.scan()] == ["since"]
+
+
+def test_what_a_copy_that_was_killed_has_claimed_is_copied_by_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = MemoryStore(), MemoryStore()
+    done(one)
+    with monkeypatch.context() as killed:
+        killed.setattr(other, "settle", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            copy(one, other, "")
+    assert copy(one, other, "") == CopyCounts(held=1)
+    age(other, KEY, COPYING)
     assert copy(one, other, "") == CopyCounts(copied=1)
 
 
