@@ -291,6 +291,12 @@ def test_a_cluster_is_examined_node_by_node(own_cluster: Cluster) -> None:
     assert found_of(own_cluster.url())["cluster-broken"].severity is Severity.ERROR
 
 
+def test_a_cluster_that_is_named_as_one_server_is_said() -> None:
+    with Cluster(primaries=1, **GOOD) as cluster:
+        assert severities(found_of(cluster.primaries[0].url())) == {"cluster-as-server": "info"}
+        assert severities(found_of(cluster.url())) == {}
+
+
 def test_one_server_is_no_broken_cluster(server: RedisServer) -> None:
     assert "cluster-broken" not in found_of(server.url())
 

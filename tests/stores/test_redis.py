@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from celery_idempotent.stores import Lease, Reason, Release
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.records import packed, unpacked
 from tests.support import servers
+from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.stores.benches import DONE, KEY, age, claim, known, take
@@ -301,3 +302,63 @@ def test_a_client_of_many_nodes_is_asked_for_one_key_at_a_time(redis_store: Redi
     leases = [take(store, f"key-{number}") for number in range(3)]
     assert store.renew(leases) == []
     assert set(nodes.asked) == {1}
+
+
+def test_a_cluster_of_one_node_renews_several_leases_by_the_url_of_that_node(opened: Open) -> None:
+    """As managed services offer it under one address: it takes each command, but none with keys of several slots."""
+    with Cluster(primaries=1) as cluster:
+        store = opened(cluster.primaries[0].url())
+        leases = [take(store, f"idem:{number}") for number in range(3)]
+        store.delete("idem:1")
+        take(store, "idem:1")
+        for _ in range(2):
+            for number in (0, 2):
+                age(store, f"idem:{number}", 50)
+            assert store.renew(leases) == [leases[1]]
+            assert [known(store, f"idem:{number}").remaining > 55 for number in (0, 2)] == [True, True]
+
+
+class Distributing:
+    """Connections through a proxy that sends each command to the one of two servers which has its first key."""
+
+    one_node = True
+
+    def __init__(self, *stores: RedisStore) -> None:
+        self.behind = [store._connections for store in stores]
+
+    def having(self, command: Sequence[Any]) -> Any:
+        return self.behind[sum(command[3].encode()) % 2]
+
+    def execute(self, *command: Any, **options: Any) -> Any:
+        return self.having(command).execute(*command, **options)
+
+    def pipeline(self, commands: Sequence[Sequence[Any]], **options: Any) -> list[Any]:
+        return [self.having(command).pipeline([command], **options)[0] for command in commands]
+
+    def close(self) -> None:
+        pass
+
+
+def test_leases_are_renewed_on_the_servers_that_have_them_behind_a_proxy(
+    fresh_redis: Callable[[], str], opened: Open
+) -> None:
+    """A script was sent to the server of its first key: it restored the others there, and their own ran out."""
+    both = [opened(fresh_redis()) for _ in range(2)]
+    store = opened(fresh_redis())
+    store._connections = Distributing(*both)  # type: ignore[assignment]
+    leases = [take(store, f"idem:{number}") for number in range(6)]
+    reservation = take(store, "idem:7", revive=False)
+    lost = leases.pop()
+    both[0].delete(lost.key)
+    take(both[0], lost.key)
+    for each in both:
+        for record in list(each.scan()):
+            age(each, record.key, 50)
+    assert store.renew([*leases, reservation, lost]) == [lost]
+    records = [record for each in both for record in each.scan()]
+    assert len(records) == 7  # each is on one of them alone
+    assert {record.key for record in records if record.remaining < 55} == {lost.key}
+    both[1].delete(leases[0].key)
+    both[0].delete(reservation.key)
+    assert store.renew([reservation, *leases]) == [reservation]  # as one server that has lost its data restores them
+    assert known(both[1], leases[0].key).owner == leases[0].owner

@@ -19,6 +19,7 @@ from celery_idempotent.errors import ResultUnavailable, StoreError, StoreRefused
 from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis import store as redis_module
+from celery_idempotent.stores.redis.connections import translate_error
 from tests.support import servers
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
@@ -249,6 +250,13 @@ class TestServersThatRefuse:
             with pytest.raises(StoreRefused, match="Check the password") as caught:
                 verb(store, name)()
             assert SECRET not in str(caught.value)
+
+    @pytest.mark.parametrize("reply", ["NOPROTO unsupported protocol version", "unknown command 'HELLO'"])
+    def test_a_proxy_without_resp3_says_what_to_add_to_the_url(self, reply: str) -> None:
+        """As Envoy replies, and a server whose HELLO is renamed."""
+        error = translate_error(redis.ResponseError(reply), (), "redis://proxy")
+        assert isinstance(error, StoreRefused)
+        assert "Add protocol=2" in str(error)
 
     def test_a_server_without_scripts_is_refused_and_says_what_it_lacks(self, own_redis: Start, opened: Open) -> None:
         server = own_redis(rename_command='EVALSHA ""')

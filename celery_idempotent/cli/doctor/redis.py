@@ -150,6 +150,16 @@ def cluster_broken(server: RedisServer) -> Findings:
     yield ok(f"the cluster serves all {SLOTS:,} slots")
 
 
+@SERVER_CHECKS.add("the URL is that of a server of its own", when=lambda server: server.store._connections.one_node)
+def cluster_as_server(server: RedisServer) -> Findings:
+    if server.info("server").get("redis_mode") == "cluster":
+        yield info(
+            "The server is a node of a Cluster, which the URL does not say: where there are more nodes, claims of keys "
+            "on the others are refused.",
+            "Let the URL name the cluster, as redis+cluster://host, unless this is a proxy that hides its nodes.",
+        )
+
+
 @SERVER_CHECKS.add()
 def evicts_keys(server: RedisServer) -> Findings:
     memory = server.info("memory")

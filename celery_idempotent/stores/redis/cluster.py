@@ -8,7 +8,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -20,8 +19,7 @@ from ...errors import StoreError
 from .. import hide_password
 from ..records import Lease, Record
 from .connections import OPTION, REFUSALS, Addresses, Connections, as_redis, translate_error
-from .records import renewal_args
-from .store import BATCH, RedisStore, Replicas, together
+from .store import BATCH, RedisStore, Replicas
 
 EXAMPLE = "redis+cluster://:password@host1:6379,host2:6379"
 
@@ -49,6 +47,7 @@ class ClusterStore(RedisStore):
     ) -> None:
         self._connections: Any = ClusterRouter(seeds, {**self.connection_options(), **(options or {})})
         self._replicas = Replicas(wait_replicas)
+        self._one_by_one = True
         self._url = url
 
     @classmethod
@@ -101,23 +100,6 @@ class ClusterStore(RedisStore):
             nodes.setdefault(node.address, node)
             grouped[node.address].append(lease)
         return [(nodes[address], there) for address, there in grouped.items()], failure
-
-    def _renew_at(self, node: ClusterNode, leases: Sequence[Lease]) -> list[Lease]:
-        """Renew leases on one node in one round trip: a call of the script for each, for their slots differ."""
-        wait = self._replicas.command
-        calls = [(lease.key, *renewal_args(lease)) for lease in leases]
-        replies = together(partial(self._at, node.pipeline, urgent=True), "renew", calls, wait)
-        missing = self._replicas.missing(replies[-1]) if wait else ""
-        if missing:
-            raise self._unreplicated(missing)
-        lost: list[Lease] = []
-        for lease, reply in zip(leases, replies, strict=False):
-            if isinstance(reply, Exception):  # as when it has moved
-                reply, missing = self._replicated("renew", (lease.key,), renewal_args(lease), urgent=True)
-                if missing:
-                    raise self._unreplicated(missing)
-            lost += [lease] * len(reply)
-        return lost
 
     def _noted(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         replies: list[Any] = []

@@ -257,6 +257,10 @@ _REFUSED = (
 )
 
 
+#: What is replied to redis-py, which asks for RESP3 by HELLO, by what has only RESP2.
+_NO_RESP3 = re.compile("NOPROTO|unknown command '?`?HELLO", re.IGNORECASE)
+
+
 def translate_error(error: Exception, command: Sequence[Any], url: str) -> StoreError:
     """Return the store's error that an error of redis-py means.
 
@@ -273,6 +277,11 @@ def translate_error(error: Exception, command: Sequence[Any], url: str) -> Store
     if "cluster support disabled" in what:
         return StoreRefused(
             f"The idempotency store {url} is no Cluster ({what}). Name it redis://, or the right nodes."
+        )
+    if isinstance(error, ResponseError) and _NO_RESP3.search(str(error)):
+        return StoreRefused(
+            f"The idempotency store {url} does not speak RESP3, as some proxies do not ({what}). "
+            "Add protocol=2 to the query of its URL."
         )
     if isinstance(error, ResponseError) and str(error).lower().startswith("unknown command"):
         return StoreRefused(

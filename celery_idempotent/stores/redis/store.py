@@ -121,6 +121,8 @@ class RedisStore(Store):
         self._client = client = apart(client)
         self._connections = Connections(client, redis.ConnectionError)
         self._replicas = Replicas(wait_replicas)
+        #: whether no call may name several keys
+        self._one_by_one = not self._connections.one_node
         self._url = url
         if wait_replicas and not self._connections.one_node:
             raise ConfigurationError(f"Expected no {OPTION} for a client of several nodes, got {wait_replicas}.")
@@ -198,16 +200,49 @@ class RedisStore(Store):
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
-        size = BATCH if self._connections.one_node else 1
-        for start in range(0, len(leases), size):
-            batch = leases[start : start + size]
-            args: list[Any] = []
-            for lease in batch:
-                args += renewal_args(lease)
-            positions, missing = self._replicated("renew", [lease.key for lease in batch], args, urgent=True)
-            if missing:
-                raise self._unreplicated(missing)
-            lost += [batch[index] for index in positions]
+        for start in range(0, len(leases), BATCH):
+            batch = leases[start : start + BATCH]
+            if not self._one_by_one:
+                found = self._renew_together(batch)
+                lost += [batch[place] for place in found if place >= 0]
+                batch = [batch[-place - 1] for place in found if place < 0]
+            if batch:
+                lost += self._renew_at(self._connections, batch)
+        return lost
+
+    def _renew_together(self, leases: Sequence[Lease]) -> list[int]:
+        """Renew leases by one call of the script, and return its reply; all places if that is refused.
+
+        A node of a Cluster refuses it, for their slots differ. A proxy that distributes keys sends it to the server of
+        the first, which has no record of the others: what is gone is asked for alone.
+        """
+        args = [arg for lease in leases for arg in renewal_args(lease)]
+        try:
+            found, missing = self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
+        except StoreUnreachable as error:
+            if not isinstance(error.__cause__, ResponseError) or "slot" not in str(error.__cause__):
+                raise
+            self._one_by_one = True
+            return [-place for place in range(1, len(leases) + 1)]
+        if missing:
+            raise self._unreplicated(missing)
+        return [*found]
+
+    def _renew_at(self, place: Any, leases: Sequence[Lease]) -> list[Lease]:
+        """Renew leases in one round trip, by a call of the script for each, and return those that are lost."""
+        wait = self._replicas.command
+        calls = [(lease.key, *renewal_args(lease)) for lease in leases]
+        replies = together(partial(self._at, place.pipeline, urgent=True), "renew", calls, wait)
+        lost: list[Lease] = []
+        for lease, reply in zip(leases, replies, strict=False):
+            if isinstance(reply, Exception):  # as when it has moved
+                reply, missing = self._replicated("renew", (lease.key,), renewal_args(lease), urgent=True)
+                if missing:
+                    raise self._unreplicated(missing)
+            lost += [lease] * len(reply)
+        missing = self._replicas.missing(replies[-1]) if wait else ""
+        if missing:
+            raise self._unreplicated(missing)
         return lost
 
     def settle(self, lease: Lease, outcome: Outcome, *, ttl: float) -> None:
