@@ -188,7 +188,7 @@ class _Call:
         # Where only the newest counts, two messages of one id cannot be: the older one ends as revoked.
         self.derived = "" if wanted.newest else derived
         self.ids = {**ids, "task_id": self.derived or None}
-        self.id, self.end = self.derived or uuid(), monotonic() + BUDGET
+        self.id, self.end = self.derived or uuid(), 0.0
         #: the store's key of its operation; "" where that follows from its id
         self.operation = ""
         #: how long it waits, where that is this module's to decide
@@ -215,6 +215,7 @@ class _Call:
                 known.add(why)
                 logger.error("%s is published whatever waits: %s", self.task.name, error)
             return send(**self.ids, **self.options)
+        self.end = monotonic() + BUDGET  # of the store: the key of large arguments takes longer to make
         try:
             found = _ask(self.store, partial(self._reserve, token, note))
         except StoreError as error:

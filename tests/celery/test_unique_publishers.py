@@ -18,6 +18,7 @@ from celery import Celery, Task, signals
 from celery.contrib.testing.worker import start_worker as start_thread
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.celery import unique
 from celery_idempotent.celery.app import store_of
 from celery_idempotent.celery.declarations import check_settings, check_unprotected
 from celery_idempotent.celery.message import META_HEADER
@@ -543,6 +544,24 @@ def test_a_callable_is_a_key_and_no_method_of_the_task(app: Celery, store_url: s
     task = app.module.called
     assert task.delay(7).id == task.delay(17).id
     assert task.delay(8).id != task.delay(7).id
+
+
+def test_a_key_that_takes_long_to_make_leaves_a_call_its_time_for_the_store(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of arguments of 10 MB, on a busy machine: each call was published, as if the store had not answered."""
+    passed = 0.0
+
+    def slow_key(document: int) -> str:
+        nonlocal passed
+        passed += 60.0
+        return str(document)
+
+    for module in (unique, reservations):
+        monkeypatch.setattr(module, "monotonic", lambda: time.monotonic() + passed)
+    task = app.module.index
+    first = task.apply_async((7,), unique={"key": slow_key})
+    assert task.apply_async((7,), unique={"key": slow_key}).id == first.id
 
 
 def test_unique_without_the_base_class_is_refused() -> None:

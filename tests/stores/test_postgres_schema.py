@@ -15,6 +15,7 @@ from celery_idempotent.errors import RecordUnreadable, StoreRefused, StoreUnreac
 from celery_idempotent.stores import HistoryEntry, Lease, Reason, Refusal, Release, State
 from celery_idempotent.stores.base import unreadable_reported_to
 from celery_idempotent.stores.postgres import PostgresStore, schema
+from celery_idempotent.stores.postgres import store as store_module
 from celery_idempotent.stores.postgres.records import (
     claim_args,
     lease_args,
@@ -525,6 +526,29 @@ def test_the_store_removes_by_itself_what_has_expired(store: PostgresStore) -> N
     store.purge_every = 1
     take(store, "second")
     assert run(store, "select count(*) from {table}") == [(2,)]
+
+
+def test_what_removes_slowly_is_left_to_purge_for_a_while(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a backup runs, for whose transaction the server keeps what was removed."""
+    removed, now = [], 1000.0
+
+    def slow(limit: int | None = None) -> int:
+        nonlocal now
+        removed.append(now)
+        now += 0.2
+        return 0
+
+    monkeypatch.setattr(store, "purge", slow)
+    monkeypatch.setattr(store_module, "monotonic", lambda: now)
+    store.purge_every = 1
+    for number in range(5):
+        assert isinstance(store.acquire(claim(f"{KEY}-{number}")), Lease)
+    assert removed == [1000.0]
+    now += 20
+    take(store, "later")
+    assert len(removed) == 2
 
 
 def test_a_lease_is_granted_although_nothing_can_be_removed(

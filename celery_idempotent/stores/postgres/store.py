@@ -65,8 +65,9 @@ logger = logging.getLogger("celery_idempotent.stores")
 RENEWED, READ, PURGED = 1000, 100, 500
 #: Why a copy of the schema alone is none.
 EMPTY = "its table of versions is empty"
-#: Records that are removed in passing, at most.
-TIDIED = 50
+#: Records that are removed in passing, at most. Where that takes longer than so many seconds, the next time comes after
+#: so many times as long.
+TIDIED, TIDY_SLOW, TIDY_SHARE = 50, 0.05, 100
 #: Seconds a settle or a release waits for an open transaction to end, and looks every so often.
 BUSY, LOOK_EVERY = 1.0, 0.02
 #: Seconds a statement of the schema may take; how often it is tried while open transactions have the table, and the
@@ -97,6 +98,7 @@ class PostgresStore(Store):
         self._schema = schema = Schema(place)
         self._histories = Histories(schema, partial(self._run, bounded=True))
         self._home = ""  # learned when first needed: see home.sql
+        self._tidy_after = 0.0
         record = ", ".join(f"(a.r).{name}" for name in COLUMNS[:-1]) + ", '{}'::jsonb"
         render = schema.render
         self._acquire = render(f"select a.verdict, a.clock, a.took_over, {record} from {{acquire}}({marks(14)}) a")
@@ -134,7 +136,7 @@ class PostgresStore(Store):
             raise _as_the_claims(claim, error) from error.__cause__
         record = record_of(row, now)
         if verdict == "lease":
-            if random.random() * self.purge_every < bool(self.purge_every):
+            if random.random() * self.purge_every < bool(self.purge_every) and monotonic() >= self._tidy_after:
                 self._tidy()
             return Lease(claim, record.fence, taken_over=took_over, crashes=record.crashes)
         return Refusal(Verdict(verdict), record)
@@ -249,10 +251,15 @@ class PostgresStore(Store):
         return purged
 
     def _tidy(self) -> None:
+        began = monotonic()
         try:
             self.purge(TIDIED)
         except StoreError as error:  # the lease is granted, and others will tidy up
             logger.debug("Expired records were not removed: %s", error)
+        # While a transaction of hours is open, as of a backup, what was removed stays in the index, and is read first.
+        took = monotonic() - began
+        if took > TIDY_SLOW:
+            self._tidy_after = began + TIDY_SHARE * took
 
     def pending_schema(self) -> str:
         return self._schema.statements() if self._version() < VERSION else ""
