@@ -384,7 +384,7 @@ def copy_delay(app: Any, copy: int, remaining: float) -> float:
     delay: float = FIRST_DELAY * 2 ** min(copy, 10) * random.uniform(0.75, 1.25)
     delay = min(delay, max(remaining, 0.1) if remaining else LONGEST_DELAY, LONGEST_DELAY)
     # An ETA sits unacked in a worker: longer than the visibility timeout, and the broker hands out another copy.
-    transport = app.connection_for_write().transport.driver_type
+    transport = app.connection_for_write().get_transport_cls().driver_type
     visibility = (app.conf.broker_transport_options or {}).get("visibility_timeout") or DEFAULT_VISIBILITY.get(
         transport
     )
@@ -478,7 +478,8 @@ def delays_natively(app: Any) -> bool:
         from celery.utils.quorum_queues import detect_quorum_queues
     except ImportError:  # pragma: no cover - Celery < 5.5 has no native delayed delivery; `tox -e oldest` comes here
         return False
-    return bool(detect_quorum_queues(app, app.connection_for_write().transport.driver_type)[0])
+    # Of the class: an instance for Redis opens an epoll, which the garbage collector closes.
+    return bool(detect_quorum_queues(app, app.connection_for_write().get_transport_cls().driver_type)[0])
 
 
 def destination(app: Any, delivery_info: Mapping[str, Any] | None, exchange_type: str = "") -> dict[str, Any]:
@@ -499,7 +500,7 @@ def destination(app: Any, delivery_info: Mapping[str, Any] | None, exchange_type
 
     fanout = _fanout(app.amqp.queues, exchange)
     declared: list[Any] = [fanout[0].exchange] if fanout else []
-    if exchange and not fanout and isinstance(app.connection_for_write().transport, VirtualTransport):
+    if exchange and not fanout and issubclass(app.connection_for_write().get_transport_cls(), VirtualTransport):
         unknown = [make.Exchange(exchange, type=exchange_type)] if exchange_type else []
         declared = queues_of(app.amqp.queues, exchange) or unknown
     if fanout or (exchange and exchange_type == "fanout"):
@@ -555,7 +556,7 @@ def place_of(app: Any, exchange: str, hostname: str) -> str:
     found = _fanout(app.amqp.queues.consume_from, exchange)
     if not found:
         return ""
-    if app.connection_for_read().transport.driver_type == "redis":
+    if app.connection_for_read().get_transport_cls().driver_type == "redis":
         return hostname
     return SEVERAL.join(sorted(queue.name for queue in found))
 
@@ -613,7 +614,7 @@ def publisher(app: Any) -> Iterator[dict[str, Any]]:
         amqp.exceptions.MessageNacked: the broker refused the message.
         amqp.exceptions.ChannelError: no queue takes it.
     """
-    if app.connection_for_write().transport.driver_name != "py-amqp":
+    if app.connection_for_write().get_transport_cls().driver_name != "py-amqp":
         yield {}
         return
     with app.producer_or_acquire() as pooled:

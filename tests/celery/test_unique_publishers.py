@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from celery_idempotent import IdempotentTask
 from celery_idempotent.celery import unique
 from celery_idempotent.celery.app import store_of
 from celery_idempotent.celery.declarations import check_settings, check_unprotected
-from celery_idempotent.celery.message import META_HEADER
+from celery_idempotent.celery.message import META_HEADER, copy_delay, destination
 from celery_idempotent.celery.unique import _confirming, _reuse_client, end_in_background, release_unrun
 from celery_idempotent.core import reservations
 from celery_idempotent.core.binding import confirmations
@@ -562,6 +563,26 @@ def test_a_key_that_takes_long_to_make_leaves_a_call_its_time_for_the_store(
     task = app.module.index
     first = task.apply_async((7,), unique={"key": slow_key})
     assert task.apply_async((7,), unique={"key": slow_key}).id == first.id
+
+
+def test_calls_and_copies_leave_no_descriptor_to_the_garbage_collector(app: Celery) -> None:
+    """As where a web server has collected and then frozen, or collects rarely: in the end it could open no more."""
+
+    def work() -> None:
+        app.module.quiet.delay(7)
+        copy_delay(app, 1, 5.0)
+        destination(app, {"exchange": "celery", "routing_key": "celery"})
+
+    work()  # opens what stays open
+    gc.collect()
+    gc.disable()
+    try:
+        before = os.listdir("/proc/self/fd")
+        for _ in range(20):
+            work()
+        assert len(os.listdir("/proc/self/fd")) <= len(before)
+    finally:
+        gc.enable()
 
 
 def test_unique_without_the_base_class_is_refused() -> None:
