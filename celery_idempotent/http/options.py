@@ -196,17 +196,25 @@ class Options:
 
 
 def check_application(app: Any) -> None:
-    """Refuse what Django gives to its middlewares in place of an application.
+    """Refuse what Django gives to its middlewares in place of an application, and applications of other protocols.
 
     Raises:
-        ConfigurationError: it takes a request, and nothing else.
+        ConfigurationError: it takes a request, and nothing else; or nothing at all.
     """
-    if takes(app, 1) and not takes(app, 2):
+    if takes(app, 2) or takes(app, 3):
+        return
+    if takes(app, 1):
         raise ConfigurationError(
             f"Expected an application, got {app!r}, which takes a request alone, as what Django gives to a middleware. "
             'Write "celery_idempotent.http.django.IdempotencyMiddleware" in MIDDLEWARE, and its options in the setting '
-            "IDEMPOTENCY_HTTP."
+            f"IDEMPOTENCY_HTTP. {_OTHERS}"
         )
+    if takes(app, 0):
+        raise ConfigurationError(f"Expected an application for ASGI or WSGI, got {app!r}, which is neither. {_OTHERS}")
+
+
+#: What users of frameworks with a server of their own can do.
+_OTHERS = "In aiohttp and Tornado, write @idempotent on a function that the handler calls with the key."
 
 
 def takes(app: Any, count: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import time
 from collections.abc import Iterable
@@ -51,6 +52,45 @@ class Reply:
     def summary(self) -> str:
         """What the rows expect: "201", "201 replayed", "422 key-reused"."""
         return f"{self.status} {'replayed' if self.replayed else self.kind}".strip()
+
+
+#: What to do about an answer: its summary, what was expected (both as patterns, to be matched whole), and the advice.
+ADVICE = [
+    (r"4\d\d key-missing", r".*", "The middleware has required=True: override test_a_request_without_a_key_passes."),
+    (r"401.*", r"(?!401).*", "Set anna and bert to headers of callers whom the application knows."),
+    (r"503 store-unavailable", r".*", "The middleware cannot reach its store: see the log of the server."),
+    (r"409 in-progress", r".*", "The first response was not recorded: see the log of the server."),
+    (r"409 not-kept", r"\d+ replayed", "The response came and was not kept: see remember and response_max_bytes."),
+    (r"\d+ replayed", r"422 .*", "Another request had the same fingerprint: see the option of that name."),
+    (r"\d+ replayed", r"409 not-kept", "Set response_max_bytes to the middleware's; a stream is text/event-stream."),
+    (r"\d+ replayed", r"\d+", "Another operation's response: see the options scope, which is to return the caller's "
+     "account, and header and remember."),
+    (r"4(04|05).*", r".*", "The application does not answer this: set `path`, and have it take GET, POST and, where "
+     "scope is INSIDE, PATCH and the path with /other behind."),
+    (r"403", r".*", "Something outside refuses it, as Django's CSRF protection does: have it let these requests pass."),
+    (r"500", r"(?!500).*", "The application raised: see the log of the server."),
+    (r"4\d\d", r"400 .*", "The server or something outside refused it before the middleware, which is no harm: "
+     "deselect the fact."),
+    (r"\d+", r"413 .*", "Set request_max_bytes to the middleware's. If the application reads no body without a length, "
+     "as Django on WSGI, set reads_chunked = False."),
+    (r"2\d\d", r"401", "A caller without credentials was let in: see the option scope, which is to return None there."),
+    (r"\d+", r"(\d+ replayed|422 .*|409 not-kept|400 key-.*)", "The request was carried out: is the middleware around "
+     "this path, does scope return the same for the same caller, and is there one store for all processes of the "
+     "server (not memory://)?"),
+]  # fmt: skip
+
+
+def check(reply: Reply, expected: str, sent: bytes = b"") -> None:
+    """See that a reply has this summary; say what was sent and answered, and what to do, where it has another."""
+    got = reply.summary
+    if got == expected:
+        return
+    advice = next((f" {text}" for g, e, text in ADVICE if re.fullmatch(g, got) and re.fullmatch(e, expected)), "")
+    request = f" to {sent.partition(b' HTTP/')[0].decode('latin-1')}" if sent else ""
+    raise AssertionError(
+        f"The server answered {got!r}{request}, with the body {reply.body[:200]!r}; the fact expected {expected!r}."
+        + advice
+    )
 
 
 class Connection:

@@ -128,6 +128,20 @@ def test_what_django_gives_to_its_middlewares_is_no_application() -> None:
                 middleware(inner)  # type: ignore[arg-type, call-arg]
 
 
+def test_an_application_of_aiohttp_or_tornado_is_refused_with_what_to_write_instead() -> None:
+    class Aiohttp:
+        def __call__(self) -> Aiohttp:
+            return self
+
+    class Tornado:
+        def __call__(self, request: Any) -> None: ...
+
+    for middleware in (wsgi.IdempotencyMiddleware, IdempotencyMiddleware):
+        for app in (Aiohttp(), Tornado()):
+            with pytest.raises(ConfigurationError, match=r"In aiohttp and Tornado, write @idempotent"):
+                middleware(app, store="memory://", scope=None)  # type: ignore[arg-type]
+
+
 def test_the_middleware_for_asgi_takes_an_application_that_shows_no_signature_or_that_of_another() -> None:
     class Hidden:
         __signature__ = "none"
