@@ -243,7 +243,9 @@ class RowFacts(HttpFacts):
             if reply.replayed:
                 assert reply.body in ran
             elif call.method == "POST" and not reply.kind:
-                assert reply.body.endswith(call.body), f"the body has to end with the bytes that were sent, got {reply}"
+                assert reply.body.endswith(call.body), (
+                    f"the body has to end with the bytes that were sent, got {reply.body[-200:]!r}"
+                )
                 assert reply.body not in ran
                 ran.append(reply.body)
         shop.check_runs(row.runs)
@@ -366,9 +368,9 @@ class TransportFacts(HttpFacts):
     def test_a_chunked_body_is_read_whole(self, shop: Shop) -> None:
         first, second = (shop.call(parts=parts) for parts in ([b"bo", b"dy"], [b"b", b"ody"]))
         for reply, expected in ((first, "201"), (second, "201 replayed")):
-            assert reply.summary == expected, f"got {reply}. {UNREAD}"
+            assert reply.summary == expected, f"got {reply.body[:200]!r}. {UNREAD}"
         if self.reads_chunked:
-            assert first.body.endswith(b"body"), f"got {first}. {UNREAD}"
+            assert first.body.endswith(b"body"), f"got {first.body[:200]!r}. {UNREAD}"
             assert shop.call(parts=[b"other"]).kind == "key-reused"
         shop.check_runs(1)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
+import requests
 
 from celery_idempotent import events
 from celery_idempotent.http import Options, Response
@@ -82,12 +85,15 @@ def test_what_leaves_out_the_slips_of_clients_keeps_those_of_tasks(caplog: pytes
 
 
 class Busy(BaseHTTPRequestHandler):
-    """A proxy that lets no request through but the last, and says by a date when to come again."""
+    """A proxy that answers as a list says, from its end on: a status, and Retry-After; or not at all."""
 
-    left: ClassVar = [(201, None), (503, "Wed, 21 Oct 2015 07:28:00 GMT"), (503, "0")]
+    left: ClassVar[list[tuple[int, str | None]]] = []
 
     def do_POST(self) -> None:
         status, retry_after = self.left.pop()
+        self.close_connection = True
+        if not status:
+            return
         self.send_response(status)
         if retry_after is not None:
             self.send_header("Retry-After", retry_after)
@@ -95,14 +101,41 @@ class Busy(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def test_the_client_comes_again_after_seconds_and_after_a_date() -> None:
-    names: dict[str, Any] = {}
-    [client] = [block.text for block in blocks(PAGE) if block.language == PYTHON]
-    exec(client, names)
+@contextmanager
+def busy(*answers: tuple[int, str | None]) -> Iterator[str]:
+    """Run a server that gives these answers, and no more; give its URL."""
+    Busy.left[:] = reversed(answers)
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
-        Thread(target=server.serve_forever).start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         try:
-            answer = names["send"](f"http://127.0.0.1:{server.server_port}", {"item": "book"}, {}, "k")
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+def shown(name: str) -> Any:
+    """Return what a block of the page defines."""
+    [code] = [block.text for block in blocks(PAGE) if block.language == PYTHON and f"def {name}(" in block.text]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names[name]
+
+
+def test_the_client_comes_again_after_seconds_and_after_a_date() -> None:
+    send = shown("send")
+    with busy((503, "0"), (503, "Wed, 21 Oct 2015 07:28:00 GMT"), (201, None)) as url:
+        answer = send(url, {"item": "book"}, {}, "k")
     assert (answer.status_code, Busy.left) == (201, [])
+
+
+def test_the_session_that_repeats_does_so_until_its_request_is_answered_and_no_longer() -> None:
+    def post(url: str) -> int:
+        with repeating(requests.Session()) as session:
+            return int(session.post(url, data=b"body", headers={"Idempotency-Key": "k"}, timeout=10).status_code)
+
+    repeating = shown("repeating")
+    with busy((0, None), (409, "0"), (503, None), (201, None)) as url:
+        assert (post(url), Busy.left) == (201, [])
+    for final in (409, 422, 400):
+        with busy((final, None), (201, None)) as url:
+            assert (post(url), len(Busy.left)) == (final, 1)
