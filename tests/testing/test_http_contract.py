@@ -46,6 +46,7 @@ class Bare(BaseHTTPRequestHandler):
 @pytest.fixture
 def shop() -> Iterator[Shop]:
     """An application without a middleware, as the facts reach it."""
+    Bare.runs = 0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Bare)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
