@@ -258,7 +258,7 @@ class CeleryDelivery(Delivery):
 
             def publish(token: Token | None) -> None:
                 own = {message.META_HEADER: {message.RESERVATION: token.header()}} if token is not None else {}
-                headers = {**(request.headers or {}), **own}
+                headers = {**message.without_deaths(request.headers), **own}
                 args, kwargs = given if sent is None else pickle.loads(sent)  # noqa: S301 - of our own making
                 Task.apply_async(task, args, kwargs, headers=headers, idempotency_key=key, **options)
 

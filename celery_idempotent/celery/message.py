@@ -414,7 +414,7 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
     signature = Task.signature_from_request(task, request, ignore_result=ignores_result(task, request))
     options = {**kept_properties(request), **signature.options}
     expires = _text(options.pop("expires", None))
-    headers = {**(options.pop("headers", None) or {})}
+    headers = without_deaths(options.pop("headers", None))
     copy = identity.copy + 1
     headers.update(
         identity.headers(
@@ -439,6 +439,9 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
         options.pop(name, None)
     app = task._get_app()
     options.update(destination(app, request.delivery_info, identity.exchange_type))
+    deaths = _deaths(request.headers)
+    if deaths and (not delays_natively(app) or _is_held(options.get("queue"))):
+        headers.update(deaths)
     with publisher(app) as certain:
         options.update(certain)
         app.send_task(
@@ -449,6 +452,29 @@ def publish_copy(task: Any, request: Any, identity: MessageHeaders, delay: float
             **{n: v for n, v in options.items() if v is not None},
         )
     return copy
+
+
+#: How the names of the headers begin in which RabbitMQ notes when it dead-lettered a message.
+DEATHS = ("x-death", "x-first-death-", "x-last-death-")
+
+
+def without_deaths(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return headers for a message that goes on without those in which RabbitMQ notes what it dead-lettered.
+
+    Celery's native delayed delivery has a message dead-lettered from queue to queue, and RabbitMQ before 4 drops one
+    in whose headers it finds that queue already. Celery before 5.6.3 publishes them again.
+    """
+    return {name: value for name, value in (headers or {}).items() if not name.startswith(DEATHS)}
+
+
+def _deaths(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return those headers, which a body may read to give up after so many rejections."""
+    return {name: value for name, value in (headers or {}).items() if name.startswith(DEATHS)}
+
+
+def _is_held(queue: Any) -> bool:
+    """Return whether a worker holds the copies for this queue for certain, since Celery cannot delay them elsewhere."""
+    return isinstance(queue, entity.Queue) and queue.exchange.type == "direct"
 
 
 def is_expired(app: Any, expires: str | datetime) -> bool:

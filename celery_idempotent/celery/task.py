@@ -409,6 +409,7 @@ class IdempotentTask(BaseTask):
         changed = any(part is not None for part in given)
         if is_retry and changed:  # it is the same operation, whatever key its arguments give
             own["retried"] = state.named or None
+        signature.set(headers=message.without_deaths(signature.options.get("headers")))
         return _with_headers(signature, state.identity.headers(**own))
 
     subtask_from_request = signature_from_request

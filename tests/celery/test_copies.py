@@ -11,10 +11,12 @@ from uuid import UUID
 import pytest
 from amqp.serialization import dumps
 from celery import Celery, signals
+from celery.app.task import Context
 from freezegun import freeze_time
 from kombu.serialization import prepare_accept_content
 
 from celery_idempotent import IdempotentTask
+from celery_idempotent.celery import message as messages
 from celery_idempotent.celery.delivery import seconds_until
 from celery_idempotent.celery.message import (
     FIRST_DELAY,
@@ -159,6 +161,34 @@ def test_a_deferred_copy_carries_all_that_its_consumer_can_see_of_the_message(ch
     assert copy.args == first.args == ["ORD-1"]
     properties = ("reply_to", "correlation_id", "priority", "message_id", "delivery_mode", "customer")
     assert [copy.message.properties[name] for name in properties] == ["somebody", "C1", 3, "M1", 1, "acme"]
+
+
+DEAD_LETTERED: dict[str, Any] = {
+    "x-death": [{"queue": "waiting", "reason": "rejected", "count": 2}],
+    "x-first-death-queue": "waiting",
+    "x-last-death-reason": "rejected",
+}
+
+
+def test_a_body_sees_how_often_its_message_was_dead_lettered_also_in_a_copy(charge: Any) -> None:
+    charge.apply_async(("ORD-1",), headers=DEAD_LETTERED)
+    headers = deferred(received(charge), 2).message.headers
+    assert {name: headers[name] for name in DEAD_LETTERED} == DEAD_LETTERED
+
+
+def test_what_queues_delay_that_dead_letter_it_does_not_say_that_they_did_before(
+    charge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ would drop it. Celery before 5.6.3 does not see to that, and neither does this request."""
+    monkeypatch.setattr(messages, "delays_natively", lambda app: True)
+    monkeypatch.setattr(Context, "_filter_x_death_headers", lambda _, headers: dict(headers or {}), raising=False)
+    charge.apply_async(("ORD-1",), headers={**DEAD_LETTERED, "tenant": "blue"})
+    request = received(charge)
+    retry = charge.signature_from_request(request._context, retries=1).options["headers"]
+    copy = deferred(request).message.headers
+    for headers in (retry, copy):
+        assert not DEAD_LETTERED.keys() & headers.keys()
+        assert headers["tenant"] == "blue"
 
 
 def test_a_copy_has_none_of_what_belongs_to_one_delivery_or_to_another_publisher(charge: Any) -> None:

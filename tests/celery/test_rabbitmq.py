@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 
 from celery_idempotent.celery import unique
 from celery_idempotent.celery.message import publisher
-from celery_idempotent.stores import Record, State
+from celery_idempotent.stores import Claim, Lease, Record, State
 from celery_idempotent.stores.redis import RedisStore
 from tests.conftest import missing
 from tests.support.celery.fixtures import StartWorker
@@ -346,6 +346,42 @@ def test_a_call_does_not_wait_for_ever_for_a_broker_that_is_short_of_memory(
 
 
 @pytest.mark.nightly
+@on(CLASSIC, QUORUM)
+def test_a_copy_shows_how_often_its_message_was_dead_lettered(
+    app: Celery, start: Callable[..., WorkerNode], vhost: Vhost, store_url: str
+) -> None:
+    """As a body reads it that gives up after so many rejections; Celery leaves it out of what it publishes again."""
+    lease = RedisStore.from_url(store_url).acquire(Claim(f"idem:{RABBIT}.charge::ORD-1", "another's", 600, 600))
+    assert isinstance(lease, Lease)
+    orders, delay = vhost.name("orders"), vhost.name("delay")
+    arguments: dict[str, Any] = {
+        "x-message-ttl": 1,
+        "x-dead-letter-exchange": orders,
+        "x-dead-letter-routing-key": orders,
+        "x-expires": 60_000,
+    }
+    with app.connection_for_write() as connection:
+        waiting = Queue(delay, Exchange(delay, type="direct"), delay, queue_arguments=arguments)
+        waiting.bind(connection.default_channel).declare()
+    node = start()
+    app.module.charge.apply_async(("ORD-1",), exchange=delay, routing_key=delay)
+    logged(node, "copy=1")
+    node.kill()
+    found: list[dict[str, Any]] = []
+    with app.connection_for_read() as connection:
+        queue = app.amqp.queues[orders](connection.default_channel)
+
+        def came() -> bool:
+            if (message := queue.get()) is not None:  # perhaps the first one, which was not acked yet
+                found.append(message.headers)
+            return any("idempotency" in headers for headers in found)
+
+        wait_until(came, 30, "the copy to come back")
+    deaths = [(death["queue"], death["reason"], death["count"]) for death in found[-1]["x-death"]]
+    assert deaths == [(delay, "expired", 1)]
+
+
+@pytest.mark.nightly
 @on(NATIVE)
 def test_copies_go_back_to_the_queue_that_the_message_came_from(
     app: Celery,
@@ -479,7 +515,7 @@ def test_a_connection_that_is_closed_in_mid_task_costs_no_second_effect(
 
 @pytest.mark.nightly
 @on(NATIVE)
-@pytest.mark.parametrize("countdown", [1, 2, 4])
+@pytest.mark.parametrize("countdown", [1, 2, 3, 4])
 def test_a_retry_with_a_countdown_goes_back_to_its_queue_and_runs(
     app: Celery,
     start: Callable[..., WorkerNode],
