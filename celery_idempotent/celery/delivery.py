@@ -108,6 +108,8 @@ class CeleryDelivery(Delivery):
             if self.state.identity.is_anothers:
                 self.state.stood_aside = True
                 raise Ignore(f"it goes on with a delivery to {self.state.identity.meant_for}")
+            if pool.begins_nothing() and not (self.request.is_eager or was_acked(self.task, self.request)):
+                raise Reject("its worker is being ended", requeue=True)
             if reservation is not None and (later := reservation.replaced_by()) is not None:
                 raise Replaced(f"replaced by {later or 'a later message'}")
             self._prepare()

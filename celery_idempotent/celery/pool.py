@@ -57,6 +57,8 @@ limits: tuple[float | None, float | None] = (None, None)
 task_limits: dict[str, float | None] = {}
 #: Whether the pool ends a body at its hard limit.
 enforces_limits = True
+#: Whether its bodies are greenlets.
+is_green = False
 
 _memory: mmap.mmap | None = None
 #: The pids, then the counters of each slot.
@@ -72,10 +74,10 @@ def is_prefork(pool: type) -> bool:
 
 def prepare() -> None:
     """Make the memory of a worker that starts, all of it zero, and take the first slot for this process."""
-    global slot, pid, _memory, _cells, _stopped, _registered
+    global slot, pid, _memory, _cells, _stopped, _registered, _cuts_off
     _memory = mmap.mmap(-1, _SIZE)
     _cells = memoryview(_memory)[:_LEASES].cast("Q")
-    slot, pid, _stopped = 0, os.getpid(), None
+    slot, pid, _stopped, _cuts_off = 0, os.getpid(), None, False
     events.add_counter(count)
     if not _registered:
         _registered = True
@@ -319,6 +321,8 @@ def counts() -> dict[str, int]:
 
 #: Most seconds that the main process may take to announce a shutdown; the first and longest pause between two looks.
 STOP_LAG, STOP_LOOKS = 1.0, (0.02, 0.1)
+#: Whether a worker that is about to stop has begun to end its greenlets.
+_cuts_off = False
 #: Set once a worker has stopped that this process outlives.
 _stopped: threading.Event | None = None
 
@@ -343,6 +347,21 @@ def announce_stop(**_: Any) -> None:
     """Raise the flag that the worker is about to stop; safe in a signal handler."""
     if _memory is not None:
         _memory[_STOPPING] = 1
+
+
+def cut_off() -> None:
+    """Note that a body was ended by its worker; where that is about to stop, no other is to take its place."""
+    global _cuts_off
+    _cuts_off = is_stopping()
+
+
+def begins_nothing() -> bool:
+    """Return whether this is the process of a worker that ends its greenlets, or has done so, and will not wait."""
+    if not (is_green and is_stopping()):
+        return False
+    from celery.worker import state  # which is there in a worker, and which a publisher need not import
+
+    return _cuts_off or state.should_terminate not in (None, False)
 
 
 def outlive(stopped: threading.Event) -> None:

@@ -103,6 +103,7 @@ class IdempotentRequest(Request):
         self._announce(Reason.SHUTDOWN)
         if is_guarded(self.task):
             cut_off.append(self)
+        shared.cut_off()
         self._cut_off = pool.is_green
         if pool.is_green and self.worker_pid == pool.getpid():
             self._cut_off_others(pool, signal, options)

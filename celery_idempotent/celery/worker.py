@@ -67,6 +67,7 @@ class IdempotencyStep(bootsteps.StartStopStep):
         declarations.check_pool(worker.pool_cls)
         pool.limits = (worker.time_limit, worker.soft_time_limit)
         pool.enforces_limits = pool.is_prefork(worker.pool_cls)
+        pool.is_green = worker.pool_cls.is_green
         app.register(worker.app)
         for task in idempotent_tasks(worker.app):  # before there are children
             app.keep_ended(task.backend)

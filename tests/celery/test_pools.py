@@ -275,6 +275,25 @@ def test_a_cold_shutdown_frees_all_keys_also_where_it_interrupts_one_of_the_bodi
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("pool", by_use(FREEING[1:]))
+def test_what_waits_for_a_greenlet_does_not_begin_in_a_cold_shutdown(
+    app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, pool: str
+) -> None:
+    """The end of one body makes room for the next, which the worker would wait for, or leave with its lease."""
+    gate = gates.close("gate")
+    node = start(pool, concurrency=1)
+    results = [app.module.charge.delay(f"ORD-{n}", gate="gate") for n in range(3)]
+    gate.reached()
+    wait_until(lambda: node.logs().count("] received") > 1, 30, "the next message to wait for the greenlet")
+    node.quit()
+    assert journal.count("started") == 1
+    gate.open()
+    start("threads")
+    assert [result.get(timeout=20) for result in results] == [f"charged ORD-{n}" for n in range(3)]
+    assert journal.count("charged") == 3
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
 def test_what_a_shutdown_cuts_off_with_its_worker_is_no_crash(
     app: Celery, start: Callable[..., WorkerNode], journal: Journal, gates: Gates, store: RedisStore, pool: str
