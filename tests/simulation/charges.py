@@ -197,6 +197,9 @@ class Charges(Law):
         self.published_calls: list[tuple[str, str]] = []
         #: the tasks that were published once more after they had failed
         self.sent_again: set[str] = set()
+        #: the tasks that were replaced by themselves, and those that were lost as `check_superseded` has it
+        self.nested: set[str] = set()
+        self.lost: set[str] = set()
 
     def _calls(self) -> list[tuple[float, str, str]]:
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
@@ -755,6 +758,10 @@ class Charges(Law):
         # Known, as above: what ended it may have been killed before it released the operation.
         if claim.task_id in self.given_up & self.failed:
             return
+        # Known: what has replaced it by itself has failed, and could not release; what came before may not go first.
+        if claim.task_id in self.sent_again & self.nested and not claim.nesting:
+            self.lost.add(claim.task_id)
+            return
         self.fail(f"{claim.task_id} is dropped for a later copy, and there is none")
 
     def check_conflict(self, claim: Any, record: Any) -> None:
@@ -820,6 +827,8 @@ class Charges(Law):
         own = headers.get("idempotency") or {}
         nesting = max(headers.get("replaced_task_nesting") or 0, own.get("nesting") or 0)
         self.sent[headers["id"]].append((attempt_number(nesting, headers["retries"]), own.get("copy") or 0))
+        if nesting:
+            self.nested.add(headers["id"])
         run = next((run for run in self.runs[::-1] if run.process is process), None)
         # A time limit may ring before the child knows that it has published it: the copy is superseded then.
         if run is not None and own.get("copy") and run.retried and run.task_id not in self.time_is_over:
@@ -880,7 +889,7 @@ class Charges(Law):
             meta = simulation.producer.backend.get_task_meta(task_id)
             if meta["status"] == states.RETRY and task_id in self.failed | self.revoked:
                 continue  # known: what is late to store RETRY stores it over the failure, or the end, of the retry
-            if task_id in self.sent_again and task_id in self.heirs_of(order):
+            if task_id in self.lost or (task_id in self.sent_again and task_id in self.heirs_of(order)):
                 continue  # what it was replaced by has failed, and what was replaced is done
             self.check_answer_of(order, task_id, meta)
 
