@@ -375,13 +375,6 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         "an attempt that was retried runs again": [
             (RULES, "if claim.attempt < row.attempts.get(claim.task_id, 0):", "if False:")
         ],
-        "what is published on purpose has copies of an attempt before": [
-            (
-                RULES,
-                "            row.attempts[claim.task_id] = claim.attempt\n        return Refusal",
-                "            pass\n        return Refusal",
-            )
-        ],
         "a lease that ran out is not taken over": [
             (RULES, "row.state is State.IN_PROGRESS and row.lease_end > now", "row.state is State.IN_PROGRESS")
         ],
@@ -795,10 +788,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
 }
 
 #: What is found where threads take turns between two statements.
-BETWEEN = (
-    "a lease comes to a heartbeat that is about to end",
-    "what is published on purpose has copies of an attempt before",
-)
+BETWEEN = ("a lease comes to a heartbeat that is about to end",)
 
 #: What finds a break, where that is not what charges orders; some follow from their files.
 KINDS = {
@@ -835,7 +825,7 @@ KINDS = {
     "what raises after its commit has failed": "transactions",
     "any settled record is the run's own": "transactions",
     "one body's end ends all renewals": "threads",
-    "a lease comes to a heartbeat that is about to end": "threads",
+    **dict.fromkeys(BETWEEN, "threads"),
     "what ends stops the renewal of its heir": "threads",
     "a lease that is lost takes its batch along": "threads",
     "bodies of a process have one lease": "threads",

@@ -193,7 +193,7 @@ def test_what_a_break_replaces_is_in_the_source_once(name: str) -> None:
 
 
 @pytest.mark.unmeasured
-@pytest.mark.parametrize("name", ["a live lease is no conflict", "a duplicate is acked without a copy", BETWEEN[0]])
+@pytest.mark.parametrize("name", ["a live lease is no conflict", "a duplicate is acked without a copy", *BETWEEN])
 def test_a_line_that_is_missing_is_found(name: str) -> None:
     count, why = found_after(name, 100)
     assert count is not None
