@@ -12,7 +12,7 @@ from itertools import islice
 from ..errors import ConfigurationError, RecordUnreadable, StoreError
 from .base import Store, Unreadable, unreadable_reported_to
 from .history import is_operators
-from .records import Claim, HistoryEntry, Outcome, Record, Refusal, State, is_reservation, new_owner
+from .records import Claim, HistoryEntry, Lease, Outcome, Record, Refusal, State, is_reservation, new_owner
 
 #: Keys that are read ahead of what is deleted.
 DELETE_BATCH = 100
@@ -207,7 +207,7 @@ class CopyCounts:
         known: Those that the target has as done already, with this outcome or another one.
         held: Operations that a live lease holds, in either store, and that are not copied: they are being done, or
             their holder was killed, or a copy was. Copy again until there is none.
-        unreadable: Records that cannot be read, and those for which the store reports no retention.
+        unreadable: Records that cannot be read, in either store, and those for which the source reports no retention.
     """
 
     copied: int = 0
@@ -242,6 +242,7 @@ def copy(
     """
     copied = known = held = 0
     unreadable = Unreadable()
+    one = True if source is target else None  # not known yet: one store may have been opened twice
     with unreadable_reported_to(unreadable.add):
         for record in source.scan(prefix=prefix):
             if not is_settled(record):
@@ -250,18 +251,24 @@ def copy(
             key = rename(record.key) if rename else record.key
             if key is None or (max_age is not None and record.age > max_age):
                 continue
-            if source is target and key.startswith(prefix):
+            if one is None and key != record.key and key.startswith(prefix):
+                one = _is_one(source, target, key)
+            if one and key.startswith(prefix):
                 raise ConfigurationError(
                     f"Expected rename to return a key that does not begin with {prefix!r}, got {key!r} of "
                     f"{record.key!r}: within one store it would be copied again. Give a longer prefix, as of one task."
                 )
             if not record.retention:
                 unreadable.add(record.key)
-            else:
+                continue
+            try:
                 refusal = _write(record, target, key)
-                copied += refusal is None
-                known += refusal is not None and is_settled(refusal.record)
-                held += refusal is not None and not is_settled(refusal.record)
+            except RecordUnreadable:
+                unreadable.add(key)
+                continue
+            copied += refusal is None
+            known += refusal is not None and is_settled(refusal.record)
+            held += refusal is not None and not is_settled(refusal.record)
     return CopyCounts(copied, known, held, unreadable.count)
 
 
@@ -276,13 +283,27 @@ def _write(record: Record, target: Store, key: str) -> Refusal | None:
         fingerprint=record.fingerprint,
         max_crashes=NO_CRASH_LOOP,
     )
-    lease = target.acquire(claim)
-    if isinstance(lease, Refusal):
-        return lease
-    target.settle(lease, Outcome(record.state, record.payload), ttl=record.retention)
-    for task_id in sorted(record.dispatched):
+    answer = target.acquire(claim)
+    there: frozenset[str] = frozenset()
+    if isinstance(answer, Lease):
+        target.settle(answer, Outcome(record.state, record.payload), ttl=record.retention)
+    elif (answer.record.state, answer.record.payload) != (record.state, record.payload):
+        return answer
+    else:  # perhaps of an earlier copy, since which more were dispatched
+        there = answer.record.dispatched
+    for task_id in sorted(record.dispatched - there, key=lambda each: (each != record.task_id, each)):
         target.mark_dispatched(key, task_id)
-    return None
+    return answer if isinstance(answer, Refusal) else None
+
+
+def _is_one(source: Store, target: Store, key: str) -> bool:
+    """Return whether what is written to one store is in the other."""
+    probe = f"{key}:~copy"
+    try:
+        target.acquire(Claim(key=probe, owner=new_owner(), lease_ttl=COPYING, keep_ttl=COPYING))
+        return source.get(probe) is not None
+    finally:
+        target.delete(probe)
 
 
 #: The beginning of keys, the default of `idempotency_namespace`.

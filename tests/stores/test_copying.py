@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from celery_idempotent.errors import ConfigurationError
-from celery_idempotent.stores import Outcome, Record, Refusal, State, Store, Verdict, open_store
+from celery_idempotent.stores import Outcome, Record, Refusal, State, Store, Verdict, open_store, rules
 from celery_idempotent.stores.maintenance import COPYING, CopyCounts, copy
 from celery_idempotent.stores.memory import MemoryStore
+from celery_idempotent.stores.redis import RedisStore
 from tests.support.stores.benches import KEY, age, claim, known, take
 
 DONE, FAILED = Outcome(State.COMPLETED, b"json:7"), Outcome(State.FAILED, b"pickle:1")
@@ -66,6 +68,40 @@ def test_what_is_known_there_stays_and_what_has_not_ended_is_not_copied() -> Non
     assert {record.key for record in other.scan()} == {"a:1", "a:2", "a:3"}
 
 
+def test_what_cannot_be_read_there_is_counted_and_keeps_nothing_else_from_being_copied(target: Store) -> None:
+    one, other = MemoryStore(), cast("RedisStore", target)
+    for key in ("a:1", "a:2", "a:3", "a:4"):
+        done(one, key)
+    other._client.hset("a:1", "state", "of a newer version")
+    other._client.set("a:2", "another program's")
+    assert copy(one, other, "a:") == CopyCounts(copied=2, unreadable=2)
+
+
+def test_callbacks_that_were_dispatched_after_the_first_copy_are_known_after_the_second(target: Store) -> None:
+    one = MemoryStore()
+    done(one)
+    done(one, "another's")
+    done(target, "another's", FAILED)
+    copy(one, target, "")
+    for task_id in ("T2", "T1"):
+        one.mark_dispatched(KEY, task_id)
+        one.mark_dispatched("another's", task_id)
+    assert copy(one, target, "") == CopyCounts(known=2)
+    assert known(target).dispatched == {"T1", "T2"}
+    assert known(target, "another's").dispatched == frozenset()
+
+
+def test_the_task_that_did_it_is_remembered_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MOST_DISPATCHED", 2)
+    one, other = MemoryStore(), MemoryStore()
+    done(one)
+    for store, task_id in ((one, "T1"), (one, "T0")):
+        store.mark_dispatched(KEY, task_id)
+    copy(one, other, "")
+    other.mark_dispatched(KEY, "T9")
+    assert known(other).dispatched == {"T1", "T9"}
+
+
 def test_a_key_whose_holders_died_there_is_done_all_the_same() -> None:
     one, other = MemoryStore(), MemoryStore()
     done(one)
@@ -109,6 +145,21 @@ def test_keys_may_be_renamed_within_a_store_and_are_not_renamed_twice() -> None:
     assert known(store, "idem:shop.bill::1").payload == b"json:7"
     with pytest.raises(ConfigurationError, match=r"does not begin with 'idem:', got 'idem:new\.shop\."):
         copy(store, store, "idem:", rename=lambda key: key.replace("idem:", "idem:new."))
+
+
+def test_a_store_that_was_opened_twice_is_one_store(fresh_redis: Callable[[], str]) -> None:
+    """A scan may come by what was renamed, and it was renamed again."""
+    url = fresh_redis()
+    one, same, other = open_store(url), open_store(url), open_store(fresh_redis())
+    done(one, "idem:shop.charge::1")
+    longer = partial(copy, one, prefix="idem:", rename=lambda key: key.replace("idem:", "idem:new."))
+    with pytest.raises(ConfigurationError, match=r"does not begin with 'idem:', got 'idem:new\.shop\."):
+        longer(target=same)
+    assert [record.key for record in one.scan()] == ["idem:shop.charge::1"]
+    assert longer(target=other) == CopyCounts(copied=1)
+    assert [record.key for record in other.scan()] == ["idem:new.shop.charge::1"]
+    for store in (one, same, other):
+        store.close()
 
 
 def test_what_a_store_keeps_for_nobody_knows_how_long_is_counted_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
