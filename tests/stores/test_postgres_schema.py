@@ -262,6 +262,8 @@ def test_what_others_made_in_a_schema_that_is_searched_is_not_executed(opens: Op
             ("times", "a double precision, b integer"),
             ("nextval", "a text"),
             ("jsonb_build_object", "a text, b jsonb"),
+            ("counts", "a bigint, b name"),
+            ("same", "a oid, b regnamespace"),
         ]:
             connection.execute(
                 f"create function {function}({arguments}) returns bigint language plpgsql "
@@ -269,6 +271,8 @@ def test_what_others_made_in_a_schema_that_is_searched_is_not_executed(opens: Op
             )
         for left in ("numeric", "double precision"):
             connection.execute(f"create operator * (leftarg = {left}, rightarg = integer, function = times)".encode())
+        connection.execute(b"create operator = (leftarg = oid, rightarg = regnamespace, function = same)")
+        connection.execute(b"create aggregate count (name) (sfunc = counts, stype = bigint, initcond = '0')")
         connection.execute(f"grant usage on schema {theirs} to public".encode())
     worker = opens(f"&options=-csearch_path%3D{theirs}")
     try:
@@ -280,6 +284,7 @@ def test_what_others_made_in_a_schema_that_is_searched_is_not_executed(opens: Op
         worker.release(take(worker, "freed"), Release(Reason.RETRY, retry_in=1.0, next_attempt=1))
         worker.purge()
         assert isinstance(worker.acquire(claim("settled")), Refusal)
+        assert worker.pending_schema() == ""
     finally:
         with psycopg.connect(store._place.conninfo, autocommit=True) as connection:
             connection.execute(f"set client_min_messages = warning; drop schema {theirs} cascade".encode())

@@ -50,8 +50,8 @@ class Schema:
             "meta": f'{schema}."{name}_meta"',
             "now": NOW,
             #: how many tasks have marks in the row t
-            "marks": "((select count(*) from jsonb_object_keys(t.waiting)) + "
-            "(select count(*) from jsonb_object_keys(t.attempts)))",
+            "marks": "((select pg_catalog.count(*) from jsonb_object_keys(t.waiting)) + "
+            "(select pg_catalog.count(*) from jsonb_object_keys(t.attempts)))",
             "queue": f"pg_advisory_xact_lock(hashtextextended(c_key, {seed}))",
             #: whether none queues, and then to be the one that does
             "idle": f"pg_try_advisory_xact_lock(hashtextextended(c_key, {seed}))",
@@ -77,8 +77,8 @@ class Schema:
         """
         functions = ", ".join("'" + self.names[word].rpartition('."')[2].rstrip('"') + "'" for word in FUNCTIONS)
         have = (
-            f"(select count(distinct proname) from pg_catalog.pg_proc where proname in ({functions}) "
-            f"and pronamespace = pg_catalog.to_regnamespace('{self.names['schema']}')) = {len(FUNCTIONS)}"
+            f"(select pg_catalog.count(distinct proname) from pg_catalog.pg_proc where proname in ({functions}) "
+            f"and pronamespace = pg_catalog.to_regnamespace('{self.names['schema']}')::oid) = {len(FUNCTIONS)}"
         )
         for word in ("table", "fences", "history"):
             have += f" and pg_catalog.to_regclass('{self.names[word]}') is not null"
