@@ -107,6 +107,17 @@ def test_a_renewal_that_no_replica_has_extends_no_trust(store: RedisStore, pair:
         store.renew([lease])
 
 
+def test_leases_whose_data_is_gone_are_restored_also_while_no_replica_is_there(store: RedisStore, pair: Pair) -> None:
+    """Once there is one again, it may be a claim that comes first, and it must not be granted."""
+    leases = [granted(store, claim(f"{KEY}-{number}")) for number in range(3)]
+    pair.cut()
+    with pair.main.client() as client:
+        client.flushall()
+    with pytest.raises(StoreUnreachable, match="Too few replicas"):
+        store.renew([lease for lease in leases if isinstance(lease, Lease)])
+    assert {record.key for record in store.scan()} == {f"{KEY}-{number}" for number in range(3)}
+
+
 def test_a_replay_needs_no_replica(store: RedisStore, pair: Pair) -> None:
     lease = granted(store, claim())
     assert isinstance(lease, Lease)

@@ -201,32 +201,31 @@ class RedisStore(Store):
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
         lost: list[Lease] = []
         for start in range(0, len(leases), BATCH):
-            batch = leases[start : start + BATCH]
+            batch, missing = leases[start : start + BATCH], ""
             if not self._one_by_one:
-                found = self._renew_together(batch)
+                found, missing = self._renew_together(batch)
                 lost += [batch[place] for place in found if place >= 0]
                 batch = [batch[-place - 1] for place in found if place < 0]
             if batch:
                 lost += self._renew_at(self._connections, batch)
+            if missing:
+                raise self._unreplicated(missing)
         return lost
 
-    def _renew_together(self, leases: Sequence[Lease]) -> list[int]:
-        """Renew leases by one call of the script, and return its reply; all places if that is refused.
+    def _renew_together(self, leases: Sequence[Lease]) -> tuple[Sequence[int], str]:
+        """Renew leases by one call of the script, and return its reply as `_replicated`; all places if it is refused.
 
         A node of a Cluster refuses it, for their slots differ. A proxy that distributes keys sends it to the server of
         the first, which has no record of the others: what is gone is asked for alone.
         """
         args = [arg for lease in leases for arg in renewal_args(lease)]
         try:
-            found, missing = self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
+            return self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
         except StoreUnreachable as error:
             if not isinstance(error.__cause__, ResponseError) or "slot" not in str(error.__cause__):
                 raise
             self._one_by_one = True
-            return [-place for place in range(1, len(leases) + 1)]
-        if missing:
-            raise self._unreplicated(missing)
-        return [*found]
+            return [-place for place in range(1, len(leases) + 1)], ""
 
     def _renew_at(self, place: Any, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases in one round trip, by a call of the script for each, and return those that are lost."""
