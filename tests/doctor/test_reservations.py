@@ -80,7 +80,7 @@ def test_of_a_whole_queue_that_was_purged_one_command_frees_all(app: Celery, red
     index = app.tasks["shop.index"]
     ids = [index.delay(number).id for number in range(3)]
     assert redis_client.delete("celery")
-    assert "--prefix idem:~unique: --force for KEY" in found(app).remedy
+    assert "forget --prefix idem:~unique: --force" in found(app).remedy
     store = index._binding.guard.store
     assert list(forget(store, "idem:~unique:", held_too=True)) == [True] * 3
     assert [index.delay(number).id for number in range(3)] != ids

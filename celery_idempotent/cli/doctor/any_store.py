@@ -166,7 +166,7 @@ def reservation_orphaned(target: Target) -> Findings:
             f"{len(lost)} reservation{'' if len(lost) == 1 else 's'} of unique tasks whose message is in no queue, as "
             f"after a purge: calls are skipped until they end, of {', '.join(lost[:3])}.",
             "celery -A proj idempotency forget KEY"
-            + (f"; all of them, and those of messages that do wait, with {every} for KEY" if len(lost) > 1 else ""),
+            + (f"; or, for all of them and those of messages that do wait, forget {every}" if len(lost) > 1 else ""),
         )
 
 
