@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreUnreachable
-from celery_idempotent.stores import Lease, Reason, Release
+from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.records import packed, unpacked
 from tests.support import servers
@@ -362,3 +362,18 @@ def test_leases_are_renewed_on_the_servers_that_have_them_behind_a_proxy(
     both[0].delete(reservation.key)
     assert store.renew([reservation, *leases]) == [reservation]  # as one server that has lost its data restores them
     assert known(both[1], leases[0].key).owner == leases[0].owner
+
+
+def test_what_another_server_has_of_a_key_does_not_end_its_lease(fresh_redis: Callable[[], str], opened: Open) -> None:
+    """As where one was added, to which the proxy leads some keys since: the others have old records of them."""
+    both = [opened(fresh_redis()) for _ in range(2)]
+    store = opened(fresh_redis())
+    both[0].release(take(both[0], "idem:2"), Release(Reason.FAILED))
+    both[0].settle(take(both[0], "idem:4"), DONE, ttl=600)
+    store._connections = Distributing(*both)  # type: ignore[assignment]
+    leases = [take(store, f"idem:{number}") for number in (1, 2, 4)]
+    for key, server in (("idem:1", both[0]), ("idem:2", both[1]), ("idem:4", both[1])):
+        age(server, key, 50)
+    assert store.renew(leases) == []
+    assert [known(both[1], key).remaining > 55 for key in ("idem:2", "idem:4")] == [True, True]
+    assert [known(both[0], key).state for key in ("idem:2", "idem:4")] == [State.RELEASED, State.COMPLETED]

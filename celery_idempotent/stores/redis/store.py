@@ -202,30 +202,29 @@ class RedisStore(Store):
         lost: list[Lease] = []
         for start in range(0, len(leases), BATCH):
             batch, missing = leases[start : start + BATCH], ""
-            if not self._one_by_one:
-                found, missing = self._renew_together(batch)
-                lost += [batch[place] for place in found if place >= 0]
-                batch = [batch[-place - 1] for place in found if place < 0]
+            if len(batch) > 1 and not self._one_by_one:
+                batch, missing = self._renew_together(batch)
             if batch:
                 lost += self._renew_at(self._connections, batch)
             if missing:
                 raise self._unreplicated(missing)
         return lost
 
-    def _renew_together(self, leases: Sequence[Lease]) -> tuple[Sequence[int], str]:
-        """Renew leases by one call of the script, and return its reply as `_replicated`; all places if it is refused.
+    def _renew_together(self, leases: Sequence[Lease]) -> tuple[Sequence[Lease], str]:
+        """Renew leases by one call of the script; return those that it leaves, and which replicas did not get it.
 
         A node of a Cluster refuses it, for their slots differ. A proxy that distributes keys sends it to the server of
-        the first, which has no record of the others: what is gone is asked for alone.
+        the first, which has no record of the others, or an old one: what is not held there is asked for alone.
         """
         args = [arg for lease in leases for arg in renewal_args(lease)]
         try:
-            return self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
+            left, missing = self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
         except StoreUnreachable as error:
             if not isinstance(error.__cause__, ResponseError) or "slot" not in str(error.__cause__):
                 raise
             self._one_by_one = True
-            return [-place for place in range(1, len(leases) + 1)], ""
+            return leases, ""
+        return [leases[place] for place in left], missing
 
     def _renew_at(self, place: Any, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases in one round trip, by a call of the script for each, and return those that are lost."""

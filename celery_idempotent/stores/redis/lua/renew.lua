@@ -1,8 +1,8 @@
 -- Extend leases: rules.renew in Python.
 -- KEYS: the keys. ARGV, nine for each key: owner, fence, lease ms, keep ms, holder, task,
 -- fingerprint, attempt, '1' to restore a record that is gone.
--- Reply: the positions, from 0, of the leases that are lost. Of several, those without a record are left alone, and are
--- -1 for the first, -2 for the second and so on: behind a proxy another server may have them.
+-- Reply: the positions, from 0, of the leases that are lost. Of several, those that are not held here are left as they
+-- are, to be asked for one by one: behind a proxy that distributes keys another server has them.
 local RENEWALS = 10 -- a holder that has lived for so many of them, three to a ttl, is no crash loop
 
 local clock = redis.call('TIME')
@@ -39,12 +39,12 @@ for place, key in ipairs(KEYS) do
   local state, last_owner, last_fence, crashes = unpack(found, 1, 4)
   local held = state == 'in_progress' and last_owner == owner
   local gone = not found.err and not state and redis.call('EXISTS', key) == 0
-  local elsewhere = gone and #KEYS > 1
-  if state and not held and revive == '1' and is_outdated(key, fence, now) then
+  local alone = #KEYS == 1
+  if alone and state and not held and revive == '1' and is_outdated(key, fence, now) then
     redis.call('DEL', key)
     gone, crashes, last_fence = true, nil, nil
   end
-  if gone and revive == '1' and not elsewhere then
+  if alone and gone and revive == '1' then
     local error -- the server lost its data, and the key was not claimed since
     error, held = restore(key, owner, fence, holder, task, fingerprint, attempt)
     if error then
@@ -59,7 +59,7 @@ for place, key in ipairs(KEYS) do
       redis.call('HDEL', key, 'crashes')
     end
   else
-    lost[#lost + 1] = elsewhere and -place or place - 1
+    lost[#lost + 1] = place - 1
   end
 end
 return lost
