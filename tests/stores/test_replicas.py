@@ -98,13 +98,15 @@ def test_a_claim_that_no_replica_has_is_refused_and_given_back(store: RedisStore
     assert isinstance(granted(store, claim()), Lease)
 
 
-def test_a_renewal_that_no_replica_has_extends_no_trust(store: RedisStore, pair: Pair) -> None:
-    lease = granted(store, claim())
-    assert isinstance(lease, Lease)
-    assert store.renew([lease]) == []
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_renewal_that_no_replica_has_extends_no_trust(store: RedisStore, pair: Pair, count: int) -> None:
+    answers = [granted(store, claim(f"{KEY}-{number}")) for number in range(count)]
+    leases = [answer for answer in answers if isinstance(answer, Lease)]
+    assert len(leases) == count
+    assert store.renew(leases) == []
     pair.cut()
     with pytest.raises(StoreUnreachable, match="Too few replicas"):
-        store.renew([lease])
+        store.renew(leases)
 
 
 def test_leases_whose_data_is_gone_are_restored_also_while_no_replica_is_there(store: RedisStore, pair: Pair) -> None:
