@@ -203,28 +203,29 @@ class RedisStore(Store):
         for start in range(0, len(leases), BATCH):
             batch, missing = leases[start : start + BATCH], ""
             if len(batch) > 1 and not self._one_by_one:
-                batch, missing = self._renew_together(batch)
+                gone, batch, missing = self._renew_together(batch)
+                lost += gone
             if batch:
                 lost += self._renew_at(self._connections, batch)
             if missing:
                 raise self._unreplicated(missing)
         return lost
 
-    def _renew_together(self, leases: Sequence[Lease]) -> tuple[Sequence[Lease], str]:
-        """Renew leases by one call of the script; return those that it leaves, and which replicas did not get it.
+    def _renew_together(self, leases: Sequence[Lease]) -> tuple[Sequence[Lease], Sequence[Lease], str]:
+        """Renew leases by one call of the script; return those lost, those left, and which replicas did not get it.
 
         A node of a Cluster refuses it, for their slots differ. A proxy that distributes keys sends it to the server of
         the first, which has no record of the others, or an old one: what is not held there is asked for alone.
         """
         args = [arg for lease in leases for arg in renewal_args(lease)]
         try:
-            left, missing = self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
+            (lost, left), missing = self._replicated("renew", [lease.key for lease in leases], args, urgent=True)
         except StoreUnreachable as error:
             if not isinstance(error.__cause__, ResponseError) or "slot" not in str(error.__cause__):
                 raise
             self._one_by_one = True
-            return leases, ""
-        return [leases[place] for place in left], missing
+            return (), leases, ""
+        return [leases[place] for place in lost], [leases[place] for place in left], missing
 
     def _renew_at(self, place: Any, leases: Sequence[Lease]) -> list[Lease]:
         """Renew leases in one round trip, by a call of the script for each, and return those that are lost."""
@@ -237,7 +238,7 @@ class RedisStore(Store):
                 reply, missing = self._replicated("renew", (lease.key,), renewal_args(lease), urgent=True)
                 if missing:
                     raise self._unreplicated(missing)
-            lost += [lease] * len(reply)
+            lost += [lease] * len(reply[0])
         missing = self._replicas.missing(replies[-1]) if wait else ""
         if missing:
             raise self._unreplicated(missing)

@@ -1,8 +1,8 @@
 -- Extend leases: rules.renew in Python.
 -- KEYS: the keys. ARGV, nine for each key: owner, fence, lease ms, keep ms, holder, task,
 -- fingerprint, attempt, '1' to restore a record that is gone.
--- Reply: the positions, from 0, of the leases that are lost. Of several, those that are not held here are left as they
--- are, to be asked for one by one: behind a proxy that distributes keys another server has them.
+-- Reply: the positions, from 0, of the leases that are lost; and of those that are not held here, and were left as they
+-- are, since there are several keys: behind a proxy that distributes keys another server may have them.
 local RENEWALS = 10 -- a holder that has lived for so many of them, three to a ttl, is no crash loop
 
 local clock = redis.call('TIME')
@@ -27,7 +27,7 @@ local function restore(key, owner, fence, holder, task, fingerprint, attempt)
   return nil, true
 end
 
-local lost = {}
+local lost, left = {}, {}
 for place, key in ipairs(KEYS) do
   local first = 9 * place - 8
   local owner, fence, lease_ms, keep_ms = unpack(ARGV, first, first + 3)
@@ -58,8 +58,10 @@ for place, key in ipairs(KEYS) do
     if crashes and now - (tonumber(last_fence) or now) > lease_ms * 1000 * RENEWALS / 3 then
       redis.call('HDEL', key, 'crashes')
     end
-  else
+  elseif alone or (state == 'released' and last_owner == owner) then
     lost[#lost + 1] = place - 1
+  else
+    left[#left + 1] = place - 1
   end
 end
-return lost
+return {lost, left}
