@@ -27,7 +27,7 @@ from uuid import UUID
 from ..errors import ConfigurationError, LeaseLost, StoreError, StoreUnreachable
 from ..stores.base import Store
 from ..stores.records import Claim, Lease, Outcome, Reason, Record, Release, State
-from ..stores.transactions import OpenTransaction
+from ..stores.transactions import AsyncTransaction, OpenTransaction, in_greenlet_of
 from .keys import find_address
 
 RENEWALS_PER_TTL = 3
@@ -182,6 +182,44 @@ class HeldLease:
             ConfigurationError: the store cannot write there, no transaction is open, or the task has ``result_ttl=0``.
             StoreUnreachable: this run has no lease to settle (``on_store_error="run"``).
         """
+        outcome = self._outcome(result)
+        self.passed_over = True  # first: a renewal may come between the request and its reply
+        try:
+            self.store.settle_within(self.lease, outcome, ttl=self.result_ttl, using=using)
+        except LeaseLost:
+            raise self._refused() from None
+        if self.within is not None:
+            self._check_earlier()
+        self._note_within(outcome, result)
+
+    async def asettle(self, result: object, *, using: AsyncTransaction) -> None:
+        """Record the result within a coroutine's own open transaction; otherwise as `settle`.
+
+        Arguments:
+            result: As for `settle`.
+            using: An ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy, over psycopg or asyncpg, for a store in
+                PostgreSQL.
+
+        Raises:
+            errors.LeaseLost: as from `settle`, and so are the others.
+        """
+        import asyncio  # which a process without coroutines need not load
+
+        outcome = await asyncio.to_thread(self._outcome, result)  # which may be put into a file
+        self.passed_over = True
+        try:
+            await in_greenlet_of(
+                using,
+                lambda opened: self.store.settle_within(self.lease, outcome, ttl=self.result_ttl, using=opened),
+            )
+        except LeaseLost:
+            raise await asyncio.to_thread(self._refused) from None
+        if self.within is not None:
+            await asyncio.to_thread(self._check_earlier)
+        self._note_within(outcome, result)
+
+    def _outcome(self, result: object) -> Outcome:
+        """Return what to record, where this run may settle."""
         if self.lost:
             raise self._lost()
         if self.encode is None:
@@ -194,27 +232,32 @@ class HeldLease:
                 f"Expected a result to be remembered where it is settled, and {self.key!r} has result_ttl=0: a "
                 'redelivery would repeat what the transaction does. Write result_ttl="24h".'
             )
-        outcome = self.encode(result)
-        self.passed_over = True  # first: a renewal may come between the request and its reply
-        try:
-            self.store.settle_within(self.lease, outcome, ttl=self.result_ttl, using=using)
-        except LeaseLost:
-            if self._holds_in_the_store():
-                raise ConfigurationError(
-                    f"settle: expected using= to be in a transaction that began after this run of {self.key!r}, got "
-                    "one that sees the record as it was before, as an earlier task may have left it open. Roll it "
-                    "back, and begin one in the body."
-                ) from None
-            self.lost = True
-            raise self._lost() from None
-        if self.within is not None:
-            # The reply to a commit may have been lost. This transaction is open: what others see is an earlier one's.
-            record = self.store.get(self.key)
-            if record is not None and record.state is State.COMPLETED and self._is_owner(record):
-                raise self.lost_error(
-                    f"{self.key!r} was settled by an earlier transaction of this run, which was committed after all. "
-                    "Have this error roll the present one back: the task has succeeded with what was settled first."
-                )
+        return self.encode(result)
+
+    def _refused(self) -> ConfigurationError | LeaseLost:
+        """Return the error for a transaction in which the store knew no lease of this run."""
+        if self._holds_in_the_store():
+            return ConfigurationError(
+                f"settle: expected using= to be in a transaction that began after this run of {self.key!r}, got "
+                "one that sees the record as it was before, as an earlier task may have left it open. Roll it "
+                "back, and begin one in the body."
+            )
+        self.lost = True
+        return self._lost()
+
+    def _check_earlier(self) -> None:
+        """Raise if an earlier transaction that settled was committed, though the reply to that may have been lost.
+
+        The present one is open: what others see is an earlier one's.
+        """
+        record = self.store.get(self.key)
+        if record is not None and record.state is State.COMPLETED and self._is_owner(record):
+            raise self.lost_error(
+                f"{self.key!r} was settled by an earlier transaction of this run, which was committed after all. "
+                "Have this error roll the present one back: the task has succeeded with what was settled first."
+            )
+
+    def _note_within(self, outcome: Outcome, result: object) -> None:
         self.within, self.settled_at = {**(self.within or {}), outcome.payload: result}, monotonic()
         # A renewal must not put the lease in the place of a result that has expired.
         self.lease = replace(self.lease, claim=replace(self.lease.claim, revive=False))
@@ -373,7 +416,8 @@ _current: ContextVar[HeldLease | LeaseSlot | None] = ContextVar("celery_idempote
 def current_lease() -> HeldLease | None:
     """Return the lease of the guarded function that is running here, or None if there is none.
 
-    `HeldLease` has ``key``, ``fence``, ``lost``, ``check()``, ``settle(result, using=...)`` and ``derived_key(name)``.
+    `HeldLease` has ``key``, ``fence``, ``lost``, ``check()``, ``settle(result, using=...)``, ``asettle`` for
+    coroutines, and ``derived_key(name)``.
     The lease is also found in coroutines, in asyncio's tasks and in ``asyncio.to_thread``, but not in threads that the
     function starts otherwise. What a coroutine function leaves running finds none once the function has ended.
     """

@@ -1,14 +1,18 @@
 """What a task has of its own transaction -> the driver's connection, on which a record can be written.
 
 Taken are a connection of the driver itself, a SQLAlchemy ``Connection``, ``Session`` or ``scoped_session``, and a
-connection of Django or its alias. SQLAlchemy is imported only where one of its objects was passed.
+connection of Django or its alias. SQLAlchemy is imported only where one of its objects was passed. Over a driver for
+coroutines its own ``Connection`` is used, in the greenlet in which it makes coroutines of a driver's calls.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import weakref
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import count
+from typing import Any, Protocol, TypeVar
 
 from ..errors import ConfigurationError
 
@@ -22,6 +26,8 @@ ONE_OF_THEM = (
 #: the key in a Session's info of its transaction in which an operation settles
 SETTLED = "celery_idempotent.settled"
 
+T = TypeVar("T")
+
 
 class OpenTransaction(Protocol):
     """What type checkers take for a connection or session with a transaction: no cursor, engine or coroutine's."""
@@ -33,7 +39,57 @@ class OpenTransaction(Protocol):
         """Roll it back."""
 
 
-def driver_connection(using: Any, driver: type[Any]) -> Any:
+class AsyncTransaction(Protocol):
+    """What type checkers take for an ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy."""
+
+    def run_sync(self, fn: Callable[..., Any], /) -> Awaitable[Any]:
+        """Call with the synchronous one that is within it, in a greenlet."""
+
+
+class Bridged:
+    """SQLAlchemy's connection over a driver for coroutines; for use in the greenlet that it runs in alone.
+
+    Arguments:
+        connection: The synchronous ``Connection``.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.url = connection.engine.url
+
+    def scalar(self, statement: str, args: Sequence[Any]) -> Any:
+        """Return the value that a statement answers, with ``%s`` for each argument; raise what SQLAlchemy raises."""
+        if self._connection.dialect.paramstyle == "numeric_dollar":
+            places = count(1)
+            statement = re.sub("%s", lambda _: f"${next(places)}", statement)
+        return self._connection.exec_driver_sql(statement, tuple(args)).scalar()
+
+    def aside(self, call: Callable[[], T]) -> T:
+        """Return what a call returns that waits for something else; in a thread, so that the event loop goes on."""
+        import asyncio  # which a process without coroutines need not load
+
+        found: T = self._connection.connection.dbapi_connection.run_async(lambda _: asyncio.to_thread(call))
+        return found
+
+
+async def in_greenlet_of(using: AsyncTransaction, call: Callable[[Any], None]) -> None:
+    """Call with the synchronous session or connection that is within an asynchronous one of SQLAlchemy.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    found: Any = using
+    if hasattr(found, "registry") and callable(found):  # an async_scoped_session
+        found = found()
+    if not hasattr(found, "run_sync"):
+        raise ConfigurationError(
+            "asettle: expected using= to be an AsyncSession or AsyncConnection of SQLAlchemy, got "
+            f"{type(using).__module__}.{type(using).__qualname__}. Another transaction is for settle(), without await."
+        )
+    await found.run_sync(call)
+
+
+def driver_connection(using: Any, driver: type[Any], *, bridges: Collection[str] = ()) -> Any:
     """Return the driver's connection below what the caller has, with the caller's transaction open on it.
 
     Whether a bare connection of the driver is in a transaction is the store's to find out.
@@ -41,6 +97,7 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
     Arguments:
         using: What the caller has.
         driver: The class of the store's driver's connections.
+        bridges: What SQLAlchemy calls the drivers for coroutines over which a `Bridged` is returned.
 
     Raises:
         ConfigurationError: it is none of these, it leads to another driver, or it is in no transaction.
@@ -51,9 +108,11 @@ def driver_connection(using: Any, driver: type[Any]) -> Any:
     elif _has(using, "django") and hasattr(using, "in_atomic_block"):
         found = _of_django(using)
     elif _has(using, "sqlalchemy"):
-        found = _of_sqlalchemy(using)
+        found = _of_sqlalchemy(using, bridges)
     else:
         found = using
+    if isinstance(found, Bridged):
+        return found
     found = unwrapped(found, driver)
     # asyncpg's has no commit. Also below a Session of `run_sync`.
     if any(inspect.iscoroutinefunction(getattr(type(found), name, None)) for name in ("commit", "close")):
@@ -82,7 +141,7 @@ def _has(using: Any, package: str) -> bool:
     return any(cls.__module__.partition(".")[0] == package for cls in type(using).__mro__)
 
 
-def _of_sqlalchemy(using: Any) -> Any:
+def _of_sqlalchemy(using: Any, bridges: Collection[str]) -> Any:
     if hasattr(using, "registry") and callable(using):  # a scoped_session stands for the session of this thread
         using = using()
     if any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in type(using).__mro__):
@@ -96,13 +155,18 @@ def _of_sqlalchemy(using: Any) -> Any:
         raise no_transaction("its isolation level is AUTOCOMMIT")
     if not connection.in_transaction():
         raise no_transaction("the Connection has begun none: use `with engine.begin() as connection`")
-    return connection.connection.driver_connection
+    if not (connection.dialect.is_async and connection.dialect.driver in bridges):
+        return connection.connection.driver_connection
+    if connection.connection.dbapi_connection.autocommit:
+        raise no_transaction("its isolation level is AUTOCOMMIT")
+    return Bridged(connection)
 
 
 def _asynchronous(using: Any) -> ConfigurationError:
     return ConfigurationError(
         f"settle: expected using= to be {TAKEN}, got {type(using).__module__}.{type(using).__qualname__}: use a "
-        "synchronous one. The store's drivers are synchronous, and share no transaction with an asynchronous one."
+        "synchronous one; or, where the store is in PostgreSQL, `await lease.asettle(result, using=session)` with an "
+        "AsyncSession of SQLAlchemy, over psycopg or asyncpg. No other asynchronous one is supported."
     )
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.stores import State
 from celery_idempotent.stores.postgres import PostgresStore
+from celery_idempotent.stores.transactions import in_greenlet_of
 from tests.conftest import missing
 from tests.support.pgbouncer import Bouncer
 from tests.support.postgres import ExternalPostgres, PostgresServer, fresh_schema
@@ -69,6 +75,31 @@ def test_settling_within_a_transaction_works_through_it(bounced: PostgresStore, 
         bounced.settle_within(lease, DONE, ttl=60, using=connection)
         assert known(bounced).state is State.IN_PROGRESS
     assert known(bounced).state is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("driver", "options"),
+    [
+        ("psycopg", {"prepare_threshold": None}),
+        ("asyncpg", {"statement_cache_size": 0, "prepared_statement_name_func": lambda: f"__{uuid4()}__"}),
+    ],
+)
+def test_settling_within_a_coroutines_transaction_works_through_it(
+    bounced: PostgresStore, bouncer: Bouncer, driver: str, options: dict[str, Any]
+) -> None:
+    place = bouncer.url().partition("?")[0].replace("postgresql:", f"postgresql+{driver}:")
+
+    async def main() -> None:
+        engine = create_async_engine(place, connect_args=options)
+        for number in range(8):  # after some, a driver prepares a statement
+            lease = take(bounced, f"key-{number}")
+            settle = partial(bounced.settle_within, lease, DONE, ttl=60)
+            async with engine.begin() as connection:
+                await in_greenlet_of(connection, lambda opened, settle=settle: settle(using=opened))
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert len(list(bounced.scan(state=State.COMPLETED))) == 8
 
 
 def test_stricter_transactions_work_through_it(

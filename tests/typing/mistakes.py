@@ -153,6 +153,7 @@ def publish(task: IdempotentTask) -> None:
 async def settle_in_coroutine(task: IdempotentTask) -> None:
     connection = await psycopg.AsyncConnection.connect("")
     task.lease.settle("receipt", using=connection)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await task.lease.asettle("receipt", using=connection)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 current_lease().check()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors, pq
@@ -42,7 +42,7 @@ from ..records import (
     State,
     Verdict,
 )
-from ..transactions import driver_connection, no_transaction, unwrapped
+from ..transactions import Bridged, driver_connection, no_transaction, unwrapped
 from .connections import NO_SCHEMA, Address, Connections, DefaultCursor, no_schema, refusal, translate_error
 from .records import (
     COLUMNS,
@@ -61,10 +61,16 @@ from .schema import VERSION, Schema
 
 logger = logging.getLogger("celery_idempotent.stores")
 
+T = TypeVar("T")
+
 #: Leases that one statement renews, records that one statement reads or purges.
 RENEWED, READ, PURGED = 1000, 100, 500
 #: Why a copy of the schema alone is none.
 EMPTY = "its table of versions is empty"
+#: The drivers for coroutines below SQLAlchemy on which a record can be settled.
+BRIDGES = ("psycopg", "asyncpg")
+#: Why nothing can be settled in a transaction.
+FAILED = "a statement before this one has failed: roll it back"
 #: Records that are removed in passing, at most. Where that takes longer than so many seconds, the next time comes after
 #: so many times as long.
 TIDIED, TIDY_SLOW, TIDY_SHARE = 50, 0.05, 100
@@ -179,21 +185,23 @@ class PostgresStore(Store):
             outcome: How the operation ended.
             ttl: Seconds the record is kept.
             using: A connection of psycopg, a SQLAlchemy ``Connection`` or ``Session``, or the alias of a Django
-                database, in a transaction in the database of the store.
+                database, in a transaction in the database of the store. Over asyncpg, or psycopg's coroutines, the
+                ``Connection`` or ``Session`` that SQLAlchemy's ``run_sync`` calls with.
 
         Raises:
             errors.LeaseLost: the lease was lost; nothing was written, and the caller should roll back.
             ConfigurationError: there is no transaction open, or it is in another database.
         """
         connection = caller_connection(using)
-        home = self._home or self._find_home()
+        aside = connection.aside if isinstance(connection, Bridged) else _here
+        home = self._home or aside(self._find_home)
         while True:
             args = outcome_args(lease, outcome, ttl, home)
             where = {"shown": self._place.shown, "table": self._schema.names["table"]}
             answer = answer_within(connection, self._settle_within, args, **where)
             if answer != "elsewhere":
                 return self._held(answer, lease)
-            known, home = home, self._find_home()  # the server may have been upgraded since
+            known, home = home, aside(self._find_home)  # the server may have been upgraded since
             if home == known:
                 raise elsewhere(connection, **where)
 
@@ -353,7 +361,11 @@ def _as_the_claims(claim: Claim, error: StoreRefused) -> IdempotencyError:
     return error
 
 
-def caller_connection(using: Any) -> psycopg.Connection[Any]:
+def _here(call: Callable[[], T]) -> T:
+    return call()
+
+
+def caller_connection(using: Any) -> psycopg.Connection[Any] | Bridged:
     """Return the connection on which the caller's transaction is open.
 
     One of SQLAlchemy or Django, which they have begun, may have sent no statement yet. A bare one that has sent none is
@@ -362,7 +374,10 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
     Raises:
         ConfigurationError: it is no connection of psycopg 3, or in no transaction.
     """
-    connection: psycopg.Connection[Any] = driver_connection(using, psycopg.Connection)
+    found = driver_connection(using, psycopg.Connection, bridges=BRIDGES)
+    if isinstance(found, Bridged):
+        return found
+    connection: psycopg.Connection[Any] = found
     if connection.closed:
         raise no_transaction("the connection is closed")
     if connection.pgconn.pipeline_status != pq.PipelineStatus.OFF:
@@ -370,7 +385,7 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
             pass
     status = connection.info.transaction_status
     if status == pq.TransactionStatus.INERROR:
-        raise no_transaction("a statement before this one has failed: roll it back")
+        raise no_transaction(FAILED)
     if status == pq.TransactionStatus.IDLE and connection.autocommit:
         raise no_transaction("the connection is in autocommit mode: use `with connection.transaction():`")
     if status == pq.TransactionStatus.IDLE and unwrapped(using, psycopg.Connection) is connection:
@@ -382,36 +397,57 @@ def caller_connection(using: Any) -> psycopg.Connection[Any]:
 
 
 def answer_within(
-    connection: psycopg.Connection[Any], statement: str, args: Sequence[Any], *, shown: str, table: str
+    connection: psycopg.Connection[Any] | Bridged, statement: str, args: Sequence[Any], *, shown: str, table: str
 ) -> str:
     """Run settle.sql on the caller's connection and return its answer; what the server raises there breaks the
-    transaction, and is raised as psycopg raises it, but for the errors of this library.
+    transaction, and is raised as psycopg or SQLAlchemy raise it, but for the errors of this library.
 
     Raises:
-        ConfigurationError: there is no such store in the caller's database.
+        ConfigurationError: there is no such store in the caller's database, or an error has broken the transaction.
         StoreRefused: the caller's user may not write the table.
     """  # fmt: skip
     try:
-        # A cursor of our own: the caller's may have another row factory, adapters, or bind and fetch in another way.
-        with DefaultCursor(connection, row_factory=tuple_row) as cursor:
-            row = cursor.execute(statement, args, prepare=False).fetchone()
-    except NO_SCHEMA as error:
-        raise elsewhere(connection, shown, table) from error
-    except psycopg.Error as error:
-        refused = refusal(error, shown)
+        if isinstance(connection, Bridged):
+            answer = connection.scalar(statement, args)
+        else:
+            # A cursor of our own: the caller's may have another row factory, adapters, or bind and fetch otherwise.
+            with DefaultCursor(connection, row_factory=tuple_row) as cursor:
+                row = cursor.execute(statement, args, prepare=False).fetchone()
+            assert row is not None
+            answer = row[0]
+    except Exception as error:
+        cause = _as_psycopgs(error)
+        if isinstance(cause, NO_SCHEMA):
+            raise elsewhere(connection, shown, table) from error
+        if isinstance(cause, errors.InFailedSqlTransaction):
+            raise no_transaction(FAILED) from error
+        refused = None if cause is None else refusal(cause, shown)
         if refused is None:
             raise
         raise refused from error
-    assert row is not None
-    return row[0].decode() if isinstance(row[0], bytes) else str(row[0])  # bytes where the encoding is SQL_ASCII
+    return answer.decode() if isinstance(answer, bytes) else str(answer)  # bytes where the encoding is SQL_ASCII
 
 
-def elsewhere(connection: psycopg.Connection[Any], shown: str, table: str) -> ConfigurationError:
+def _as_psycopgs(error: Exception) -> psycopg.Error | None:
+    """Return an error of SQLAlchemy, of whichever driver, as the one that psycopg has for it; None if there is none."""
+    raised = getattr(error, "orig", error)
+    if isinstance(raised, psycopg.Error):
+        return raised
+    try:
+        return errors.lookup(getattr(raised, "sqlstate", None) or "")(str(raised))
+    except KeyError:
+        return None
+
+
+def elsewhere(connection: psycopg.Connection[Any] | Bridged, shown: str, table: str) -> ConfigurationError:
     """Return the error for a transaction in another database than the store's."""
-    info = connection.info
+    if isinstance(connection, Bridged):
+        name, host, port = connection.url.database, connection.url.host, connection.url.port
+    else:
+        name, host, port = connection.info.dbname, connection.info.host, connection.info.port
     return ConfigurationError(
         f"settle: expected using= to lead to the database of the idempotency store, {shown} with the table {table}, "
-        f"got the database {info.dbname!r} on {info.host or 'the default host'}:{info.port}, which is another one. "
+        f"got the database {name!r} on {host or 'the default host'}:{port or 5432}, which is another one. "
         "Two databases cannot commit together: keep the store in the database of the task's own rows."
     )
 
