@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
+import pytest
+import sqlalchemy
+from fastapi import FastAPI, Request
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from celery_idempotent.http import INSIDE, IdempotencyMiddleware
 from tests.support.docs.pages import PYTHON, ROOT, blocks
 from tests.support.docs.stage import stage
 from tests.support.http.inproc import request_asgi
@@ -136,6 +145,33 @@ def test_the_fastapi_application_takes_an_order_once() -> None:
 
     assert [order(*headers), order(*headers), order(headers[0])] == [201, 201, 401]
     assert len(names["database"].calls) == 1
+
+
+@pytest.mark.thorough
+def test_a_view_of_fastapi_commits_its_response_with_its_rows(postgres_url: str) -> None:
+    names = vars(stage())
+    exec(code("async def place_order_once"), names)
+    database = postgres_url.partition("?")[0]
+    app, engine = (
+        FastAPI(),
+        create_async_engine(database.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool),
+    )
+    app.add_middleware(IdempotencyMiddleware, store=postgres_url, scope=INSIDE)
+    schema = re.findall(r"schema=(\w+)", postgres_url)[0]
+    with psycopg.connect(database) as connection:
+        connection.execute(f"create table {schema}.orders (id serial, item text)".encode())
+
+    @app.post("/orders")
+    async def place_order(request: Request) -> object:
+        async with AsyncSession(engine) as session:
+            await session.execute(sqlalchemy.text(f"set local search_path = {schema}"))
+            return await names["place_order_once"](request, "anna", session, "book")
+
+    async def main() -> list[tuple[int, bytes]]:
+        replies = [await request_asgi(app, key) for key in ("k", "k", None)]
+        return [(reply.status, reply.body) for reply in replies]
+
+    assert asyncio.run(main()) == [(201, b'{"id":1}'), (201, b'{"id":1}'), (201, b'{"id":2}')]
 
 
 def test_the_django_application_takes_an_order_once() -> None:
