@@ -315,6 +315,7 @@ def test_a_broker_of_another_kind_takes_over(store_url: str) -> None:
 def test_a_connection_that_another_thread_has_not_opened_is_left_alone(app: Celery) -> None:
     """It may lie where the one did by which a call was published."""
     with app.pool.acquire() as connection:
+        connection.close()  # where other tests have opened it
         assert connection._default_channel is None
     _reuse_client(app)
 
