@@ -16,10 +16,9 @@ from typing import Any
 from celery.canvas import Signature, _basemap, _chain, _chord, chunks, group, maybe_signature
 
 from ..core.keys import compose_part
-from ..core.reservations import NO_CRASH_LOOP
 from ..errors import ConfigurationError, StoreError
 from ..events import in_words, logger
-from ..stores.records import Claim, Lease, Record, new_owner
+from ..stores.records import NO_CRASH_LOOP, Claim, Lease, Record, new_owner
 from .app import is_guarded, is_in_django
 from .declarations import refuse_mistakes
 from .message import KEY_HEADER, DeliveryState, given_key

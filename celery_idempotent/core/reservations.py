@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import StoreUnreachable
 from ..events import logger
 from ..stores.base import Store
-from ..stores.records import Claim, Lease, Reason, Record, Release, State
+from ..stores.records import NO_CRASH_LOOP, Claim, Lease, Reason, Record, Release, State
 from .breaker import Breaker
 
 T = TypeVar("T")
@@ -49,8 +49,6 @@ BESIDE = 16
 THREADS = 8
 #: A number in a token is less; the fence is a time in microseconds.
 MOST = 2**63
-#: So many publishers may die under a slot.
-NO_CRASH_LOOP = 1_000_000_000
 #: Why a call was published beside a reservation that its publisher has not confirmed.
 IS_UNCONFIRMED = "unconfirmed"
 #: Why a message takes the place of another one that would do.

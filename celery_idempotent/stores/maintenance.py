@@ -12,7 +12,18 @@ from itertools import islice
 from ..errors import ConfigurationError, RecordUnreadable, StoreError
 from .base import Store, Unreadable, unreadable_reported_to
 from .history import is_operators
-from .records import Claim, HistoryEntry, Lease, Outcome, Record, Refusal, State, is_reservation, new_owner
+from .records import (
+    NO_CRASH_LOOP,
+    Claim,
+    HistoryEntry,
+    Lease,
+    Outcome,
+    Record,
+    Refusal,
+    State,
+    is_reservation,
+    new_owner,
+)
 
 #: Keys that are read ahead of what is deleted.
 DELETE_BATCH = 100
@@ -194,8 +205,6 @@ def purge_in_batches(
 
 #: Seconds for which a record is claimed that is about to be written.
 COPYING = 10.0
-#: What has crashed before is no reason to leave out that it is done.
-NO_CRASH_LOOP = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +290,7 @@ def _write(record: Record, target: Store, key: str) -> Refusal | None:
         keep_ttl=COPYING,
         task_id=record.task_id,
         fingerprint=record.fingerprint,
-        max_crashes=NO_CRASH_LOOP,
+        max_crashes=NO_CRASH_LOOP,  # what has crashed before is done all the same
     )
     answer = target.acquire(claim)
     there: frozenset[str] = frozenset()

@@ -16,6 +16,8 @@ _URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 #: An attempt is (nesting, retries), ordered. One integer carries both, so that every store can compare it.
 RETRIES_LIMIT = 1_000_000
+#: So many crashes never come: the ``max_crashes`` of a claim that no crash loop is to stop.
+NO_CRASH_LOOP = 1_000_000_000
 
 
 #: Stands for the task in the keys of reservations, which messages of unique tasks hold while they wait.

@@ -27,7 +27,7 @@ local function restore(key, owner, fence, holder, task, fingerprint, attempt)
   return nil, true
 end
 
-local lost, left = {}, {}
+local lost, left, alone = {}, {}, #KEYS == 1
 for place, key in ipairs(KEYS) do
   local first = 9 * place - 8
   local owner, fence, lease_ms, keep_ms = unpack(ARGV, first, first + 3)
@@ -39,7 +39,6 @@ for place, key in ipairs(KEYS) do
   local state, last_owner, last_fence, crashes = unpack(found, 1, 4)
   local held = state == 'in_progress' and last_owner == owner
   local gone = not found.err and not state and redis.call('EXISTS', key) == 0
-  local alone = #KEYS == 1
   if alone and state and not held and revive == '1' and is_outdated(key, fence, now) then
     redis.call('DEL', key)
     gone, crashes, last_fence = true, nil, nil
