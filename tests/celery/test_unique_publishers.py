@@ -312,12 +312,13 @@ def test_a_broker_of_another_kind_takes_over(store_url: str) -> None:
     app.close()
 
 
-def test_a_connection_that_another_thread_has_not_opened_is_left_alone(app: Celery) -> None:
+def test_a_connection_that_another_thread_has_not_opened_is_left_alone() -> None:
     """It may lie where the one did by which a call was published."""
+    app = Celery("unopened", broker=f"redis://127.0.0.1:{free_port()}/0", set_as_current=False)
     with app.pool.acquire() as connection:
-        connection.close()  # where other tests have opened it
         assert connection._default_channel is None
     _reuse_client(app)
+    app.close()
 
 
 def test_a_producer_of_rabbitmq_counts_if_its_channel_confirms() -> None:
