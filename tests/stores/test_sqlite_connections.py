@@ -144,6 +144,25 @@ def test_a_child_inherits_no_connection(sqlite_store: SqliteStore, sqlite_path: 
     assert sqlite_store.renew([lease]) == []
 
 
+def test_an_error_that_is_still_looked_at_keeps_no_connection_open(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path, forked: Fork
+) -> None:
+    """SQLite closes a connection when the last of its statements is gone, and the traceback of an error has some."""
+    store = open_sqlite(timeout=0)
+    store.ping()
+
+    def interrupted(cursor: sqlite3.Cursor) -> None:
+        cursor.execute("SELECT 1 UNION SELECT 2").fetchone()
+        raise KeyboardInterrupt
+
+    with writing(sqlite_path), pytest.raises(StoreUnreachable) as locked:
+        store.ping()
+    with pytest.raises(KeyboardInterrupt) as left:
+        sqlite_store._connections.read(interrupted)
+    assert forked(lambda: opened(sqlite_path)).said() == "0"
+    assert locked.value is not left.value
+
+
 def test_what_a_child_writes_survives_the_end_of_its_parents_connections(
     sqlite_store: SqliteStore, sqlite_path: Path, forked: Fork
 ) -> None:

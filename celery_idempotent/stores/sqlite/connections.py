@@ -112,10 +112,10 @@ class Connections:
         return self._patiently(transaction)
 
     def look(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do work on a connection that nothing has been prepared for."""
+        """Do work on a connection that nothing has been prepared for; no fork comes between."""
         try:
-            with closing(sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)) as connection:
-                return work(connection)
+            with self._lock, closing(sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)) as opened:
+                return work(opened)
         except sqlite3.Error as error:
             raise translate_error(error, self.path) from error
 
@@ -135,7 +135,9 @@ class Connections:
         connection, generation = self._lend()
         failed = False
         try:
-            return work(connection.cursor())
+            # Else the traceback of an error has its statement, and SQLite closes no connection before that is gone.
+            with closing(connection.cursor()) as cursor:
+                return work(cursor)
         except sqlite3.Error as error:
             failed = not locked(error)
             raise

@@ -14,7 +14,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from sqlite3 import Cursor
 from time import monotonic
@@ -288,12 +288,14 @@ def within(using: Any, path: str) -> Iterator[sqlite3.Cursor]:
     connection = driver_connection(using, sqlite3.Connection)
     factory = connection.text_factory
     try:
-        cursor = sqlite3.Cursor(connection)  # not connection.cursor(), which hands on the caller's row_factory
-        connection.text_factory = str
-        _see_the_file(cursor, path)
-        if not connection.in_transaction:
-            _begin(cursor, using)
-        yield cursor
+        # Not connection.cursor(), which hands on the caller's row_factory. The caller may close the connection while an
+        # error is looked at, as in `Connections`.
+        with closing(sqlite3.Cursor(connection)) as cursor:
+            connection.text_factory = str
+            _see_the_file(cursor, path)
+            if not connection.in_transaction:
+                _begin(cursor, using)
+            yield cursor
     except sqlite3.ProgrammingError as error:  # it is closed, or another thread's
         raise no_transaction(f"it is not to be used here: {error}") from error
     except sqlite3.Error as error:
