@@ -165,11 +165,13 @@ def test_kills_of_orders_settled_within_their_transaction(
     journal: Journal,
     start_killed_worker: Callable[..., Any],
 ) -> None:
-    start_killed_worker(chance=0.95, seconds=0.004)
+    # With few children the main process is often the last that has the file of SQLite open, and its log begins anew.
+    start_killed_worker(chance=0.95, seconds=0.004, concurrency=random.Random(SEED).choice((2, 3, 12)))
     results = charge(app.module.within, journal, KILLS)
     figures = settled_within(business, journal, broker, what, results)
     soaks.add(figures)
     check(figures)
+    assert not journal.entries("inherited")
 
 
 @pytest.mark.soak

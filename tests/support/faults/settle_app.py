@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 from celery import Celery, signals
 
 from celery_idempotent import IdempotentTask
@@ -81,6 +82,18 @@ def forks(**_: Any) -> None:
     if killer is not None:
         killer.forks()
         gc.freeze()
+
+
+def inherits() -> None:
+    """Write down which files of SQLite a child has open: it believes in their locks, which are its parent's."""
+    path = os.environ["STORE_URL"].partition("?")[0].removeprefix("sqlite:///")
+    for file in psutil.Process().open_files():
+        if file.path.startswith(path):
+            Journal.from_env().write("inherited", file.path)
+
+
+if os.environ.get("STORE_URL", "").startswith("sqlite:"):
+    os.register_at_fork(after_in_child=inherits)
 
 
 @signals.task_postrun.connect
