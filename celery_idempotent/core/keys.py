@@ -149,12 +149,15 @@ def own_signature(function: Callable[..., Any]) -> inspect.Signature:
         TypeError: it is no callable.
     """
     function, declared = _outermost(function), _declared_signature(function)
+    of = function.__func__ if isinstance(function, MethodType) else function
+    if declared is None and isinstance(of, FunctionType) and "__signature__" in vars(of):  # copied from what it wraps
+        bare = FunctionType(of.__code__, {}, of.__name__, of.__defaults__, of.__closure__)
+        bare.__kwdefaults__ = of.__kwdefaults__
+        of, declared = bare, inspect.signature(bare)
+    if isinstance(function, MethodType):  # without the first argument, also where a signature was declared
+        return inspect.signature(MethodType(of, function.__self__), follow_wrapped=False)
     if declared is not None:
         return declared
-    if isinstance(function, FunctionType) and "__signature__" in vars(function):  # copied from what it wraps
-        bare = FunctionType(function.__code__, {}, function.__name__, function.__defaults__, function.__closure__)
-        bare.__kwdefaults__ = function.__kwdefaults__
-        return inspect.signature(bare)
     if _is_proxy(function):
         return inspect.signature(_anything)
     return inspect.signature(function, follow_wrapped=False)

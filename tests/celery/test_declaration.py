@@ -963,6 +963,29 @@ def test_a_callable_makes_the_key_of_what_a_decorator_hides(app: Celery) -> None
     assert runs.get() == ["ORD-1", "ORD-2"]
 
 
+@pytest.mark.parametrize("bind", [False, True])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}])
+def test_a_decorator_that_says_what_it_takes_hides_nothing(app: Celery, bind: bool, options: dict[str, Any]) -> None:
+    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return wrapper
+
+    def charge(order_id: str, cents: int = 0) -> str:
+        return order_id
+
+    def bound(self: Any, order_id: str, cents: int = 0) -> str:
+        return order_id
+
+    body = logged(bound if bind else charge)
+    task = declare(app, body, bind=bind, idempotency={"key": "order_id"}, **options)
+    assert [task.apply(("A",)).get(), task.apply(kwargs={"order_id": "A"}).get()] == ["A", "A"]
+    assert task.key_for("A").endswith(":A")
+
+
 def test_the_body_of_a_class_may_be_any_callable(app: Celery) -> None:
     class Charging:
         def __call__(self, order_id: str, cents: int = 5) -> str:

@@ -565,6 +565,13 @@ def described(function: Any) -> Any:
     return function
 
 
+def described_as_is(function: Any) -> Any:
+    """Have a decorated function say that it takes what the decorated one takes, as a cure for hidden arguments."""
+    decorated = with_session(function)
+    decorated.__signature__ = inspect.signature(function)
+    return decorated
+
+
 @wrapt.decorator
 def injecting(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
     return wrapped("session", *args, **kwargs)
@@ -591,6 +598,9 @@ def adapted(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         (functools.partial(with_session(charge), cents=1), "*args, **kwargs", True),
         (Shop().charge, "order", False),
         (Shop().decorated, "*args, **kwargs", True),
+        (types.MethodType(described_as_is(charge), "session"), "order, cents", False),
+        (types.MethodType(with_session(described_as_is(charge)), "session"), "*args, **kwargs", True),
+        (types.MethodType(dated(described_as_is(charge)), "session"), "*args", True),
         (transaction()(Shop().charge), "order", False),
         (types.MethodType(transaction()(charge), "session"), "order, cents", False),
         (types.MethodType(functools.lru_cache(charge), "session"), "order, cents", False),
