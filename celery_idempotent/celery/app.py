@@ -97,10 +97,15 @@ def _default_store(app: Any, task: Any) -> Store:
         other = (
             "" if task is None else " If the task is meant for another app alone, declare it there with shared=False."
         )
+        tests = (
+            " In tests, use the fixture idempotency_store, or override_store() of celery_idempotent.testing."
+            if app.conf.task_always_eager
+            else ""
+        )
         raise ConfigurationError(
             f"Expected somewhere to remember what {done}: idempotency_store is not set in the app "
             f"{app.main or '(without a name)'}, and neither its result backend nor its broker is Redis. "
-            f'Set app.conf.idempotency_store = "redis://host:6379/1".{other}'
+            f'Set app.conf.idempotency_store = "redis://host:6379/1".{other}{tests}'
         )
     return store
 

@@ -64,6 +64,8 @@ CELERY_OPTIONS = {
 #: Options of a policy whose names are so common that a class may use them for something else.
 COMMON_WORDS = {"store", "key", "scope", "history"}
 DISTINCT_OPTIONS = tuple(name for name in OPTIONS if name not in {*COMMON_WORDS, "compression"})
+#: What celery-once takes in a task's option ``once``.
+ONCE_OPTIONS = {"keys", "graceful", "timeout", "unlock_before_run", "blocking", "blocking_timeout"}
 #: How alike a word must be to be taken for a slip, of 1: nothing that Celery knows comes near.
 LIKENESS = 0.85
 LIKE_IDEMPOTENCY = LIKE_UNIQUE = 0.8
@@ -303,7 +305,7 @@ def _misplaced(cls: type, root: type, signature: inspect.Signature) -> Iterator[
                 yield name, f'Write idempotency={{"{option}": ...}}.'
             elif name in UNIQUE_OPTIONS or (name == "until" and value in ("start", "done")):
                 yield name, f'Write unique={{"{name}": ...}}.'
-            elif advice := _unique_meant(name, value, signature) or _options_meant(name, value, signature):
+            elif advice := _unique_meant(name, value, signature, decorated) or _options_meant(name, value, signature):
                 yield name, advice
             elif name in COMMON_WORDS and (decorated or _is_unmistakable(name, value, signature)):
                 yield name, f'Write idempotency={{"{name}": ...}}.'
@@ -337,9 +339,11 @@ def _option_meant(name: str) -> str:
     return ""
 
 
-def _unique_meant(name: str, value: object, signature: inspect.Signature) -> str:
+def _unique_meant(name: str, value: object, signature: inspect.Signature, decorated: bool) -> str:
     """Return what to write instead of an attribute that is meant as ``unique``; "" where it is not."""
     word = _spelled(name)
+    if name == "once" and decorated and isinstance(value, Mapping) and value and ONCE_OPTIONS.issuperset(value):
+        return 'Write unique={"key": ..., "until": "done"}.'
     if word.startswith("unique_"):  # celery-singleton's unique_on, and the like; or a word for something else
         return 'Write unique={"key": ...}.' if _is_unmistakable("key", value, signature) else ""
     return "Did you mean unique=?" if name != "unique" and _likeness(word, "unique") >= LIKE_UNIQUE else ""

@@ -338,15 +338,17 @@ def _check_names(names: object, option: str, signature: inspect.Signature, task:
         # What **kwargs collects is known by its own name, not by that of the parameter.
         if name in known or (takes_any and not hidden and name not in collected):
             continue
-        hint = _hint(name, known) if not hidden else _HIDDEN[option]
+        hint = _hint(name, known, option) if not hidden else _HIDDEN[option]
         raise unfit(option, f"names of arguments of {task}{signature}", name, hint)
 
 
-def _hint(name: str, known: Collection[str]) -> str:
+def _hint(name: str, known: Collection[str], option: str = "") -> str:
+    constant = f", or key=lambda: {name!r} for one key of all calls" if option == "key" else ""
     if not known:
-        return "it has none; with bind=True the first one is the task, and no argument: write def task(self, ...)"
+        bound = "with bind=True the first one is the task, and no argument"
+        return f"it has none; {bound}: write def task(self, ...){constant}"
     close = get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"write one of {', '.join(known)}{constant}"
 
 
 #: What to do where a decorator hides the arguments.
@@ -393,7 +395,9 @@ def _key(value: object, option: str) -> object:
         return value
     if isinstance(value, (list, tuple)) and value and _are_names(value):
         return tuple(value)
-    hint = _accessor(value) or 'write "order_id" or ["shop", "order_id"]'
+    constant = value if isinstance(value, str) and re.fullmatch(r"[\w-]+", value) else "all"  # and no URL of a store
+    names = f'write "order_id" or ["shop", "order_id"], or lambda: {constant!r} for one key of all calls'
+    hint = _accessor(value) or names
     raise unfit(option, "None, name(s) of arguments, or a callable", value, hint)
 
 

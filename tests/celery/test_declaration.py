@@ -908,6 +908,19 @@ def test_the_scope_tells_tenants_apart(app: Celery) -> None:
         task.apply(("1",))
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_where_nothing_remembers_the_error_names_what_a_suite_of_eager_tests_uses(eager: bool) -> None:
+    app = Celery("nowhere", broker="memory://", set_as_current=False)
+    app.conf.update(task_always_eager=eager, task_eager_propagates=True)
+
+    def charge(order_id: str) -> None: ...
+
+    task = declare(app, charge, idempotency={"key": "order_id"})
+    with pytest.raises(ConfigurationError, match="Expected somewhere to remember") as caught:
+        task.apply(("A",))
+    assert ("the fixture idempotency_store" in str(caught.value)) == eager
+
+
 # -- decorators within -------------------------------------------------------------------------------------------------
 
 

@@ -61,6 +61,12 @@ class WithTtl(IdempotentTask):
     result_ttl = "7d"
 
 
+class Vendored(IdempotentTask):
+    """A project's own copy of celery-once, which reads what its tasks are given."""
+
+    once: ClassVar[dict[str, bool]] = {"graceful": False}
+
+
 class WithMethod(IdempotentTask):
     def idempotency_key(self, order_id: str) -> str:
         return order_id
@@ -96,6 +102,8 @@ class Inherits(WithTtl):
         ({"unqiue": True}, r"got unqiue= beside it.* Did you mean unique=\?"),
         ({"Unique": True}, r"got Unique= beside it.* Did you mean unique=\?"),
         ({"unique_on": ["order_id"]}, r'got unique_on= beside it.* Write unique=\{"key": \.\.\.\}'),
+        ({"once": {"keys": ["order_id"]}}, r'got once= beside it.* Write unique=\{"key": \.\.\., "until": "done"\}'),
+        ({"once": {"graceful": True, "timeout": 60}}, r'got once= beside it.* Write unique=\{"key"'),
         ({"until": "done"}, r'got until= beside it.* Write unique=\{"until": \.\.\.\}'),
         ({"base": WithStore}, r'got store= beside it.*idempotency=\{"store"'),
         ({"base": WithKey}, r'got key= beside it.*idempotency=\{"key"'),
@@ -143,6 +151,11 @@ class OwnMethods(IdempotentTask):
     @property
     def lease_ttl(self) -> int:
         return 3
+
+
+def test_what_a_class_reads_of_celery_once_stays_its_own(app: Celery) -> None:
+    task = declare(app, base=Vendored, once={"keys": ["order_id"]})
+    assert (task.once, declare(app, name="other", once="daily").once) == ({"keys": ["order_id"]}, "daily")
 
 
 def test_a_class_may_have_methods_under_the_names_of_options(app: Celery) -> None:

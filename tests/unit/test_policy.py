@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from celery_idempotent.core import compression
-from celery_idempotent.core.policy import Policy
+from celery_idempotent.core.policy import Policy, Unique
 from celery_idempotent.core.serialization import serialization
 from celery_idempotent.errors import ConfigurationError
 from celery_idempotent.units import parse_duration, parse_size
@@ -325,6 +325,7 @@ def test_names_that_the_task_has_are_fit(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"key": "zzz"}, "amount, note, or key=lambda: 'zzz' for one key of all calls"),
         ({"key": "ordr_id"}, "key: expected names of arguments of shop.charge(order_id"),
         ({"key": lambda self, order_id: order_id}, "key: expected a callable over arguments of shop.charge(order_id"),
         (
@@ -345,8 +346,16 @@ def test_a_name_that_the_task_has_not_is_refused(options: dict[str, Any], text: 
 
 
 def test_a_name_where_the_task_has_no_arguments_is_refused_with_what_may_have_taken_it() -> None:
-    with pytest.raises(ConfigurationError, match="got 'order_id': it has none; with bind=True the first one is"):
+    refused = r"got 'order_id': it has none; with bind=True the first one is .*, or key=lambda: 'order_id' for one key"
+    with pytest.raises(ConfigurationError, match=refused):
         Policy(key="order_id").check_signature(inspect.Signature(), "t")
+
+
+@pytest.mark.parametrize(("key", "constant"), [([], "'all'"), ("", "'all'"), ("sync-lock", "'sync-lock'")])
+def test_what_names_no_argument_is_refused_with_a_key_of_all_calls(key: Any, constant: str) -> None:
+    for options in (Policy, Unique):
+        with pytest.raises(ConfigurationError, match=f"or lambda: {constant} for one key of all calls"):
+            options(key=key)
 
 
 def test_a_task_with_kwargs_has_any_name_but_that_of_kwargs() -> None:
