@@ -14,10 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreUnreachable
+from celery_idempotent.errors import LeaseLost, RecordUnreadable, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Lease, Reason, Release, State
 from celery_idempotent.stores.redis import RedisStore
 from celery_idempotent.stores.redis.records import packed, unpacked
+from celery_idempotent.stores.redis.store import pages
 from tests.support import servers
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
@@ -377,3 +378,10 @@ def test_what_another_server_has_of_a_key_does_not_end_its_lease(fresh_redis: Ca
     assert store.renew(leases) == []
     assert [known(both[1], key).remaining > 55 for key in ("idem:2", "idem:4")] == [True, True]
     assert [known(both[0], key).state for key in ("idem:2", "idem:4")] == [State.RELEASED, State.COMPLETED]
+
+
+def test_names_from_several_servers_at_once_are_refused() -> None:
+    """As Envoy's proxy has them, which puts the replies of its servers behind one another."""
+    replies = [b"0", [b"order-1"], b"0", [b"order-2"]]
+    with pytest.raises(StoreRefused, match="a reply of 4 parts: a proxy distributes keys over several"):
+        list(pages(lambda *_: replies, "order"))

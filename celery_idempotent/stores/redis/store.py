@@ -26,7 +26,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, SentinelConnectionPool, SentinelManagedConnection
 
-from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreUnreachable
+from ...errors import ConfigurationError, LeaseLost, RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from .. import hide_password
 from ..base import Store, pass_by_unreadable
 from ..history import expiry, grouped, past_events
@@ -457,11 +457,20 @@ def pages(command: Callable[..., Any], prefix: str) -> Iterator[list[str]]:
     Arguments:
         command: Sends a command to one server and returns its reply.
         prefix: What the names begin with.
+
+    Raises:
+        StoreRefused: it was not one server that answered.
     """
     pattern = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in prefix) + "*"
     cursor = b"0"
     while True:
-        cursor, names = command("SCAN", cursor, "MATCH", pattern, "COUNT", COUNT, "TYPE", "hash")
+        reply = command("SCAN", cursor, "MATCH", pattern, "COUNT", COUNT, "TYPE", "hash")
+        if len(reply) != 2:
+            raise StoreRefused(
+                f"Expected one Redis to answer SCAN with a cursor and names, got a reply of {len(reply)} parts: a "
+                "proxy distributes keys over several. Name each of its servers by its own URL."
+            )
+        cursor, names = reply
         yield [name.decode() for name in names if _is_text(name)]  # another program's, if it is no text
         if cursor in (b"0", 0):
             return
