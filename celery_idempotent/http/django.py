@@ -144,9 +144,17 @@ class IdempotencyMiddleware:
             delivery = self._delivery(request, *given, self.binding.scope_of(given[0]))
         except Problem as problem:
             return _as_django(problem.response(self.options.docs_url))
+        if delivery is None:
+            return self.get_response(request)
         if isinstance(delivery, Pending):
-            return self._carry_out_inside(delivery, request)
-        return self.get_response(request) if delivery is None else self._carry_out(delivery, request)
+            carry_out: Callable[[], Any] = partial(self._carry_out_inside, delivery, request)
+        else:
+            carry_out = partial(self._carry_out, delivery, request)
+        if not (hasattr(request, "scope") and _cancels_threads()):
+            return carry_out()
+        from asgiref.sync import async_to_sync
+
+        return async_to_sync(_to_its_end)(carry_out)
 
     def _carry_out_inside(self, pending: Pending, request: Any) -> Any:
         """Call the view, which takes the lease."""
@@ -320,6 +328,31 @@ def accepted(result: Any, location: object, *, retry_after: int | None = None) -
     from django.http import JsonResponse
 
     return JsonResponse(body, status=202, headers=headers)
+
+
+def _cancels_threads() -> bool:
+    """Return whether asgiref cancels what a thread waits for; before, it did not find that thread again in a task."""
+    import asgiref
+
+    return tuple(map(int, asgiref.__version__.split(".")[:2])) >= (3, 8)
+
+
+async def _to_its_end(carry_out: Callable[[], Any]) -> Any:
+    """Carry a request out in the thread that waits for this, on ASGI, also if its client goes.
+
+    A middleware that is sync alone, within this one, has both called in a thread. Django cancels the view then as its
+    client goes, and asgiref the next coroutine that such a thread waits for: that is this one, and not the view.
+    """
+    from asgiref.sync import sync_to_async
+
+    task = asyncio.ensure_future(sync_to_async(carry_out)())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None and task.result().streaming:
+            await sync_to_async(task.result().close)()
+        raise
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

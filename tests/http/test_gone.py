@@ -602,6 +602,62 @@ async def main():
 asyncio.run(main())
 """,
         """
+import sys
+from django.core.asgi import get_asgi_application
+from django.urls import clear_url_caches, path
+from celery_idempotent.http import INSIDE, begin
+from tests.http.test_gone import Client
+from tests.support.http.inproc import request_asgi
+
+runs, urlpatterns = [], []
+
+def ordered(request, account):
+    if account is INSIDE:
+        begin(request, "anna")
+    runs.append(account)
+    loop.call_soon_threadsafe(client.gone.set)
+
+def synchronous(request):
+    ordered(request, settings.IDEMPOTENCY_HTTP["scope"])
+    time.sleep(0.1)
+    return HttpResponse("done", status=201)
+
+async def asynchronous(request):
+    await sync_to_async(ordered)(request, settings.IDEMPOTENCY_HTTP["scope"])
+    await asyncio.sleep(0.1)
+    return HttpResponse("done", status=201)
+
+async def streaming(request):
+    async def parts():
+        yield b"x" * 2000
+    await sync_to_async(ordered)(request, settings.IDEMPOTENCY_HTTP["scope"])
+    await asyncio.sleep(0.1)
+    return StreamingHttpResponse(parts())
+
+sys.modules["gone"] = sys.modules["__main__"]
+settings.MIDDLEWARE = ["celery_idempotent.http.django.IdempotencyMiddleware", "gone.Outer"]
+settings.ROOT_URLCONF = "gone"
+
+async def main():
+    global client, loop
+    client, loop, application = Client(1), asyncio.get_running_loop(), get_asgi_application()
+    await asyncio.wait({asyncio.ensure_future(client.call(application))})
+    for _ in range(200):
+        if b"in-progress" not in (again := await request_asgi(application, body=b"body")).body:
+            return again
+        await asyncio.sleep(0.02)
+
+for scope in (None, INSIDE):
+    for view, status in ((synchronous, 201), (asynchronous, 201), (streaming, 409)):
+        options = {"scope": scope, "store": "memory://", "response_max_bytes": 1000}
+        settings.IDEMPOTENCY_HTTP = {**options, "name": f"{view.__name__} {scope}"}
+        urlpatterns[:], runs[:] = [path("orders", view)], []
+        clear_url_caches()
+        again = asyncio.run(asyncio.wait_for(main(), 20))
+        kept = (again.header("idempotent-replayed") == "true") if status == 201 else b"not-kept" in again.body
+        assert (again.status, kept, runs) == (status, True, [scope]), (view, again, runs)
+""",
+        """
 from celery_idempotent.http import django as http
 
 async def view(request):
@@ -702,6 +758,7 @@ for size in (10, 2000):
         "within a sync middleware",
         "cleans up in its thread",
         "left before it begins, within a sync middleware",
+        "left around a sync middleware",
         "its server ends",
         "fails in mid-stream",
         "fails in mid-stream and is remembered",
