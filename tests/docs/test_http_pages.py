@@ -60,12 +60,26 @@ def test_the_text_for_clients_names_statuses_that_leave_a_key_free() -> None:
 
 
 def test_the_failures_that_a_2xx_may_hide_are_told_by_their_body() -> None:
-    guide = (ROOT / "docs/guides/http.md").read_text()
-    [written] = re.findall(r"`remember=(lambda .+)`", guide)
-    remember = eval(written)
-    failed = [b'{"data": null, "errors": [{"message": "down"}]}', b'{"jsonrpc": "2.0", "error": {"code": 1}, "id": 1}']
-    done = [b'{"data": {"order": 1}}', b'{"jsonrpc": "2.0", "result": 1, "id": 1}']
-    assert [remember(Response(200, (), body)) for body in [*failed, *done]] == [False, False, None, None]
+    [code] = [block.text for block in blocks("docs/guides/http-graphql.md") if "def remember(" in block.text]
+    names: dict[str, Any] = {}
+    exec(code.partition("\n\n\napp =")[0], names)
+    failed = [
+        b'{"data": null, "errors": [{"message": "down"}]}',
+        b'{"jsonrpc": "2.0", "error": {"code": 1}, "id": 1}',
+        b'{"errors": [{"message": "no such field"}]}',
+        b'{"data": {"pay": null}, "errors": [{"message": "down"}]}',
+    ]
+    done = [
+        b'{"data": {"order": 1}}',
+        b'{"jsonrpc": "2.0", "result": 1, "id": 1}',
+        b'{"data": {"pay": {"ok": true, "errors": []}}}',
+        b'{"data": {"pay": {"ok": true}, "ship": null}, "errors": [{"message": "down"}]}',
+        b'[{"data": {"pay": 1}}, {"errors": [{"message": "down"}]}]',
+        b"\x1f\x8bcompressed",
+        b"",
+    ]
+    found = [names["remember"](Response(200, (), body)) for body in [*failed, *done]]
+    assert found == [False] * len(failed) + [None] * len(done)
 
 
 def test_what_leaves_out_the_slips_of_clients_keeps_those_of_tasks(caplog: pytest.LogCaptureFixture) -> None:
