@@ -281,6 +281,9 @@ class IdempotencyMiddleware:
             own = _from_django(response)
             if response.streaming:
                 parts, left = await _gather_async(response, own, self.options.response_max_bytes)
+                in_loop = hasattr(request, "scope")  # else of WSGI, whose server reads on once this loop has ended
+                if left is not None and not in_loop:
+                    parts, left = [*parts, *[part async for part in left]], None
                 if left is not None:
                     demand = _Demand()
                     reader = _Reader(demand)
@@ -291,7 +294,7 @@ class IdempotencyMiddleware:
                     await demand.serve(left)
                     return delivery.result_of(own, sent=True)
                 own = replace(own, body=b"".join(parts))
-                response.streaming_content = _again(parts) if response.is_async else iter(parts)
+                response.streaming_content = _again(parts) if response.is_async and in_loop else iter(parts)
             found.append((response, own))
             return delivery.result_of(own)
 

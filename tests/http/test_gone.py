@@ -525,6 +525,38 @@ for kind in ("async", "sync"):
     assert len(threads) == 6 and len(set(threads)) == 1, threads
 """,
         """
+import sys
+from django.core.wsgi import get_wsgi_application
+from django.urls import path
+from django.utils.decorators import async_only_middleware
+from tests.support.http.inproc import request_wsgi
+
+@async_only_middleware
+def inner(get_response):
+    async def serve(request):
+        return await get_response(request)
+    return serve
+
+def synchronous(request):
+    return StreamingHttpResponse(iter([b"x" * 600] * 4))
+
+async def asynchronous(request):
+    async def parts():
+        for _ in range(4):
+            yield b"x" * 600
+    return StreamingHttpResponse(parts())
+
+sys.modules["gone"] = sys.modules["__main__"]
+settings.MIDDLEWARE = ["celery_idempotent.http.django.IdempotencyMiddleware", "gone.inner"]
+settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "response_max_bytes": 1000}
+settings.ROOT_URLCONF = "gone"
+urlpatterns = [path("sync", synchronous), path("async", asynchronous)]
+application = get_wsgi_application()
+for kind in ("sync", "async"):
+    first, second = (request_wsgi(application, kind, PATH_INFO=f"/{kind}") for _ in range(2))
+    assert first.body == b"x" * 2400 and b"not-kept" in second.body, (kind, first, second)
+""",
+        """
 threads = []
 
 def note():
@@ -756,6 +788,7 @@ for size in (10, 2000):
         "stream in one task",
         "left in mid-stream",
         "within a sync middleware",
+        "around an async middleware on WSGI",
         "cleans up in its thread",
         "left before it begins, within a sync middleware",
         "left around a sync middleware",
