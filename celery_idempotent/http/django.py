@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -337,7 +338,7 @@ def _cancels_threads() -> bool:
     """Return whether asgiref cancels what a thread waits for; before, it did not find that thread again in a task."""
     import asgiref
 
-    return tuple(map(int, asgiref.__version__.split(".")[:2])) >= (3, 8)
+    return tuple(map(int, re.findall(r"\d+", asgiref.__version__)[:2])) >= (3, 8)
 
 
 async def _to_its_end(carry_out: Callable[[], Any]) -> Any:
