@@ -6,7 +6,7 @@ import copy
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +86,25 @@ def step(command: str, call: Callable[[], Any]) -> Any:
     return found
 
 
+class Connection(fakeredis.FakeRedisConnection):
+    """A connection over which commands go as they are: to write and parse them takes longer than to carry them out."""
+
+    def pack_command(self, *args: Any) -> list[list[bytes]]:
+        encode, (name, *others) = self.encoder.encode, args
+        return [[*name.encode().split(), *map(encode, others)]]
+
+    def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[list[bytes]]:
+        return [fields for command in commands for fields in self.pack_command(*command)]
+
+    def send_command(self, *args: Any, **_: Any) -> None:
+        self.send_packed_command(self.pack_command(*args))
+
+    def send_packed_command(self, command: list[list[bytes]], check_health: bool = True) -> None:
+        carry_out = self.get_socket()._process_command
+        for fields in command:
+            carry_out(fields)
+
+
 class Transaction(Pipeline):
     """Commands that are sent at once."""
 
@@ -96,7 +115,20 @@ class Transaction(Pipeline):
         return step(args[0], lambda: super(Transaction, self).immediate_execute_command(*args, **options))
 
 
-class Redis(fakeredis.FakeStrictRedis):
+class DirectRedis(fakeredis.FakeStrictRedis):
+    """A connection to Redis for what looks at it between two steps."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(connection_class=Connection, **options)
+        #: what carries out all but transactions, one command at a time
+        self._alone = self.connection_pool.get_connection()
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        self._alone.send_command(*args)
+        return self.parse_response(self._alone, args[0], **options)
+
+
+class Redis(DirectRedis):
     """A connection to Redis."""
 
     def __init__(self, **options: Any) -> None:
@@ -438,7 +470,7 @@ class Jobs(Requests):
     def begins(self, simulation: Any) -> None:
         server = fakeredis.FakeServer()
         #: the law's own look at Redis, which is no step, and the processes' connection
-        self.redis, connection = fakeredis.FakeStrictRedis(server=server), Redis(server=server)
+        self.redis, connection = DirectRedis(server=server), Redis(server=server)
         self.queue, self.outside = Queue(QUEUE, connection=connection), Queue(QUEUE, connection=self.redis)
         self.pids = 0
         self.horses: list[Horse] = []
