@@ -18,6 +18,7 @@ from greenlet import GreenletExit, getcurrent
 from redis.client import Pipeline
 from rq import Queue, Retry, get_current_job
 from rq.job import Job, JobStatus
+from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
 from rq.timeouts import BaseDeathPenalty, JobTimeoutException
 from rq.worker import Worker
@@ -60,6 +61,8 @@ RETRIES: list[Retry | None] = [None, None, Retry(max=2), Retry(max=2, interval=3
 RETRIES_RETURNED = 3
 #: Commands that change nothing, in which a process that is killed has done as much before as after.
 READS = ("HGET", "HGETALL", "EXISTS", "TTL", "ZSCORE", "LLEN", "ZRANGEBYSCORE", "LRANGE", "SMEMBERS", "ZRANGE", "INFO")
+#: The keys of what waits for a worker, and of what waits for its time.
+LOOKED_AT = (f"{Queue.redis_queue_namespace_prefix}{QUEUE}", ScheduledJobRegistry.key_template.format(QUEUE))
 #: How a process ends that is killed.
 KILLED = 9
 FINAL = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED)
@@ -71,7 +74,7 @@ def charge(key: str) -> Any:
     return simulated.current.law.charge_customer(key)
 
 
-def step(command: str, call: Callable[[], Any]) -> Any:
+def step(command: str, call: Callable[[], Any], commands: Iterable[Sequence[Any]]) -> Any:
     """Send something to Redis: a step before it is there, and one before its reply is here."""
     process = getcurrent()
     if getattr(process, "killed", False):
@@ -81,7 +84,8 @@ def step(command: str, call: Callable[[], Any]) -> Any:
     world = simulated.current.world
     world.step()
     found = call()
-    simulated.current.law.changed = True
+    if any(LOOKED_AT[0] in command or LOOKED_AT[1] in command for command in commands):
+        simulated.current.law.changed = True
     world.step()
     return found
 
@@ -109,10 +113,11 @@ class Transaction(Pipeline):
     """Commands that are sent at once."""
 
     def execute(self, raise_on_error: bool = True) -> Any:
-        return step("EXEC", lambda: super(Transaction, self).execute(raise_on_error))
+        commands = [command for command, _ in self.command_stack]
+        return step("EXEC", lambda: super(Transaction, self).execute(raise_on_error), commands)
 
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
-        return step(args[0], lambda: super(Transaction, self).immediate_execute_command(*args, **options))
+        return step(args[0], lambda: super(Transaction, self).immediate_execute_command(*args, **options), [args])
 
 
 class DirectRedis(fakeredis.FakeStrictRedis):
@@ -136,7 +141,7 @@ class Redis(DirectRedis):
         setattr(self, "__rq_redis_server_version", (7, 0, 0))
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        return step(args[0], lambda: super(Redis, self).execute_command(*args, **options))
+        return step(args[0], lambda: super(Redis, self).execute_command(*args, **options), [args])
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Any:
         return Transaction(self.connection_pool, self.response_callbacks, transaction, shard_hint)
@@ -548,9 +553,10 @@ class Jobs(Requests):
     def _scheduled(self) -> float:
         if self.changed:
             self.changed = False
-            found = self.redis.zrange(self.outside.scheduled_job_registry.key, 0, 0, withscores=True)
+            waiting, scheduled = LOOKED_AT
+            found = self.redis.zrange(scheduled, 0, 0, withscores=True)
             self.due = found[0][1] - EPOCH.timestamp() if found and self.has_scheduler else INFINITE
-            if self.redis.llen(self.outside.key):
+            if self.redis.llen(waiting):
                 self._wake()
         return self.due
 
