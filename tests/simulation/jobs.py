@@ -8,6 +8,8 @@ import os
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from rq import Queue, Retry, get_current_job
 from rq.job import Job, JobStatus
 from rq.registry import ScheduledJobRegistry
 from rq.scheduler import RQScheduler
+from rq.serializers import resolve_serializer
 from rq.timeouts import BaseDeathPenalty, JobTimeoutException
 from rq.worker import Worker
 
@@ -85,13 +88,20 @@ def step(command: str, call: Callable[[], Any], commands: Iterable[Sequence[Any]
     world.step()
     found = call()
     if any(LOOKED_AT[0] in command or LOOKED_AT[1] in command for command in commands):
-        simulated.current.law.changed = True
+        simulated.current.law.changed = simulated.current.law.length_changed = True
     world.step()
     return found
 
 
 class Connection(fakeredis.FakeRedisConnection):
     """A connection over which commands go as they are: to write and parse them takes longer than to carry them out."""
+
+    def _connect(self) -> Any:
+        socket = super()._connect()
+        # One thread asks and reads.
+        socket.responses, socket.response_ready = SimpleQueue(), SimpleNamespace(set=lambda: None)
+        socket._db.condition = SimpleNamespace(notify_all=lambda: None)
+        return socket
 
     def pack_command(self, *args: Any) -> list[list[bytes]]:
         encode, (name, *others) = self.encoder.encode, args
@@ -388,7 +398,7 @@ class Main(OfProcess):
         while not worker._stop_requested:
             if worker.should_run_maintenance_tasks:
                 worker.run_maintenance_tasks()
-            if law.redis.llen(worker.queues[0].key):
+            if law.waiting:
                 found = worker.dequeue_job_and_maintain_ttl(None)
                 if found is not None:
                     worker.execute_job(*found)
@@ -511,6 +521,8 @@ class Jobs(Requests):
         self.renewed_late: set[str] = set()
         #: when the scheduler has something to do, and whether that may have changed
         self.due, self.changed = INFINITE, True
+        #: how many jobs wait for a worker, and whether that may have changed
+        self.length, self.length_changed = 0, True
         super().begins(simulation)
         self.world.tell("stock workers" if stock else "workers of the library")
 
@@ -553,12 +565,18 @@ class Jobs(Requests):
     def _scheduled(self) -> float:
         if self.changed:
             self.changed = False
-            waiting, scheduled = LOOKED_AT
-            found = self.redis.zrange(scheduled, 0, 0, withscores=True)
+            found = self.redis.zrange(LOOKED_AT[1], 0, 0, withscores=True)
             self.due = found[0][1] - EPOCH.timestamp() if found and self.has_scheduler else INFINITE
-            if self.redis.llen(waiting):
+            if self.waiting:
                 self._wake()
         return self.due
+
+    @property
+    def waiting(self) -> int:
+        """How many jobs wait for a worker."""
+        if self.length_changed:
+            self.length_changed, self.length = False, self.redis.llen(LOOKED_AT[0])
+        return self.length
 
     def _wake(self) -> None:
         for main in self.servers:
@@ -572,6 +590,7 @@ class Jobs(Requests):
         self.outside.enqueue_call(
             charge, (key,), job_id=job_id, timeout=JOB_TIMEOUT, result_ttl=-1, failure_ttl=-1, retry=retry
         )
+        self.length_changed = True
         self.world.tell(f"{job_id} is enqueued")
 
     def _look(self, _: None) -> None:
@@ -697,18 +716,26 @@ class Jobs(Requests):
 
 
 def _patch(patch: pytest.MonkeyPatch) -> None:
+    began = EPOCH.timestamp()
+
     def seconds() -> float:
-        return EPOCH.timestamp() + simulated.current.world.now
+        return began + simulated.current.world.now
 
     def now() -> datetime:
         return EPOCH + timedelta(seconds=simulated.current.world.now)
 
     time = SimpleNamespace(time=seconds, monotonic=seconds, sleep=lambda pause: simulated.current.world.sleep(pause))
+    replaced = {
+        "now": now,
+        "current_timestamp": lambda: int(seconds()),
+        "uuid4": new_id,
+        "resolve_serializer": lru_cache(resolve_serializer),  # which looks through all that a serializer has
+    }
     for found in pkgutil.walk_packages(rq.__path__, "rq."):
         if found.name.startswith(("rq.cli", "rq.contrib")):
             continue
         module = importlib.import_module(found.name)
-        for name, value in (("now", now), ("current_timestamp", lambda: int(seconds())), ("uuid4", new_id)):
+        for name, value in replaced.items():
             if hasattr(module, name):
                 patch.setattr(module, name, value)
     for name in ("_helpers", "_socket._base", "model._stream"):
