@@ -208,6 +208,10 @@ class Known(Settings):
             raise known[name]
         return known[name]
 
+    def __getattr__(self, name: str) -> Any:
+        value = self.__dict__[name] = super().__getattr__(name)  # which is not called again
+        return value
+
 
 def make_app() -> Celery:
     """Make an app of one process, with the task of the simulation."""
@@ -251,8 +255,8 @@ def make_app() -> Celery:
     app.guarded = [app.tasks[name] for name in ("charge", "pay", "refund", "bill", "mail", "index", "pack", "ship")]
     for task in app.guarded:
         task.codec = task._binding._codec()
-    app.conf.known = {}
-    app.conf.__class__ = Known
+    app.conf.__dict__["known"] = {}
+    object.__setattr__(app.conf, "__class__", Known)  # a configuration takes what is assigned for one of its values
     return app
 
 
