@@ -60,11 +60,13 @@ MAX_CRASHES, STEADY = 5, LEASE_TTL * 9 / 3
 #: Seconds after which the broker delivers again what was not acked.
 VISIBILITY = 12.0
 EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
+#: When that is, in seconds since 1970.
+BEGAN = EPOCH.timestamp()
 
 
 def simulated(microseconds: int) -> float:
     """Return a store's time in seconds of the simulation."""
-    return microseconds / 1e6 - EPOCH.timestamp()
+    return microseconds / 1e6 - BEGAN
 
 
 WORKERS = 3
@@ -354,11 +356,13 @@ class Broker:
     def next_timeout(self) -> float | None:
         if self.visibility is None or not self.unacked:
             return None
-        return min(since for _, since, _ in self.unacked.values()) + self.visibility
+        _, since, _ = next(iter(self.unacked.values()))  # the first is with its worker for longest
+        return since + self.visibility
 
     def expire(self) -> None:
         """Deliver again what has been with its worker for too long."""
-        if self.visibility is not None and self.unacked:
+        timeout = self.next_timeout()
+        if timeout is not None and timeout <= self.world.now:
             now = self.world.now
             for tag in [tag for tag, (_, since, _) in self.unacked.items() if since + self.visibility <= now]:
                 self.requeue(tag)
@@ -646,8 +650,9 @@ class Worker(Host):
 
     def can_start(self, now: float) -> bool:
         """Return whether it has a message that can start now."""
-        free = self.reserved and self.child is None and self.ending is None
-        return bool(free) and self.due(now) is not None
+        if not self.reserved or self.child is not None or self.ending is not None:
+            return False
+        return self.due(now) is not None
 
     def can_receive(self) -> bool:
         """Return whether it takes one more message."""
@@ -696,7 +701,10 @@ class Worker(Host):
 
     def due(self, now: float) -> int | None:
         """Return where the first message is that can start."""
-        return next((at for at, (request, _) in enumerate(self.reserved) if request.due <= now), None)
+        for at, (request, _) in enumerate(self.reserved):
+            if request.due <= now:
+                return at
+        return None
 
     def execute(self) -> None:
         request, tag = self.reserved.pop(self.due(self.simulation.world.now) or 0)
@@ -1011,9 +1019,7 @@ class Simulation:
                 raise Unended(f"not at its end after {most_steps} steps")
             if world.steps > STEPS_WITH_FAULTS:
                 self.faults, self.again, self.one_more = 0, 0, False
-            doomed = next((worker for worker in self.workers if worker.doomed), None)
-            if doomed is not None:
-                self._doom(doomed)
+            if self._doom():
                 continue
             steps = self._steps()
             if steps:
@@ -1025,7 +1031,15 @@ class Simulation:
         for process in [process for process in world.processes if not process.dead]:
             world.kill(process)
 
-    def _doom(self, worker: Worker) -> None:
+    def _doom(self) -> bool:
+        """End the first worker or child whose end is due; return whether there was one."""
+        for worker in self.workers:
+            if worker.doomed:
+                self._end(worker)
+                return True
+        return False
+
+    def _end(self, worker: Worker) -> None:
         kind, worker.doomed = worker.doomed, ""
         if kind == "worker":
             worker.kill(0.0)
@@ -1052,13 +1066,12 @@ class Simulation:
         for worker in self.workers:
             if worker.down_until > now or worker.main.stopped_until > now or worker.stopping:
                 continue
-            names = worker.names
             if worker.can_start(now):
-                steps.append((names["starts a task"], 6.0, type(worker).execute, worker))
+                steps.append((worker.names["starts a task"], 6.0, type(worker).execute, worker))
             if broker.queue and worker.can_receive():
-                steps.append((names["gets a message"], 4.0, broker.deliver, worker))
+                steps.append((worker.names["gets a message"], 4.0, broker.deliver, worker))
             if worker.hub:
-                steps.append((names["tells the broker"], 8.0, type(worker).run_hub, worker))
+                steps.append((worker.names["tells the broker"], 8.0, type(worker).run_hub, worker))
         steps += self.law.steps()
         if steps:
             steps.append(("time goes by", 0.04 * sum([step[1] for step in steps]), self._go_by, None))
@@ -1200,9 +1213,9 @@ class Simulation:
 
     def _advance(self, most: float = INFINITE) -> bool:
         """Move the clock to the next thing that waits for it; return whether there is one."""
-        now, soonest = self.world.now, INFINITE
-        for process in self.world.processes:
-            soonest = min(soonest, max(process.wakes, process.host.stopped_until))
+        now = self.world.now
+        wakes = [max(process.wakes, process.host.stopped_until) for process in self.world.processes]
+        soonest = min(wakes, default=INFINITE)
         for worker in self.workers:
             later = max(worker.down_until, worker.main.stopped_until)
             if later > now and (self.broker.queue or worker.reserved):
@@ -1394,7 +1407,7 @@ def simulated_clock() -> Iterator[None]:
         for module in (guard, heartbeat, lease, backoff, breaker, reservations, unique, asgi, wsgi):
             patch.setattr(module, "monotonic", now)
         for module in (memory_store, unique, reservations, main_process):
-            patch.setattr(module, "time", lambda: EPOCH.timestamp() + now())
+            patch.setattr(module, "time", lambda: BEGAN + current.world.now)
         patch.setattr(base, "time", SimpleNamespace(sleep=sleep, monotonic=now))
         patch.setattr(reservations, "sleep", sleep)
         for module in (backoff, delivery):

@@ -238,7 +238,7 @@ class Indexing(Law):
     def check(self) -> None:
         super().check()
         broker = self.simulation.broker
-        if self.is_plain and len(broker.queue) + len(broker.unacked) > 2:
+        if len(broker.queue) + len(broker.unacked) > 2 and self.is_plain:
             workers = self.simulation.workers
             answered = sum(len(worker.requests) + len(worker.hub) for worker in workers)  # or about to be
             there = len(broker.queue) + len(broker.unacked) - answered

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from celery import states
@@ -42,7 +43,7 @@ def of_process(name: str) -> Any:
     def write(self: PoolThread, value: object) -> None:
         setattr(self.worker, name, value)
 
-    return property(lambda self: getattr(self.worker, name), write)
+    return property(attrgetter(f"worker.{name}"), write)
 
 
 class PoolThread(Host):

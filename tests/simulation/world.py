@@ -46,26 +46,30 @@ class Choices:
         self.made = Schedule("") if record else None
         self._counts: Counter[str] = Counter()
         self._next = 0
+        #: whether nothing but the seed decides, and nothing is kept
+        self._only_drawn = schedule is None and not record
 
     def one_of(self, label: str, options: Sequence[T]) -> T:
         """Return one of the options, of which the first is the simplest."""
+        if self._only_drawn:
+            return options[int(self._random() * len(options))]
         value = self._chosen(label, options[0], lambda: options[int(self._random() * len(options))])
         return value if self.schedule is None or value in options else options[0]
 
     def chance(self, label: str, probability: float) -> bool:
         """Return true so often; false is simplest."""
-        if not probability and self.schedule is None and self.made is None:
-            return False
+        if self._only_drawn:
+            return probability > 0 and self._random() < probability
         # Counted all the same where it is recorded: a schedule has no end of its faults, and is asked each time.
         return self._chosen(label, False, lambda: probability > 0 and self._random() < probability)
 
     def between(self, label: str, low: float, high: float) -> float:
         """Return a number of at most six decimals; the lowest is simplest."""
+        if self._only_drawn:
+            return round(low + (high - low) * self._random(), 6)
         return self._chosen(label, low, lambda: round(low + (high - low) * self._random(), 6))
 
     def _chosen(self, label: str, simplest: T, draw: Callable[[], T]) -> T:
-        if self.schedule is None and self.made is None:
-            return draw()
         self._counts[label] += 1
         name = f"{label} #{self._counts[label]}"
         value: T = draw() if self.schedule is None else self.schedule.values.get(name, simplest)
@@ -108,41 +112,43 @@ class Process(greenlet):
         run: What it does.
     """
 
+    wakes = 0.0
+    killed = False
+    #: what a signal raises in it, at its next step
+    interruption: BaseException | None = None
+    #: the time limit in whose block it is
+    timeout: BaseException | None = None
+    #: a handler of signals that runs in it, at its next step
+    handler: Callable[[], object] | None = None
+    #: whether a signal may
+    interruptible = False
+    #: whether that ends its process, and whether it has been raised
+    signalled = cut_off = False
+    #: whether the last that it wrote into the result backend is the count of a chord's parts
+    counted = False
+    #: when the store had its last settlement
+    settled_at = float("inf")
+    #: whether another one waits for it
+    inside = False
+    #: the one whose work it does, where that has given it to another thread
+    works_for: Any = None
+    #: whether it is a thread that ends when it has done its work
+    works = False
+    #: the thread that it is for now, where that goes on after it
+    thread: Any = None
+    #: what ends its sleep
+    wakes_for: Any = None
+    #: how many statements of the library it runs before others may (0: all up to its next step)
+    statements = 0
+
     def __init__(self, world: World, host: Any, name: str, run: Callable[[], object]) -> None:
         super().__init__(self._begin)
         self.world, self.host, self.name, self._run = world, host, name, run
-        self.wakes = 0.0
-        self.killed = False
-        #: what a signal raises in it, at its next step
-        self.interruption: BaseException | None = None
-        #: the time limit in whose block it is
-        self.timeout: BaseException | None = None
-        #: a handler of signals that runs in it, at its next step
-        self.handler: Callable[[], object] | None = None
-        #: whether a signal may
-        self.interruptible = False
-        #: whether that ends its process, and whether it has been raised
-        self.signalled = self.cut_off = False
-        #: whether the last that it wrote into the result backend is the count of a chord's parts
-        self.counted = False
-        #: when the store had its last settlement
-        self.settled_at = float("inf")
-        #: whether another one waits for it
-        self.inside = False
-        #: the one whose work it does, where that has given it to another thread
-        self.works_for: Any = None
-        #: whether it is a thread that ends when it has done its work
-        self.works = False
-        #: the thread that it is for now, where that goes on after it
-        self.thread: Any = None
-        #: what ends its sleep
-        self.wakes_for: Any = None
-        #: how many statements of the library it runs before others may (0: all up to its next step)
-        self.statements = 0
 
     def _begin(self) -> None:
         if not self.killed:
-            self.statements = self.world.statements_of(self)
+            if self.world.divided:
+                self.statements = self.world.statements_of(self)
             self._run()
 
 
@@ -245,7 +251,8 @@ class World:
         process.parent.switch()
         if process.killed:
             raise GreenletExit
-        process.statements = self.statements_of(process)
+        if self.divided:
+            process.statements = self.statements_of(process)
 
     def sleep(self, seconds: float, text: str = "") -> None:
         """Let others go first, for so many seconds."""
