@@ -15,8 +15,10 @@ from typing import Any
 
 import fakeredis
 import pytest
+import redis
 import rq
 from greenlet import GreenletExit, getcurrent
+from redis import ConnectionPool, RedisError
 from redis.client import Pipeline
 from rq import Queue, Retry, get_current_job
 from rq.job import Job, JobStatus
@@ -105,7 +107,8 @@ class Connection(fakeredis.FakeRedisConnection):
 
     def pack_command(self, *args: Any) -> list[list[bytes]]:
         encode, (name, *others) = self.encoder.encode, args
-        return [[*name.encode().split(), *map(encode, others)]]
+        encoded = [each.encode() if type(each) is str else encode(each) for each in others]
+        return [[*name.encode().split(), *encoded]]
 
     def pack_commands(self, commands: Iterable[Sequence[Any]]) -> list[list[bytes]]:
         return [fields for command in commands for fields in self.pack_command(*command)]
@@ -118,25 +121,51 @@ class Connection(fakeredis.FakeRedisConnection):
         for fields in command:
             carry_out(fields)
 
+    def read_response(self, *_: Any, **__: Any) -> Any:
+        response = self.get_socket().responses.get_nowait()
+        if isinstance(response, RedisError):
+            raise response
+        return response
+
+
+class Pool(ConnectionPool):
+    """The connections to a Redis that is empty."""
+
+    def __init__(self) -> None:
+        super().__init__(Connection, server=fakeredis.FakeServer())
+        #: for what waits for nothing that another one sends
+        self.alone = self.get_connection()
+
 
 class Transaction(Pipeline):
     """Commands that are sent at once."""
 
     def execute(self, raise_on_error: bool = True) -> Any:
         commands = [command for command, _ in self.command_stack]
-        return step("EXEC", lambda: super(Transaction, self).execute(raise_on_error), commands)
+        return step("EXEC", lambda: self._execute(raise_on_error), commands)
+
+    def _execute(self, raise_on_error: bool) -> Any:
+        if self.connection is not None or self.scripts or not self.command_stack:
+            return super().execute(raise_on_error)
+        # Nothing is watched, and no other command comes in between.
+        at_once = self.transaction or self.explicit_transaction
+        execute = self._execute_transaction if at_once else self._execute_pipeline
+        try:
+            return execute(self.connection_pool.alone, self.command_stack, raise_on_error)
+        finally:
+            self.reset()
 
     def immediate_execute_command(self, *args: Any, **options: Any) -> Any:
         return step(args[0], lambda: super(Transaction, self).immediate_execute_command(*args, **options), [args])
 
 
-class DirectRedis(fakeredis.FakeStrictRedis):
+class DirectRedis(redis.Redis):
     """A connection to Redis for what looks at it between two steps."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(connection_class=Connection, **options)
-        #: what carries out all but transactions, one command at a time
-        self._alone = self.connection_pool.get_connection()
+        super().__init__(**options)
+        #: what carries out all for which nothing is watched
+        self._alone = self.connection_pool.alone
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         self._alone.send_command(*args)
@@ -483,9 +512,9 @@ class Jobs(Requests):
     most_deaths = 2 * MAX_CRASHES
 
     def begins(self, simulation: Any) -> None:
-        server = fakeredis.FakeServer()
+        pool = Pool()
         #: the law's own look at Redis, which is no step, and the processes' connection
-        self.redis, connection = DirectRedis(server=server), Redis(server=server)
+        self.redis, connection = DirectRedis(connection_pool=pool), Redis(connection_pool=pool)
         self.queue, self.outside = Queue(QUEUE, connection=connection), Queue(QUEUE, connection=self.redis)
         self.pids = 0
         self.horses: list[Horse] = []
