@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import marshal
 from collections import Counter
@@ -109,6 +110,8 @@ ENDS_WITHIN, AT_REST = 1000.0, 100.0
 STEPS_AT_ONCE = 1000
 #: After so many steps it is not known whether there is an end.
 MOST_STEPS = 50_000
+#: After so many new objects Python's collector comes; schedules leave few circles.
+COLLECTED = 10_000
 #: What becomes of a request where not all is well: it is lost, or its reply is; the reply comes after a while; it is
 #: carried out after its caller has given up.
 FATES = ("request", "reply", "slow reply", "late")
@@ -1432,9 +1435,12 @@ def simulated_clock() -> Iterator[None]:
             more(patch)
         logging.disable(logging.CRITICAL)
         add_hook(_hear)
+        first, *others = gc.get_threshold()
+        gc.set_threshold(COLLECTED, *others)
         try:
             yield
         finally:
+            gc.set_threshold(first, *others)
             remove_hook(_hear)
             logging.disable(logging.NOTSET)
 
