@@ -37,6 +37,7 @@ from celery_idempotent.stores import Lease, State
 
 from . import celery as simulated
 from .celery import (
+    BEGAN,
     ENDINGS,
     EPOCH,
     INFINITE,
@@ -595,7 +596,7 @@ class Jobs(Requests):
         if self.changed:
             self.changed = False
             found = self.redis.zrange(LOOKED_AT[1], 0, 0, withscores=True)
-            self.due = found[0][1] - EPOCH.timestamp() if found and self.has_scheduler else INFINITE
+            self.due = found[0][1] - BEGAN if found and self.has_scheduler else INFINITE
             if self.waiting:
                 self._wake()
         return self.due
@@ -745,10 +746,8 @@ class Jobs(Requests):
 
 
 def _patch(patch: pytest.MonkeyPatch) -> None:
-    began = EPOCH.timestamp()
-
     def seconds() -> float:
-        return began + simulated.current.world.now
+        return BEGAN + simulated.current.world.now
 
     def now() -> datetime:
         return EPOCH + timedelta(seconds=simulated.current.world.now)
