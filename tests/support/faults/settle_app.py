@@ -19,6 +19,7 @@ from tests.support.celery.journal import Journal
 from tests.support.faults.killer import Killer
 
 app = from_env(Celery("settle"))
+app.conf.result_expires = 86_400  # a soak looks at the last answers of a wave after more than ten minutes
 app.conf.idempotency = {"lease_ttl": 600.0, "max_crashes": 100_000}
 killer = Killer.from_env() if "DOOM" in os.environ else None
 
