@@ -158,8 +158,12 @@ def test_a_schedule_that_is_only_long_breaks_no_law_and_one_that_has_no_end_does
         simulation = Simulation(Choices(0, Schedule("charges", [], long)), Charges(), apps)
         with pytest.raises(Unended, match="not at its end after 20 steps"):
             simulation.run(most_steps=20)
+        monkeypatch.setattr(celery, "ENDS_WITHIN", 0.0)
+        simulation = Simulation(Choices(0, Schedule("charges", [], long)), Charges(), apps)
+        with pytest.raises(Unended, match=r"at its end only \d+ s after the last that happened to it"):
+            simulation.run()
         monkeypatch.setattr(rules, "acquire", nobody_acquires)
-        monkeypatch.setattr(celery, "ENDS_WITHIN", 100.0)
+        monkeypatch.setattr(celery, "LONGEST", 100.0)
         simulation = Simulation(Choices(0, Schedule("charges", [], long)), Charges(), apps)
         with pytest.raises(Broken, match="not at its end 100 s after the last that happened to it"):
             simulation.run()
