@@ -286,3 +286,25 @@ def test_a_soft_time_limit_while_a_command_is_spelled_ends_no_process(url: str) 
     # Not measured: that takes longer than the timer, so that no command is ever spelled to its end.
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     subprocess.run([sys.executable, "-c", SPELLING, url], env=env, check=True, timeout=60)
+
+
+NO_MORE_FILES = """
+import os, resource, sys
+from contextlib import suppress
+from celery_idempotent.stores import Claim, Reason, Release, open_store
+
+store = open_store(sys.argv[1])
+lease = store.acquire(Claim("idem:a", "me", lease_ttl=60.0, keep_ttl=60.0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with suppress(OSError):
+    while True:
+        os.dup(0)
+print(store.renew([lease]), store.release(lease, Release(Reason.FAILED)))
+"""
+
+
+def test_a_process_that_can_open_no_more_files_renews_and_releases(store_url: str) -> None:
+    """As one does that has too many connections. And the files may by now be those of another version."""
+    command = [sys.executable, "-c", NO_MORE_FILES, store_url]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (said.stdout.strip(), said.stderr) == ("[] True", "")

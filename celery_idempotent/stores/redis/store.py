@@ -415,12 +415,19 @@ def _kind_of(url: str) -> type[Any]:
 ASK_OUTDATED = ("renew", "settle", "release")
 
 
+#: The text of each file. Read with this module, and not when a verb is first called: then the process may have as many
+#: files open as it may, or an upgrade have put another version's files in their place.
+_LUA = {
+    file.name.removesuffix(".lua"): file.read_text(encoding="utf-8")
+    for file in (resources.files(__package__) / "lua").iterdir()
+    if file.name.endswith(".lua")
+}
+
+
 @cache
 def script(verb: str) -> tuple[str, str]:
     """Return the source of a verb's script and its digest, under which the server caches it."""
-    lua = resources.files(__package__) / "lua"
-    names = ("outdated", verb) if verb in ASK_OUTDATED else (verb,)
-    source = "".join((lua / f"{name}.lua").read_text(encoding="utf-8") for name in names)
+    source = _LUA["outdated"] + _LUA[verb] if verb in ASK_OUTDATED else _LUA[verb]
     return source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
