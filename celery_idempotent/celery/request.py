@@ -355,11 +355,18 @@ class IdempotentRequest(Request):
             )
 
     def _within_limit(self, work: Callable[[], object]) -> None:
-        self._in_background(work).join(LONGEST_WAIT)
+        thread = self._in_background(work)
+        if thread is not None:
+            thread.join(LONGEST_WAIT)
 
-    def _in_background(self, work: Callable[[], object]) -> threading.Thread:
+    def _in_background(self, work: Callable[[], object]) -> threading.Thread | None:
+        """Begin in a thread, and return it; None where there are too many, for Celery has to go on with the message."""
         thread = threading.Thread(target=work, name="celery-idempotent-release", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.warning("%s[%s]: its child's lease runs out by itself: %s", self.name, self.id, error)
+            return None
         return thread
 
 

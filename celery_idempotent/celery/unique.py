@@ -958,6 +958,12 @@ def end_in_background(store: Callable[[], Store], token: Token, reason: Reason =
         try:
             Reservation(token, store()).end(reason)
         except ConfigurationError as error:
-            logger.warning("The reservation %s ends by itself, in %g s: %s", token.slot, token.hold, error)
+            warn(error)
 
-    threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()
+    def warn(error: Exception) -> None:
+        logger.warning("The reservation %s ends by itself, in %g s: %s", token.slot, token.hold, error)
+
+    try:
+        threading.Thread(target=work, name="celery-idempotent-reservation", daemon=True).start()
+    except RuntimeError as error:  # there are too many, and what called has a message to go on with
+        warn(error)

@@ -358,12 +358,12 @@ class Guard:
             self._leave(delivery, held)
 
     def _begin(self, delivery: Delivery, held: HeldLease) -> LeaseLost | StoreError | None:
-        """Return why the body may not begin: its lease is lost, or in doubt and the store away; it is released then."""
-        self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
-        delivery.emit_start(held)
-        if not held.lost and monotonic() < held.deadline:
-            return None
+        """Return why the body may not begin: its lease is lost, or in doubt, or not renewed; it is released then."""
         try:
+            self.heartbeat.watch(held)  # first: a hook may take longer than the lease lasts
+            delivery.emit_start(held)
+            if not held.lost and monotonic() < held.deadline:
+                return None
             held.check()  # a hook took too long, or the process was stopped in it
         except (LeaseLost, StoreError) as error:
             self.heartbeat.forget(held)

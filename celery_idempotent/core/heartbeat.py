@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from time import monotonic
 
+from ..errors import StoreUnreachable
 from ..stores.base import Store
 from .lease import RENEWALS_PER_TTL, HeldLease
 
@@ -41,10 +42,16 @@ class Heartbeat:
         # Taken by itself: a time limit that rings within a condition's own methods would leave it locked.
         self._lock = threading.RLock()
         self._servers: dict[tuple[Store, str], _Server] = {}
+        #: whether the last thread that was needed could not be started, which was logged
+        self.short = False
         self._pid = os.getpid()  # last: until then another thread of a forked child must not use what it inherited
 
     def watch(self, holding: HeldLease) -> HeldLease:
-        """Renew the lease until `forget` is called."""
+        """Renew the lease until `forget` is called.
+
+        Raises:
+            StoreUnreachable: no thread can be started that would renew it.
+        """
         if self._pid != os.getpid():  # our threads stayed behind in the parent
             self._reset()
         address = (holding.store, holding.store.shard(holding.key))
@@ -54,6 +61,16 @@ class Heartbeat:
                 server = self._servers[address] = _Server(self, address)
             server.watch(holding)
         return holding
+
+    def short_of_threads(self, error: RuntimeError) -> StoreUnreachable:
+        """Return the error for a lease that no thread can renew; of many, the first is logged."""
+        unreachable = StoreUnreachable(
+            f"No lease can be renewed in this process ({error}). Allow it more threads, by pids.max, TasksMax or "
+            "ulimit -u, or have fewer processes and threads."
+        )
+        logger.log(logging.DEBUG if self.short else logging.ERROR, "%s No body begins until it can.", unreachable)
+        self.short = True
+        return unreachable
 
     def forget(self, holding: HeldLease) -> None:
         """Stop renewing; an answer that is still on its way is not looked at."""
@@ -111,7 +128,12 @@ class _Server:
         shorter, self.step = step < self.step, min(step, self.step or step)
         if self.thread is None or not self.thread.is_alive():
             self.thread = threading.Thread(target=self.run, name="celery-idempotent-heartbeat", daemon=True)
-            self.thread.start()
+            try:
+                self.thread.start()
+            except RuntimeError as error:
+                del self.holdings[id(holding)]
+                raise self.heartbeat.short_of_threads(error) from error
+            self.heartbeat.short = False
         elif shorter:
             self._wake.notify()
 

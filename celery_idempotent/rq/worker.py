@@ -55,8 +55,12 @@ class _Leases:
         thread = threading.Thread(
             target=self._announce_shutdown, args=(gone,), name="celery-idempotent-shutdown", daemon=True
         )
-        self._watch = (thread, gone)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # there are too many; the horse runs, and has to be waited for
+            logger.warning("A shutdown would not be announced for %s: %s", job.id, error)
+        else:
+            self._watch = (thread, gone)
 
     def maintain_heartbeats(self, *args: Any) -> None:
         """Renew the lease of the horse, after RQ's own heartbeats."""

@@ -2272,6 +2272,30 @@ def test_a_child_that_hits_its_hard_limit_after_another_delivery_took_over_does_
         assert (result.state, len(sent._on_ack.mock_calls)) == ("FAILURE", 1)
 
 
+def test_where_no_thread_can_be_started_the_message_of_a_killed_child_is_put_back_all_the_same(
+    app: Celery,
+    received: Callable[[Any], request.IdempotentRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else its worker would have it for as long as it lives."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    task = declare(app, returning, idempotency={"key": "order_id"})
+    task.delay("A")
+    sent = received(task)
+    sent._on_ack, sent._on_reject = Mock(), Mock()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    try:
+        raise WorkerLostError("signal 9")
+    except WorkerLostError:
+        sent.on_failure(ExceptionInfo())
+    assert [call.args[-1] for call in sent._on_reject.mock_calls] == [True]
+    assert "its child's lease runs out by itself: can't start new thread" in caplog.text
+
+
 def test_a_killed_child_is_gone_or_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "KILL_TIMEOUT", 0.05)
     assert not request._is_gone(os.getpid())

@@ -522,6 +522,19 @@ def test_what_a_message_reserves_where_no_store_is_known_is_reported(caplog: pyt
     wait_until(lambda: "The reservation idem:~unique:bare.work::~7 ends by itself, in 60 s" in caplog.text)
 
 
+def test_where_no_thread_can_be_started_a_reservation_ends_by_itself(
+    app: Celery, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is called here is the main process of a worker, about to answer the broker."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    end_in_background(lambda: store_of(app), reservations.Token("idem:~unique:bare.work::~7", "owner", hold=60.0))
+    assert "ends by itself, in 60 s: can't start new thread" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("unique", "said"),
     [

@@ -473,7 +473,7 @@ def test_a_thread_that_cannot_be_started_gives_the_lease_back(
             patched.setattr(threading.Thread, "start", limited)
             patched.setattr(binding, "heartbeat", Heartbeat())
             charge, runs = counted(memory)
-            with pytest.raises(RuntimeError, match="can't start new thread"):
+            with pytest.raises(StoreUnreachable, match="can't start new thread"):
                 await charge("ORD-1")
             assert binding.heartbeat.holdings() == runs == []
         assert known(memory, KEY).state is State.RELEASED

@@ -25,7 +25,7 @@ from tests.support.proxy import Proxy
 from tests.support.rq import shop
 from tests.support.rq.desk import PATIENCE, Desk
 from tests.support.rq.nodes import OURS, OURS_SPAWNED, STOCK, RqNode
-from tests.support.rq.workers import SlowlyDying, StoppedAsItAsks
+from tests.support.rq.workers import ShortOfThreads, SlowlyDying, StoppedAsItAsks
 from tests.support.servers import RedisServer, free_port
 from tests.support.stores.benches import age, known, take
 from tests.support.waiting import wait_until
@@ -178,6 +178,13 @@ def test_a_shutdown_that_cannot_be_announced_is_said_once(desk: Desk, caplog: py
     worker._announce_shutdown(threading.Event())
     worker._end_watch()  # of no horse
     assert caplog.text.count("The shutdown could not be announced for the lease on idem:a") == 1
+
+
+def test_a_worker_that_can_start_no_thread_waits_for_the_horse_that_it_has_forked(desk: Desk, start: Start) -> None:
+    worker = start(f"{ShortOfThreads.__module__}.{ShortOfThreads.__name__}")
+    desk.wait_for(desk.queue.enqueue(shop.charge, "A"), "finished")
+    desk.wait_for(desk.queue.enqueue(shop.charge, "B"), "finished")
+    assert "A shutdown would not be announced for" in worker.logs()
 
 
 def test_horses_that_die_one_after_the_other_end_in_a_crash_loop(desk: Desk, start: Start) -> None:

@@ -1005,14 +1005,25 @@ def test_an_adapter_that_cannot_tell_what_an_exception_means_does_not_hide_it(
     assert "a bug" in caplog.text
 
 
-def test_a_thread_that_cannot_be_started_gives_the_lease_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_renew_a_lease_it_is_given_back_and_the_delivery_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", start)
-    sure(RuntimeError, bench.deliver)
-    assert bench.record.state is State.RELEASED
-    assert bench.runs == bench.heartbeat.holdings() == []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            decision = bench.deliver()
+            assert isinstance(decision, Busy)
+            assert isinstance(decision.error, StoreUnreachable)
+            assert (bench.record.state, bench.record.reason) == (State.RELEASED, "shutdown")
+            assert bench.runs == bench.heartbeat.holdings() == []
+    (told,) = [entry.message for entry in caplog.records if entry.levelname == "ERROR"]  # and not one a delivery
+    assert "can't start new thread" in told
+    assert "pids.max" in told
+    assert bench.deliver() == Ran(42)
+    assert not bench.heartbeat.short
 
 
 class TestStartAndFinish:
@@ -1046,8 +1057,9 @@ class TestStartAndFinish:
 
         guard, delivery, held = self.held(bench)
         monkeypatch.setattr(threading.Thread, "start", start)
-        error = sure(RuntimeError, lambda: guard.start(delivery, held))
-        assert str(error) == "can't start new thread"
+        decision = guard.start(delivery, held)
+        assert isinstance(decision, Busy)
+        assert "can't start new thread" in str(decision.error)
         assert bench.record.state is State.RELEASED
         assert bench.heartbeat.holdings() == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -45,6 +46,21 @@ class StoppedAsItAsks(IdempotentWorker):
         pool.disconnect(inuse_connections=False)
         pool.reset()
         return super().dequeue_job_and_maintain_ttl(*args)
+
+
+class ShortOfThreads(IdempotentWorker):
+    """One that is at the limit of its threads when it has forked its horse."""
+
+    def fork_work_horse(self, *args: Any) -> None:
+        start = threading.Thread.start
+
+        def limited(thread: threading.Thread) -> None:
+            if thread.name == "celery-idempotent-shutdown":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        threading.Thread.start = limited  # type: ignore[method-assign]
+        super().fork_work_horse(*args)
 
 
 class KilledAsItIsScheduled(Job):
