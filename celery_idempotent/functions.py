@@ -454,43 +454,67 @@ THREADS = 32
 
 
 class _Threads:
-    """Threads of this process that call stores; made when they are needed, and again after a fork."""
+    """Threads of this process that call stores; made when they are needed, and again after a fork.
 
-    def __init__(self, name: str) -> None:
-        self._name, self._pid = name, 0
+    Arguments:
+        name: What the names of the threads begin with.
+        here: Call in the caller's own thread where none can be started (default: do not call).
+    """
+
+    def __init__(self, name: str, *, here: bool = False) -> None:
+        self._name, self._here, self._pid = name, here, 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Call in a thread, in the caller's context."""
+        """Call in a thread, in the caller's context.
+
+        Raises:
+            StoreUnreachable: no thread can be started.
+        """
         if self._pid != os.getpid():
             self._pool, self._pid = ThreadPoolExecutor(THREADS, thread_name_prefix=self._name), os.getpid()
         calls: list[Callable[[], T]] = [functools.partial(contextvars.copy_context().run, call)]
+        submitted = threading.Lock()
 
         def once() -> T:
+            with submitted:
+                pass
             # From Python 3.14 on, the traceback of what a call raises keeps what the pool was given. That is not to be
             # the call, which may have that error in it.
             return calls.pop()()
 
+        with submitted:
+            try:
+                return self._pool.submit(once)
+            except RuntimeError:
+                # The main thread has ended, and pools with it; the loops of other threads go on. Or there are too many
+                # threads: then the pool has kept what it was given, which is to find no call there.
+                call = calls.pop()
+        return self._apart(call)
+
+    def _apart(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+                future.set_exception(error)
+
+        future.set_running_or_notify_cancel()
         try:
-            return self._pool.submit(once)
-        except RuntimeError:  # the main thread has ended, and pools with it; the loops of other threads go on
-            return _in_thread_of_its_own(once, self._name)
+            threading.Thread(target=run, name=self._name).start()
+        except RuntimeError as error:
+            if not self._here:
+                raise StoreUnreachable(
+                    f"No thread can call the store ({error}). Allow this process more threads, by pids.max, TasksMax "
+                    "or ulimit -u."
+                ) from error
+            run()  # to record what happened is worth holding up the loop
+        return future
 
 
-_beginning, _ending = _Threads("celery-idempotent-begin"), _Threads("celery-idempotent-end")
-
-
-def _in_thread_of_its_own(call: Callable[[], T], name: str) -> Future[T]:
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            future.set_exception(error)
-
-    future.set_running_or_notify_cancel()
-    threading.Thread(target=run, name=name).start()
-    return future
+_beginning = _Threads("celery-idempotent-begin")
+_ending = _Threads("celery-idempotent-end", here=True)
 
 
 async def run_guarded(

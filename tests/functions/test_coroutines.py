@@ -31,7 +31,7 @@ from celery_idempotent.core import binding, guard, lease
 from celery_idempotent.core.binding import heartbeat
 from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.events import Event, StoreFailed
-from celery_idempotent.functions import THREADS, _beginning
+from celery_idempotent.functions import THREADS, _beginning, _Threads
 from celery_idempotent.stores import State, Store
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.functions.calls import PROMPTLY, names, told_in_pairs
@@ -478,6 +478,49 @@ def test_a_thread_that_cannot_be_started_gives_the_lease_back(
             assert binding.heartbeat.holdings() == runs == []
         assert known(memory, KEY).state is State.RELEASED
         assert await charge("ORD-1") == 1
+
+    run(main())
+
+
+def test_what_no_thread_could_be_started_for_takes_no_lease_once_one_can_be(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of threads keeps what it was given when it fails, and would call that with the next."""
+
+    def limited(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        monkeypatch.setattr(functions, "_beginning", _Threads("begin"))
+        charge, runs = counted(memory)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", limited)
+            with pytest.raises(StoreUnreachable, match="can't start new thread"):
+                await charge("ORD-1")
+        other, _ = counted(memory)
+        await other("ORD-2")
+        assert (memory.get(KEY), runs) == (None, [])
+        assert await charge("ORD-1") == 1
+
+    run(main())
+
+
+def test_what_was_done_is_recorded_where_no_thread_can_be_started(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    @idempotent(store=memory, key="order_id")
+    async def charge(order_id: str) -> int:
+        monkeypatch.setattr(threading.Thread, "start", limited)
+        return 1
+
+    async def main() -> None:
+        monkeypatch.setattr(functions, "_ending", _Threads("end", here=True))
+        assert await charge("ORD-1") == 1
+        monkeypatch.undo()
+        assert [record.state for record in memory.scan()] == [State.COMPLETED]
 
     run(main())
 
