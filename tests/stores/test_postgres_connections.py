@@ -19,7 +19,7 @@ from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefuse
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, Verdict, open_store
 from celery_idempotent.stores import pool as pool_module
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres.connections import _INHERITED
+from celery_idempotent.stores.postgres.connections import _INHERITED, translate_error
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port
@@ -627,3 +627,17 @@ def test_what_a_database_cannot_keep_is_refused(store: PostgresStore) -> None:
     with pytest.raises(StoreError):
         store.acquire(claim(os.urandom(5000).hex()))
     assert store.get(KEY) is None
+
+
+def test_a_full_disk_is_said_without_the_statement_that_met_it() -> None:
+    """As PostgreSQL says it of a statement within a function."""
+    said = (
+        'could not extend file "base/5/16384_fsm": No space left on device\nHINT:  Check free disk space.\n'
+        'CONTEXT:  SQL statement "insert into idempotency"\nPL/pgSQL function idempotency_acquire_9(text) line 80'
+    )
+    error = translate_error(psycopg.errors.DiskFull(said), "postgresql://shop")
+    assert isinstance(error, StoreUnreachable)
+    assert str(error) == (
+        'The idempotency store postgresql://shop cannot serve (DiskFull: could not extend file "base/5/16384_fsm": '
+        "No space left on device\nHINT:  Check free disk space.). Make room on its server's disk."
+    )

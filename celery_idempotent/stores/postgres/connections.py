@@ -300,7 +300,8 @@ def translate_error(error: psycopg.Error, shown: str) -> StoreError:
         error: What psycopg raised.
         shown: What to call the server; no password in it.
     """
-    what = f"{type(error).__name__}: {str(error).strip()}"
+    text, _, _ = str(error).partition("\nCONTEXT:")  # behind which is a whole statement of the store
+    what = f"{type(error).__name__}: {text.strip()}"
     refused = refusal(error, shown)
     if refused is not None:
         return refused
@@ -309,6 +310,8 @@ def translate_error(error: psycopg.Error, shown: str) -> StoreError:
             f"A record of the idempotency store {shown}, or its table, is held by an open transaction ({what}). "
             "Is there one that settles a task and is not committed, or a VACUUM FULL or an ALTER TABLE?"
         )
+    if isinstance(error, errors.DiskFull):
+        return StoreUnreachable(f"The idempotency store {shown} cannot serve ({what}). Make room on its server's disk.")
     return StoreUnreachable(
         f"The idempotency store {shown} cannot serve ({what}). Check that it runs and may be written."
     )
