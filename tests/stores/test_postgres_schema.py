@@ -411,6 +411,30 @@ def test_a_purge_reads_what_it_removes_and_not_the_rest(store: PostgresStore, ex
         assert pages_read(plan) < pages
 
 
+def test_a_purge_reads_what_it_has_removed_no_second_time_beside_an_old_transaction(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a backup's, for which the index keeps what was removed: each batch goes on where the last one has ended."""
+    asked: list[tuple[int, int]] = []
+    scalar = store._scalar
+
+    def asking(query: str, most: int, since: int, **options: Any) -> Any:
+        asked.append((most, since))
+        return scalar(query, most, since, **options)
+
+    fill(store, 12_000, "'k' || n, 'completed', n, n")
+    with psycopg.connect(store._place.conninfo) as old, psycopg.connect(store._place.conninfo, autocommit=True) as now:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute(store._schema.render("select from {table} limit 1").encode())
+        monkeypatch.setattr(store, "_scalar", asking)
+        assert store.purge(10_000) == 10_000
+        assert asked == [(500, since) for since in range(0, 10_000, 500)]
+        batch = store._schema.render("explain (analyze, buffers) select {purge}(5, %s)").encode()
+        begun = [pages_read(now.execute(batch, (10_000,)).fetchall()) for _ in range(3)]
+        anew = [pages_read(now.execute(batch, (0,)).fetchall()) for _ in range(3)]
+    assert max(begun[1:]) < min(anew[1:]) / 2  # the first has the catalogues to read
+
+
 def pages_read(plan: list[tuple[object, ...]]) -> int:
     """Return how many pages a statement that was explained has read."""
     return sum(int(number) for number in re.findall(r"(?:hit|read)=(\d+)", str(plan[1][0])))

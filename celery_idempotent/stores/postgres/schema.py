@@ -9,7 +9,7 @@ from importlib import resources
 from .connections import Address
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
-VERSION = 10
+VERSION = 11
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
 #: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
@@ -18,12 +18,14 @@ FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upk
 #: version 6 grants no lease over a record of an unknown state; version 7 waits for no open transaction, also where its
 #: key has no record or one that has expired; version 8 lets no lock on one row keep other leases from being renewed;
 #: version 9 restores leases that the server has lost also where it has an older record, and refuses a claim where a
-#: policy hides the record; version 10 counts the copies of what was published again beside a later attempt from there.
+#: policy hides the record; version 10 counts the copies of what was published again beside a later attempt from there;
+#: version 11 reads what a purge has removed no second time beside an old transaction.
 FUNCTIONS = {
-    **dict.fromkeys(("home", "forget", "purge"), 1),
+    **dict.fromkeys(("home", "forget"), 1),
     **dict.fromkeys(("grant", "announce"), 3),
     **dict.fromkeys(("renew", "settle", "release"), 9),
     "acquire": 10,
+    "purge": 11,
 }
 #: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"

@@ -248,10 +248,10 @@ class PostgresStore(Store):
             last = rows[-1][1]
 
     def purge(self, limit: int | None = None) -> int:
-        purged = 0
+        purged = last = 0
         while limit is None or purged < limit:
             most = PURGED if limit is None else min(PURGED, limit - purged)
-            gone = self._scalar("select {purge}(%s)", most, bounded=True)
+            gone, last = self._scalar("select {purge}(%s, %s)", most, last, bounded=True)
             purged += gone
             if gone < most:
                 break

@@ -57,11 +57,12 @@ as $$
   select coalesce((select known from gone), false)
 $$;
 
--- The oldest rows, found by the index. The clock is read once: else the index is read to its end to see that no more has
--- expired. The planner does not know the limit, and is kept from reading the whole table for it, and the server from
+-- The oldest rows from a time on, found by the index, which keeps those that were removed while an old transaction is open.
+-- How many are gone, and the time of the last. The clock is read once: else the index is read to its end to see that no more
+-- has expired. The planner does not know the limit, and is kept from reading the whole table for it, and the server from
 -- compiling what it takes for a large query. No commit waits for the disk here: what a crash undoes is purged again.
-create or replace function {purge}(most bigint)
-returns bigint
+create or replace function {purge}(most bigint, c_from bigint default 0)
+returns bigint[]
 language sql
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -76,11 +77,12 @@ as $$
       select o.ctid
       from {table} o
       where o.expires <= (select {now})
+        and o.expires >= c_from
       order by o.expires
       limit most
       for update skip locked
     ))
-    returning 1
+    returning t.expires
   )
-  select count(*) from gone
+  select array[count(*), max(expires)] from gone
 $$;
