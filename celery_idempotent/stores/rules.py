@@ -133,7 +133,9 @@ def acquire(key: str, row: Row | None, claim: Claim, now: int) -> tuple[Lease | 
     goes_on = mine and claim.nesting >= row.attempts.get(claim.task_id, 0) // RETRIES_LIMIT
     retry_due = row.state is State.RELEASED and row.not_before > now and not goes_on
     if (alive and not ended_by_publishing) or retry_due:
-        if claim.task_id in row.waiting or _marks(row) < MOST_WAITING:
+        # What claims for a continuation that will not come is no message: that may have come, and its copies count.
+        is_message = claim.nesting < RETRIES_LIMIT - 1
+        if is_message and (claim.task_id in row.waiting or _marks(row) < MOST_WAITING):
             row.waiting[claim.task_id] = (claim.attempt, claim.copy, claim.token)
         last = row.attempts.get(claim.task_id, 0)
         if claim.attempt < last and claim.nesting == last // RETRIES_LIMIT:

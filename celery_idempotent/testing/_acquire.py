@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ..stores.base import Store
-from ..stores.records import Claim, Lease, Outcome, Reason, Refusal, State, Verdict, attempt_number
+from ..stores.records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Refusal, State, Verdict, attempt_number
 from ._facts import (
     DONE,
     KEEP,
@@ -318,6 +318,13 @@ class CopyFacts(Ages):
         assert verdict(store, task_id="b", **copy(10, "z")) is Verdict.SUPERSEDED
         assert verdict(store, task_id="b", nesting=1, **copy(1, "z")) is Verdict.CONFLICT
         assert verdict(store, task_id="b", retries=7, **copy(2, "z")) is Verdict.SUPERSEDED
+
+    def test_what_claims_for_a_continuation_that_will_not_come_takes_the_place_of_no_copy(self, store: Store) -> None:
+        """It has come all the same: its copies may be the only ones there are, and nothing else publishes one."""
+        take(store, nesting=1)
+        for _ in range(2):
+            assert verdict(store, nesting=RETRIES_LIMIT - 1) is Verdict.CONFLICT
+            assert verdict(store, nesting=1, **copy(1, "x")) is Verdict.CONFLICT
 
     def test_copies_of_one_task_are_not_those_of_another(self, store: Store) -> None:
         take(store)

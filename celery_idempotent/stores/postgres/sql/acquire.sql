@@ -144,6 +144,7 @@ begin for tries in 1..1000 loop
     update {table} t set
       waiting = t.waiting || jsonb_build_object(c_task, mark)
     where t.key = c_key
+      and c_attempt / 1000000 < 999999 -- what claims for a continuation that will not come is no message (rules.py)
       and last is distinct from mark
       and (last is not null or {marks} < 1000); -- of a crowd, so many are distinguished (MOST_WAITING in rules.py)
     -- Published again: its copies count from here, also if what runs has died.

@@ -21,6 +21,7 @@ local WAITING = 'waiting:' .. task
 local ATTEMPT = 'attempt:' .. task
 local MOST_WAITING = 1000 -- these two as in rules.py
 local MOST_MARKS = 1100
+local LAST_NESTING = '999999' -- RETRIES_LIMIT - 1 in records.py
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
@@ -140,8 +141,9 @@ if busy then
   if own < last and nesting == string.sub(last, 1, 6) then
     redis.call('HSET', key, ATTEMPT, own)
   end
-  -- Of a crowd, so many are distinguished.
-  if size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING) then
+  -- Of a crowd, so many are distinguished. What claims for a continuation that will not come is no message.
+  local has_room = size < MOST_WAITING or marks() < MOST_WAITING or redis.call('HGET', key, WAITING)
+  if has_room and nesting ~= LAST_NESTING then
     redis.call('HSET', key, WAITING, mark .. ' ' .. token)
   end
   return reply('conflict')
