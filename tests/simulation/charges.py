@@ -131,6 +131,8 @@ class Charges(Law):
         self.retried: dict[str, int] = {}
         #: the tasks that were sent anew since, or of which the store may have lost that
         self.may_start_anew: set[str] = set()
+        #: the tasks whose attempt has had a lease since: if it dies, what is published on purpose may run, as of others
+        self.had_lease: set[str] = set()
         #: by owner: when it first tried to settle
         self.settling: dict[str, float] = {}
         #: the tasks that had failed, so that other messages have claimed their operations to release them
@@ -712,9 +714,12 @@ class Charges(Law):
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim, before)
         goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
-        outdated = claim.nesting < goes_on and claim.task_id not in self.may_start_anew
+        is_late = claim.is_copy or claim.task_id not in self.had_lease
+        outdated = claim.nesting < goes_on and claim.task_id not in self.may_start_anew and is_late
         if isinstance(answer, Lease) and outdated and not getcurrent().host.is_way:
             self.fail(f"{claim.task_id} runs as it was before it was replaced by itself")
+        if isinstance(answer, Lease):
+            self.had_lease.add(claim.task_id)
         if isinstance(answer, Lease) or answer.verdict in (Verdict.COMPLETED, Verdict.CRASH_LOOP):
             self.forget_copies(claim.task_id)
             if not claim.is_copy:
@@ -812,6 +817,7 @@ class Charges(Law):
             self.retried.pop(lease.claim.task_id, None)
         if run is not None and reason is Reason.RETRY:
             self.retried[run.task_id] = release.next_attempt
+            self.had_lease.discard(run.task_id)
             (self.may_start_anew.add if self.robbed(run) else self.may_start_anew.discard)(run.task_id)
         elif reason not in (Reason.RETRY, Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
             self.retried.pop(lease.claim.task_id, None)  # also of what has failed before its body began

@@ -25,6 +25,7 @@ from .charges import Charges
 from .kinds import KINDS, Laws
 from .law import Broken, Unended
 from .shrink import Breaking, shrink, size
+from .threads import Threads
 from .world import Choices, Schedule
 
 SCHEDULES = 2000
@@ -195,6 +196,29 @@ def test_a_duplicate_waits_for_a_retry_whose_id_has_failed_before(apps: list[obj
     }
     with simulated_clock():
         Simulation(Choices(0, Schedule("charges", [], values)), Charges(), apps).run()
+
+
+@pytest.mark.unmeasured
+def test_what_was_replaced_by_itself_and_is_sent_again_runs_once_the_replacement_has_died(apps: list[object]) -> None:
+    """Also if that had its lease as a message that was delivered again."""
+    steps = [
+        *("worker-2: gets a message", "worker-2: tells the broker", "worker-1: cut off from the store"),
+        *("a message is delivered again", "worker-1: killed", "a message is delivered again"),
+        *("worker-2 heartbeat", "worker-2: cut off from the store"),
+    ]
+    values = {
+        "visibility #1": 12.0,
+        "takes #1": [0, 0, 1, 9],
+        "calls later #1": 1,
+        "run of ORD-1: after #1": 1,
+        "run of ORD-1: replaces itself #1": True,
+        "down for #1": 19.665758,
+        "run of ORD-1: before #2": 1,
+        "cut off for #2": 3.523365,
+        "a lost request takes #3": 1.0,
+    }
+    with simulated_clock():
+        Simulation(Choices(0, Schedule("threads", steps, values)), Threads(), apps).run()
 
 
 @pytest.mark.parametrize("name", BREAKS)
