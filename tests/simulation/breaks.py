@@ -529,7 +529,7 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
             )
         ],
         "a message fails for its own operation": [
-            (GUARD, 'on_conflict == "raise" and _is_anothers(delivery, record):', 'on_conflict == "raise":')
+            (GUARD, 'on_conflict == "raise" and _is_anothers(delivery, record)', 'on_conflict == "raise"')
         ],
         "a coroutine begins with a lease in doubt": [("functions.py", "found.fence and found.doubtful", "False")],
         "what is granted to who was cancelled is kept": [

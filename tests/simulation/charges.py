@@ -514,6 +514,7 @@ class Charges(Law):
             task_id = bytes(key).decode().rpartition("task-meta-")[2]
             self.failed.add(task_id)
             if '"Conflict"' in str(value):
+                self.retried.pop(task_id, None)  # as with any other ending of it
                 self.fails(task_id, Conflict())
         elif '"REVOKED"' in str(value):
             self.revoked.add(bytes(key).decode().rpartition("task-meta-")[2])

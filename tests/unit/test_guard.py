@@ -701,6 +701,38 @@ def test_on_conflict_raise_says_so_where_a_retry_is_waited_for(bench: Bench) -> 
     assert "is being done by a retry that is due later for another 30.0 s" in str(sure(Conflict, bench.deliver))
 
 
+@pytest.mark.parametrize("refused", [{"copy": 3, "token": "x"}, {}])
+def test_what_on_conflict_raise_refuses_leaves_no_mark_for_which_its_task_would_be_dropped_when_it_is_sent_again(
+    bench: Bench, refused: dict[str, Any]
+) -> None:
+    bench.policy = Policy(on_conflict="raise")
+    bench.store.inner.release(bench.elsewhere("a", retries=1), Release(Reason.RETRY, 0.0, 2))
+    bench.elsewhere("b")
+    bench.store.inner.acquire(bench.claim("a", retries=2))
+    bench.store.inner.acquire(bench.claim("a", retries=2, copy=2, token="x"))
+    sure(Conflict, lambda: bench.deliver(claim=bench.claim("a", retries=2, **refused)))
+    assert bench.told == ["Conflicted"]
+    again = bench.store.inner.acquire(bench.claim("a", redelivered=True))
+    assert isinstance(again, Refusal)
+    assert again.verdict is Verdict.CONFLICT
+
+
+def test_what_on_conflict_raise_is_about_to_refuse_runs_if_the_holder_has_ended_meanwhile(bench: Bench) -> None:
+    bench.policy = Policy(on_conflict="raise")
+    lease = bench.elsewhere("b")
+    bench.store.after("acquire", lambda: bench.store.inner.release(lease, Release(Reason.FAILED)))
+    assert bench.deliver(claim=bench.claim("a", copy=1, token="x")) == Ran(42)
+    assert bench.runs[0].lease.claim.copy == 1
+    assert bench.told == ["Acquired", "Completed"]
+
+
+def test_on_conflict_raise_refuses_a_copy_also_where_the_store_is_away_meanwhile(bench: Bench) -> None:
+    bench.policy = Policy(on_conflict="raise")
+    bench.elsewhere("b")
+    bench.store.after("acquire", bench.store.down)
+    sure(Conflict, lambda: bench.deliver(claim=bench.claim("a", copy=1, token="x")))
+
+
 @pytest.mark.parametrize("on_conflict", ["raise", "wait"])
 def test_the_holders_own_task_id_always_stands_aside(bench: Bench, on_conflict: Any) -> None:
     bench.policy = Policy(on_conflict=on_conflict)
