@@ -708,6 +708,13 @@ class Charges(Law):
                 # So that it cannot ask what became of its operation.
                 self.simulation.ripen(host, "cut off from the store")
 
+    def note_sent_again(self, claim: Any, answer: Any) -> None:
+        """Note what was sent again beside a later attempt of it: it may run once that has died."""
+        last = self.retried.get(claim.task_id, 0)
+        beside = claim.nesting == last // RETRIES_LIMIT and claim.attempt < last and not claim.is_copy
+        if beside and not isinstance(answer, Lease) and answer.verdict is Verdict.CONFLICT:
+            self.may_start_anew.add(claim.task_id)
+
     def check_answer(self, claim: Any, before: Record | None, answer: Any) -> None:
         """Check what the store says to a claim."""
         if isinstance(answer, Lease):
@@ -715,6 +722,7 @@ class Charges(Law):
         if not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP:
             self.check_crash_loop(claim, before)
         goes_on = self.retried.get(claim.task_id, 0) // RETRIES_LIMIT
+        self.note_sent_again(claim, answer)
         is_late = claim.is_copy or claim.task_id not in self.had_lease
         outdated = claim.nesting < goes_on and claim.task_id not in self.may_start_anew and is_late
         if isinstance(answer, Lease) and outdated and not getcurrent().host.is_way:

@@ -19,13 +19,13 @@ FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upk
 #: key has no record or one that has expired; version 8 lets no lock on one row keep other leases from being renewed;
 #: version 9 restores leases that the server has lost also where it has an older record, and refuses a claim where a
 #: policy hides the record; version 10 counts the copies of what was published again beside a later attempt from there;
-#: version 11 reads what a purge has removed no second time beside an old transaction.
+#: version 11 reads what a purge has removed no second time beside an old transaction, and marks no claim for a
+#: continuation that will not come.
 FUNCTIONS = {
     **dict.fromkeys(("home", "forget"), 1),
     **dict.fromkeys(("grant", "announce"), 3),
     **dict.fromkeys(("renew", "settle", "release"), 9),
-    "acquire": 10,
-    "purge": 11,
+    **dict.fromkeys(("acquire", "purge"), 11),
 }
 #: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"
