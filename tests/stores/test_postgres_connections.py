@@ -19,7 +19,7 @@ from celery_idempotent.errors import ConfigurationError, StoreError, StoreRefuse
 from celery_idempotent.stores import HistoryEntry, Lease, Refusal, State, Verdict, open_store
 from celery_idempotent.stores import pool as pool_module
 from celery_idempotent.stores.postgres import PostgresStore
-from celery_idempotent.stores.postgres.connections import _INHERITED, translate_error
+from celery_idempotent.stores.postgres.connections import _INHERITED, TimedConnection, translate_error
 from tests.support.postgres import PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.servers import free_port
@@ -145,6 +145,27 @@ def test_a_connection_that_was_interrupted_is_used_no_more(store: PostgresStore)
     assert known(store).state is State.IN_PROGRESS
     take(store, "another")
     assert before not in backends(store)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_statement_is_done_before_what_comes_after_it(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    """A claim that came after what was to give it back left a lease that nobody held."""
+    wait = TimedConnection.wait
+
+    def interrupted(self: TimedConnection, gen: Any) -> Any:
+        next(gen)  # which sends the statement
+        monkeypatch.setattr(TimedConnection, "wait", wait)
+        raise kind
+
+    take(store)
+    (pid,) = backends(store)
+    monkeypatch.setattr(TimedConnection, "wait", interrupted)
+    with pytest.raises(kind):
+        store._connections.run("select pg_sleep(0.3)")
+    with psycopg.connect(store._place.conninfo) as other:
+        assert other.execute("select state from pg_stat_activity where pid = %s", [pid]).fetchall() == [("idle",)]
 
 
 def test_a_connection_that_the_server_closed_is_replaced_without_a_word(store: PostgresStore) -> None:

@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from selectors import DefaultSelector
+from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from time import monotonic
+from types import NoneType
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -80,6 +81,20 @@ class TimedConnection(psycopg.Connection[tuple[Any, ...]]):
                     wanted = gen.send(ready[0][1])
         except StopIteration as done:
             return done.value
+
+    def finish(self) -> None:
+        """Wait until the server has done what was sent and its answer is thrown away, or the time is up."""
+        end = monotonic() + self.seconds
+        with suppress(psycopg.Error, OSError):
+            while self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                wanted = EVENT_READ | (EVENT_WRITE if self.pgconn.flush() else 0)
+                with DefaultSelector() as selector:
+                    selector.register(self.pgconn.socket, wanted)
+                    if not selector.select(max(0.0, end - monotonic())):
+                        return
+                self.pgconn.consume_input()
+                while not self.pgconn.is_busy() and self.pgconn.get_result():
+                    pass
 
 
 def _default_adapters() -> AdaptersMap:
@@ -252,6 +267,9 @@ class Connections:
     def _give_back(self, slot: Slot, pool: Pool[Slot], error: BaseException | None = None) -> None:
         if self._pid != os.getpid() or pool is not self._pool:  # it is our parent's
             return
+        if not isinstance(error, (psycopg.Error, NoneType)) and slot.connection is not None:
+            # Interrupted. What gives back the lease comes on another connection, and must not come first.
+            slot.connection.finish()
         answered = slot.is_clean or isinstance(error, HELD)
         if not slot.is_clean or slot.generation != self._generation:
             slot.close()
