@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import psutil
 import pytest
@@ -280,6 +282,150 @@ def test_a_child_that_was_forked_beside_a_thread_that_hangs_does_not_touch_the_f
         hanging.result()
     assert said.startswith("StoreUnreachable: This process was forked while its parent was using")
     store.ping()
+
+
+def test_nor_does_a_child_of_that_child_nor_another_store_in_the_file(
+    open_sqlite: OpenSqlite, sqlite_path: Path, forked: Fork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the parent has open is not closed there either."""
+    monkeypatch.setattr(connections, "GRACE", 0.05)
+    store, other = open_sqlite(timeout=0), SqliteStore(str(sqlite_path), table="other")
+    started, end = threading.Event(), threading.Event()
+
+    def hang(cursor: sqlite3.Cursor) -> None:
+        started.set()
+        end.wait(60)
+
+    def family() -> list[str]:
+        grandchild = forked(store.ping, other.ping, lambda: opened(sqlite_path))
+        return [verdict(other.ping), *(grandchild.said() for _ in range(3)), verdict(store.ping)]
+
+    def verdict(ask: Callable[[], object]) -> str:
+        try:
+            return str(ask())
+        except StoreUnreachable as error:
+            return f"StoreUnreachable: {error}"
+
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(store._connections.read, hang)
+        assert started.wait(30)
+        said = forked(family).said()
+        end.set()
+        hanging.result()
+    assert said.count("StoreUnreachable: This process was forked while its parent was using") == 4
+    assert "'1'" in said
+
+
+def test_a_store_that_is_made_while_a_fork_waits_opens_nothing_before_it(
+    sqlite_store: SqliteStore, sqlite_path: Path, forked: Fork
+) -> None:
+    started = threading.Event()
+    made: list[SqliteStore] = []
+    begun: list[threading.Thread] = []
+
+    def work(cursor: sqlite3.Cursor) -> None:
+        started.set()
+        wait_until(lambda: sqlite_store._connections._forking)
+        made.append(SqliteStore(str(sqlite_path), table="other"))
+        begun.append(threading.Thread(target=made[0].ping))
+        begun[0].start()
+        begun[0].join(0.3)
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(sqlite_store._connections.read, work)
+        assert started.wait(30)
+        assert forked(lambda: opened(sqlite_path)).said() == "0"
+        done.result()
+    begun[0].join(30)
+    assert not begun[0].is_alive()
+    made[0].close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_time_limit_that_rings_while_a_fork_waits_leaves_nothing_open_and_nothing_locked(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path, forked: Fork
+) -> None:
+    """Python drops what is raised before a fork, and forks all the same."""
+    stores = (sqlite_store, open_sqlite())
+    for store in stores:
+        store.ping()
+    started, rang = threading.Event(), threading.Event()
+
+    def work(cursor: sqlite3.Cursor) -> None:
+        started.set()
+        wait_until(lambda: sqlite_store._connections._forking)
+        signal.raise_signal(signal.SIGUSR1)
+        assert rang.wait(30)
+
+    def ring(*_: object) -> None:
+        rang.set()
+        raise KeyboardInterrupt
+
+    def fork() -> None:
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(sqlite_store._connections.read, work)
+            assert started.wait(30)
+            assert forked(lambda: opened(sqlite_path)).said() == "0"
+            done.result()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    others = [threading.Thread(target=call, daemon=True) for call in (*(store.ping for store in stores), fork)]
+    for other in others:
+        other.start()
+        other.join(10)
+    assert not any(other.is_alive() for other in others)
+
+
+def test_a_time_limit_that_rings_as_a_call_ends_keeps_no_connection_open(
+    sqlite_store: SqliteStore, sqlite_path: Path, forked: Fork
+) -> None:
+    """In the first function that is called after the work, before the connection is given back."""
+    take(sqlite_store)
+
+    def ring(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            raise KeyboardInterrupt
+
+    def work(cursor: sqlite3.Cursor) -> object:
+        answer = cursor.execute("SELECT 1 UNION SELECT 2").fetchone()
+        sys.setprofile(ring)
+        return answer
+
+    try:
+        with pytest.raises(KeyboardInterrupt) as looked_at:
+            sqlite_store._connections.read(work)
+    finally:
+        sys.setprofile(None)
+    assert forked(lambda: opened(sqlite_path)).said() == "0"
+    assert looked_at.value
+
+
+def test_what_else_has_the_file_open_at_a_fork_is_named_once(
+    sqlite_store: SqliteStore,
+    sqlite_path: Path,
+    forked: Fork,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """SQLite cannot see it: the child would believe in locks that only its parent has."""
+    monkeypatch.setattr(connections, "_WARNED", set())
+    monkeypatch.setattr(connections, "_OPEN_ELSEWHERE", set())
+    monkeypatch.setattr(connections, "_INHERITED", [])
+    sqlite_store.ping()
+    assert forked(lambda: None).said() == "None"
+    assert not caplog.records
+    with closing(sqlite3.connect(sqlite_path)) as own:
+        own.execute("SELECT * FROM celery_idempotency").fetchall()
+        for _ in range(2):
+            assert forked(lambda: None).said() == "None"
+    [record] = caplog.records
+    assert f"had the file of the idempotency store {sqlite_path} open" in record.getMessage()
 
 
 def test_a_fork_that_nobody_told_of_leaves_the_parents_connection_alone(

@@ -315,6 +315,66 @@ def test_a_log_that_was_removed_divides_no_processes(
     os.close(writing)
 
 
+@pytest.mark.parametrize("among", ["idle", "lent"])
+def test_nor_does_one_that_another_store_in_the_file_has_open(
+    sqlite_store: SqliteStore, open_sqlite: OpenSqlite, sqlite_path: Path, forked: Fork, among: str
+) -> None:
+    """SQLite gives one index to all connections of a process."""
+    reading, writing = os.pipe()
+
+    def ask() -> str:
+        os.read(reading, 1)
+        return open_sqlite().acquire(claim()).verdict.value  # type: ignore[union-attr]
+
+    child = forked(ask)
+    other = SqliteStore(str(sqlite_path), table="other")
+    take(sqlite_store, "another")
+
+    def remove(cursor: sqlite3.Cursor) -> None:
+        for end in ("-wal", "-shm"):
+            Path(f"{sqlite_path}{end}").unlink()
+        if among == "lent":
+            with pytest.raises(StoreUnreachable, match="was removed while this process was using it"):
+                take(sqlite_store)
+
+    other._connections.read(remove)
+    lease = take(sqlite_store)
+    os.write(writing, b".")
+    assert child.said() == "conflict"
+    assert known(sqlite_store).owner == lease.owner
+    other.ping()
+    other.close()
+    os.close(reading)
+    os.close(writing)
+
+
+def test_nor_does_one_beside_the_file_that_a_link_leads_to(
+    sqlite_path: Path, forked: Fork, open_sqlite: OpenSqlite
+) -> None:
+    """As in a folder of releases, with the file in a shared one."""
+    reading, writing = os.pipe()
+
+    def ask() -> str:
+        os.read(reading, 1)
+        return open_sqlite().acquire(claim()).verdict.value  # type: ignore[union-attr]
+
+    child = forked(ask)
+    link = sqlite_path.with_name("link.db")
+    link.symlink_to(sqlite_path)
+    store = SqliteStore(str(link))
+    take(store, "another")
+    assert store.usage()["file_bytes"] > sqlite_path.stat().st_size
+    for end in ("-wal", "-shm"):
+        Path(f"{sqlite_path}{end}").unlink()
+    lease = take(store)
+    os.write(writing, b".")
+    assert child.said() == "conflict"
+    assert known(store).owner == lease.owner
+    store.close()
+    os.close(reading)
+    os.close(writing)
+
+
 def test_no_connection_is_opened_while_another_has_a_log_that_was_removed(
     sqlite_store: SqliteStore, sqlite_path: Path
 ) -> None:

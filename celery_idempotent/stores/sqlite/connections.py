@@ -11,6 +11,7 @@ can cut it short.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import random
@@ -18,7 +19,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,7 @@ from ...errors import ConfigurationError, RecordUnreadable, StoreError, StoreRef
 from .. import hide_password, unknown_parameter
 
 T = TypeVar("T")
+logger = logging.getLogger("celery_idempotent.stores")
 #: The devices and numbers of a database, its log, and the index of that.
 Files: TypeAlias = tuple[tuple[int, int], ...]
 #: Connections that are kept open while they are idle.
@@ -40,17 +42,40 @@ BUSY = 0.01
 PAUSES = (0.001, 0.01)
 #: Seconds a fork waits for connections in use, beyond what a verb may take.
 GRACE = 3.0
+#: How many signals may disturb what is done before a fork, or after it.
+SIGNALS = 100
 
 #: Every pool of this process, for the fork.
 _POOLS: WeakSet[Connections] = WeakSet()
+#: The threads that fork just now, each with what other threads still use when it waits no longer. No other lends.
+_FORKING: dict[int, list[Connection]] = {}
+#: What a thread of the parent used when this process, or one before it, was forked: neither used nor closed, and its
+#: file is not opened here.
+_KEPT: list[Connection] = []
 #: What came through a fork outside of Python's `os.fork`: neither used nor closed, as both would harm the parent's.
 _INHERITED: list[sqlite3.Connection] = []
+#: The files that something else in this process had open at a fork, and those of which that was logged.
+_OPEN_ELSEWHERE: set[str] = set()
+_WARNED: set[str] = set()
 
 
 class Connection(sqlite3.Connection):
     """A connection that knows which files it has open; their paths may lead to others by now."""
 
     files: Files = ()
+    #: of the call that it was lent to last
+    turn: object = None
+    #: whether it was closed
+    ended = False
+
+    def end(self) -> None:
+        """Close it."""
+        self.close()
+        self.ended = True
+
+    def has_another_log(self, files: Files) -> bool:
+        """Return whether it has the same file open, with a log or an index that is no longer there."""
+        return self.files[:1] == files[:1] and self.files != files
 
 
 class Connections:
@@ -79,10 +104,9 @@ class Connections:
     def _reset(self) -> None:
         self._lock = threading.RLock()  # taken by itself, as in `Heartbeat`
         self._turns = threading.Condition(self._lock)
-        self._lent: WeakSet[Connection] = WeakSet()  # not those that an interruption has lost
+        #: all that are open, or were: what an interruption has lost is open as long as its error is looked at
+        self._opened: WeakSet[Connection] = WeakSet()
         self._generation = 0
-        self._forking = False
-        self._kept: list[Connection] = []
         self._pid[0] = os.getpid()  # last, as in `Heartbeat`
 
     def read(self, work: Callable[[sqlite3.Cursor], T]) -> T:
@@ -114,8 +138,10 @@ class Connections:
     def look(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do work on a connection that nothing has been prepared for; no fork comes between."""
         try:
-            with self._lock, closing(sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)) as opened:
-                return work(opened)
+            with self._lock:
+                self._wait_for_forks()
+                with closing(sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None)) as opened:
+                    return work(opened)
         except sqlite3.Error as error:
             raise translate_error(error, self.path) from error
 
@@ -132,70 +158,100 @@ class Connections:
             pause = min(pause * 1.5, longest)
 
     def _once(self, work: Callable[[sqlite3.Cursor], T]) -> T:
-        connection, generation = self._lend()
+        connection, turn = self._lend()
         failed = False
         try:
-            # Else the traceback of an error has its statement, and SQLite closes no connection before that is gone.
-            with closing(connection.cursor()) as cursor:
+            cursor = connection.cursor()
+            try:
                 return work(cursor)
+            finally:
+                # Else the traceback of an error has its statement, and SQLite closes no connection before that is gone.
+                # Not by `closing`, which is code in Python: a time limit may ring there.
+                cursor.close()
         except sqlite3.Error as error:
             failed = not locked(error)
             raise
         finally:
-            self._give_back(connection, generation, failed=failed)
+            try:
+                self._give_back(connection, turn, failed=failed)
+            except BaseException:  # a time limit has rung there, and a fork would wait for what is not given back
+                self._give_back(connection, turn, failed=True)
+                raise
 
-    def _lend(self) -> tuple[Connection, int]:
+    @property
+    def _forking(self) -> bool:
+        """Whether another thread forks just now; this one calls from a signal's handler if it does."""
+        me = threading.get_ident()
+        return any(thread != me for thread in _FORKING.copy())
+
+    def _wait_for_forks(self) -> None:
+        while self._forking:
+            self._turns.wait()
+
+    def _in_use(self) -> list[Connection]:
+        return [each for each in _members(self._opened) if not (each.ended or each in self._idle)]
+
+    def _lend(self) -> tuple[Connection, list[int]]:
         if self._pid[0] != os.getpid():
-            _INHERITED.extend(self._idle)
-            self._idle.clear()
-            self._reset()
+            self.after_fork_in_child()
         with self._lock:
-            while self._forking:
-                self._turns.wait()
-            if self._kept:
+            self._wait_for_forks()
+            files = _identities(self.path)
+            if any(each.files[:1] == files[:1] for each in _KEPT):
                 raise StoreUnreachable(
                     f"This process was forked while its parent was using the idempotency store {self.path}, and may "
                     "not open it: restart it."
                 )
-            files = _identities(self.path)
             connection = self._unused(files)
             if connection is None:
-                # SQLite would give it the old index to the new log.
-                if any(each.files[0] == files[0] and each.files != files for each in self._lent):
+                # SQLite would give it the old index to the new log, also where another store has that.
+                if any(each._keeps_another_log(files) for each in _members(_POOLS)):
                     raise StoreUnreachable(
                         f"The log of the idempotency store {self.path} was removed while this process was using it. "
                         "Remove or replace its files only while nothing uses them."
                     )
                 connection = self._open()
-            self._lent.add(connection)
-            return connection, self._generation
+            turn = connection.turn = [self._generation]
+            return connection, turn
 
     def _unused(self, files: Files) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.files == files:
                 return connection
-            connection.close()  # its file or its log was removed or replaced: no other process sees it
+            connection.end()  # its file or its log was removed or replaced: no other process sees it
         return None
+
+    def _keeps_another_log(self, files: Files) -> bool:
+        """Close what is idle and has another log to the same file; return whether such a one is in use."""
+        for connection in self._idle.copy():
+            if connection.has_another_log(files):
+                with suppress(ValueError):  # its own store was faster
+                    self._idle.remove(connection)
+                    connection.end()
+        return any(each.has_another_log(files) for each in self._in_use())
 
     def _open(self) -> Connection:
         connection = sqlite3.connect(
             self.path, timeout=BUSY, isolation_level=None, check_same_thread=False, factory=Connection
         )
         try:
+            self._opened.add(connection)  # before it opens the file, which SQLite does when it is first used
             self._prepare(connection)
             connection.files = _identities(self.path)
         except BaseException:
-            connection.close()
+            connection.end()
             raise
         return connection
 
-    def _give_back(self, connection: Connection, generation: int, *, failed: bool) -> None:
+    def _give_back(self, connection: Connection, turn: list[int], *, failed: bool) -> None:
         with self._lock:
-            self._lent.discard(connection)
+            if connection.turn is not turn or connection in self._idle:  # it was given back
+                return
             # One that has read a damaged page keeps it, and would fail for ever, whatever the file has become.
-            if failed or connection.in_transaction or generation != self._generation or len(self._idle) >= KEPT:
-                connection.close()
+            unfit = failed or connection.in_transaction or turn != [self._generation]
+            if unfit or len(self._idle) >= KEPT or _FORKING:
+                connection.end()
             else:
                 self._idle.append(connection)
             self._turns.notify_all()
@@ -207,33 +263,35 @@ class Connections:
                 self._generation += 1
                 _close_all(self._idle, self._pid)
 
-    def before_fork(self) -> None:
-        """Lend nothing any more, wait for what is lent, and close it all."""
-        self._lock.acquire()
-        self._forking = True
+    def before_fork(self) -> list[Connection]:
+        """Close what is idle, wait for what is lent, and return what is still used then."""
         end = monotonic() + self.timeout + GRACE
-        while self._lent and monotonic() < end:
-            self._turns.wait(0.1)
-        # If a thread hangs, the child keeps what that one uses, so that it is not closed there.
-        self._kept = list(self._lent)
-        _close_all(self._idle, self._pid)
+        with self._lock:
+            _close_all(self._idle, self._pid)
+            while self._in_use() and monotonic() < end:
+                self._turns.wait(0.1)
+            return self._in_use()
 
     def after_fork_in_parent(self) -> None:
         """Lend again."""
-        self._kept = []
-        self._forking = False
-        self._turns.notify_all()
-        self._lock.release()
+        with self._lock:
+            self._turns.notify_all()
 
     def after_fork_in_child(self) -> None:
-        """Begin with no connections, unless one of the parent is open in this process."""
-        kept = self._kept
+        """Begin with no connections."""
+        _INHERITED.extend(self._idle)
+        self._idle.clear()
         self._reset()
-        self._kept = kept
 
 
 def _identities(path: str) -> Files:
-    return tuple(_identity(f"{path}{end}") for end in ("", "-wal", "-shm"))
+    real = _real(path)
+    return tuple(_identity(f"{real}{end}") for end in ("", "-wal", "-shm"))
+
+
+def _real(path: str) -> str:
+    """Return the path beside which SQLite keeps the log."""
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def _identity(path: str) -> tuple[int, int]:
@@ -247,34 +305,82 @@ def _identity(path: str) -> tuple[int, int]:
 def _close_all(idle: list[Connection], pid: list[int]) -> None:
     """Close what is idle, in the process that opened it."""
     while idle and pid[0] == os.getpid():
-        idle.pop().close()
+        idle.pop().end()
+
+
+def _members(shared: Iterable[T]) -> list[T]:
+    """Return the members of a set that other threads may be changing."""
+    while True:
+        try:
+            return list(shared)
+        except RuntimeError:  # it changed in size just then
+            continue
 
 
 @cache
 def _watch_forks() -> None:
     """Have Python close the connections of every pool before each fork, from the first pool on."""
-    turn = threading.RLock()  # of two threads that fork at once, each releases what it has stopped itself
-    stopped: list[list[Connections]] = []
-
-    def before() -> None:
-        turn.acquire()
-        stopped.append([*_POOLS])
-        for pool in stopped[-1]:
-            pool.before_fork()
-
-    def after_in_parent() -> None:
-        for pool in stopped.pop():
-            pool.after_fork_in_parent()
-        turn.release()
-
-    def after_in_child() -> None:
-        nonlocal turn
-        turn = threading.RLock()
-        for pool in stopped.pop():
-            pool.after_fork_in_child()
-
     if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)
+        os.register_at_fork(
+            before=lambda: _undisturbed(_before_fork),
+            after_in_parent=lambda: _undisturbed(_after_fork_in_parent),
+            after_in_child=_after_fork_in_child,
+        )
+
+
+def _undisturbed(step: Callable[[], None]) -> None:
+    """Do a step, again if a signal's handler raises in it, and raise that afterwards: Python forks all the same."""
+    raised: list[BaseException] = []
+    while len(raised) < SIGNALS:
+        try:
+            step()
+            break
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+    if raised:
+        raise raised.pop()
+
+
+def _before_fork() -> None:
+    me = threading.get_ident()
+    _FORKING[me] = []  # from here on nothing is lent, also by a pool that is made meanwhile
+    for pool in _members(_POOLS):
+        _FORKING[me] += pool.before_fork()
+    if not (_FORKING[me] or _KEPT or _INHERITED):  # else what is open is a store's
+        paths = {_identity(pool.path): pool.path for pool in _members(_POOLS)}
+        _OPEN_ELSEWHERE.update(paths[found] for found in paths.keys() & _open_files())
+
+
+def _after_fork_in_parent() -> None:
+    _FORKING.pop(threading.get_ident(), None)
+    for pool in _members(_POOLS):
+        pool.after_fork_in_parent()
+    for path in _OPEN_ELSEWHERE - _WARNED:
+        _WARNED.add(path)
+        logger.warning(
+            "This process was forked while something else in it had the file of the idempotency store %s open, such as "
+            "a connection of sqlite3, SQLAlchemy or Django. The child may damage the file: close it before a fork.",
+            path,
+        )
+
+
+def _after_fork_in_child() -> None:
+    _KEPT.extend(_FORKING.get(threading.get_ident(), ()))
+    _FORKING.clear()
+    for pool in _members(_POOLS):
+        pool.after_fork_in_child()
+
+
+def _open_files() -> set[tuple[int, int]]:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            found = set()
+            for number in os.listdir(folder):
+                with suppress(OSError):
+                    status = os.fstat(int(number))
+                    found.add((status.st_dev, status.st_ino))
+            return found
+    return set()
 
 
 # What an error of SQLite means: a file that cannot serve now, one that refuses, or another program's content.
@@ -386,7 +492,8 @@ class Address:
 
     def usage(self) -> dict[str, int]:
         """Return the size of the file with its log, of all that is in it."""
-        files = [path for path in (self.path, f"{self.path}-wal") if os.path.exists(path)]
+        real = _real(self.path)
+        files = [path for path in (real, f"{real}-wal") if os.path.exists(path)]
         return {"file_bytes": sum(map(os.path.getsize, files))}
 
     @classmethod
