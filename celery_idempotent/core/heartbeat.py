@@ -11,7 +11,9 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from time import monotonic
+from weakref import WeakSet
 
 from ..errors import StoreUnreachable
 from ..stores.base import Store
@@ -21,6 +23,9 @@ logger = logging.getLogger("celery_idempotent.heartbeat")
 
 #: Longest pause between two tries, in seconds, while the store does not answer.
 RETRY_PAUSE = 1.0
+
+#: Every heartbeat of this process, for the fork.
+_HEARTBEATS: WeakSet[Heartbeat] = WeakSet()
 
 
 class Heartbeat:
@@ -37,6 +42,8 @@ class Heartbeat:
     def __init__(self, renewed: Callable[[], object] = lambda: None) -> None:
         self.renewed = renewed
         self._reset()
+        _watch_forks()
+        _HEARTBEATS.add(self)
 
     def _reset(self) -> None:
         # Taken by itself: a time limit that rings within a condition's own methods would leave it locked.
@@ -52,7 +59,7 @@ class Heartbeat:
         Raises:
             StoreUnreachable: no thread can be started that would renew it.
         """
-        if self._pid != os.getpid():  # our threads stayed behind in the parent
+        if self._pid != os.getpid():  # forked by a server in C, which calls no hooks of Python's
             self._reset()
         address = (holding.store, holding.store.shard(holding.key))
         with self._lock:
@@ -98,6 +105,18 @@ class Heartbeat:
     def _drop(self, server: _Server) -> None:
         """Forget a server that has no leases; called with the lock held."""
         self._servers = {address: each for address, each in self._servers.items() if each is not server}
+
+
+@cache
+def _watch_forks() -> None:
+    """Have each child begin again, before it has threads: two that did so at once would forget each other's leases."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=_begin_again)
+
+
+def _begin_again() -> None:
+    for heartbeat in list(_HEARTBEATS):
+        heartbeat._reset()
 
 
 class _Server:

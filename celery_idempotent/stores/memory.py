@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from functools import cache
 from time import time
 from urllib.parse import parse_qsl
+from weakref import WeakSet
 
 from ..errors import LeaseLost
 from . import history as histories
@@ -15,6 +18,9 @@ from .base import Store
 from .records import HISTORY_LIMIT, Claim, HistoryEntry, Lease, Outcome, PastEvent, Record, Refusal, Release, State
 
 __all__ = ["MemoryStore"]
+
+#: Every store of this process, for the fork.
+_STORES: WeakSet[MemoryStore] = WeakSet()
 
 
 class MemoryStore(Store):
@@ -30,6 +36,8 @@ class MemoryStore(Store):
         self._last_fence = 0
         #: seconds by which this store's clock is ahead; tests age records by moving it
         self.offset = 0.0
+        _watch_forks()
+        _STORES.add(self)
 
     @classmethod
     def from_url(cls, url: str) -> MemoryStore:
@@ -152,3 +160,15 @@ class MemoryStore(Store):
 
     def ping(self) -> None:
         return None
+
+
+@cache
+def _watch_forks() -> None:
+    """Have each child make locks of its own: a thread that it has not may hold its parent's."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _renew_locks() -> None:
+    for store in list(_STORES):
+        store._lock = threading.RLock()

@@ -7,6 +7,7 @@ import pytest
 from celery_idempotent.stores import Claim, Lease, Store
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.testing import StoreContract
+from tests.support.forks import served_after_fork
 from tests.support.stores import benches
 from tests.support.stores.kinds import Kind
 
@@ -33,3 +34,13 @@ def test_the_clock_of_the_memory_store_can_be_moved() -> None:
     assert answer.taken_over
     store.offset += 661
     assert store.purge() == 1
+
+
+def test_a_child_that_is_forked_while_a_thread_uses_the_memory_store_has_a_copy_that_serves() -> None:
+    class Read(MemoryStore):
+        def ping(self) -> None:
+            assert self.get("key")
+
+    store = Read()
+    store.acquire(Claim("key", "owner", lease_ttl=60, keep_ttl=600))
+    assert served_after_fork(store, store._lock)

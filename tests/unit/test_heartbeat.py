@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from celery_idempotent.core.heartbeat import Heartbeat
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.errors import ConfigurationError, LeaseLost, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
+from celery_idempotent.stores.memory import MemoryStore
+from tests.support.forks import served_after_fork
 from tests.support.unit.scripted import PROMPTLY, Clock, ScriptedStore
 
 RUN = module._Server.run
@@ -863,6 +866,45 @@ def test_a_forked_child_starts_anew_and_leaves_the_parents_leases_alone(
     assert store.calls == [("renew", ([own.lease],))]
     heart.forget(inherited)
     assert heart.holdings() == [own]
+
+
+class Forked(MemoryStore):
+    """Its ping is what a child does with the heartbeat."""
+
+    def __init__(self, ping: Callable[[], object]) -> None:
+        super().__init__()
+        self.ping = ping  # type: ignore[method-assign, assignment]
+
+
+def test_a_child_whose_parent_was_starting_a_thread_finds_nothing_locked() -> None:
+    heart = Heartbeat()
+    assert served_after_fork(Forked(lambda: heart.end(MemoryStore())), heart._lock)
+
+
+def test_two_threads_of_a_child_that_begin_at_once_both_have_their_leases_renewed() -> None:
+    """As the first requests of a server that was forked after it had loaded its app."""
+    first = threading.Event()
+
+    class Late(Heartbeat):
+        def _reset(self) -> None:
+            if threading.current_thread().name == "late":
+                first.wait(PROMPTLY)
+            super()._reset()
+
+    heart, store = Late(), ScriptedStore()
+
+    def begin() -> None:
+        late = threading.Thread(
+            target=lambda: heart.watch(HeldLease(store, take(store, "b"), monotonic())), name="late"
+        )
+        late.start()
+        late.join(0.2)  # until it waits, if it does
+        heart.watch(HeldLease(store, take(store, "a"), monotonic()))
+        first.set()
+        late.join()
+        assert {holding.key for holding in heart.holdings()} == {"a", "b"}
+
+    assert served_after_fork(Forked(begin), threading.Lock())
 
 
 FORK = """
