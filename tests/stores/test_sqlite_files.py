@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from celery_idempotent.errors import RecordUnreadable, StoreError, StoreRefused, StoreUnreachable
 from celery_idempotent.stores import HistoryEntry, Lease
 from celery_idempotent.stores.base import unreadable_reported_to
-from celery_idempotent.stores.sqlite import SqliteStore, schema
+from celery_idempotent.stores.sqlite import SqliteStore, connections, schema
 from celery_idempotent.stores.sqlite.connections import Address
 from celery_idempotent.stores.sqlite.schema import Schema
 from celery_idempotent.stores.sqlite.store import PAGE
@@ -346,6 +347,33 @@ def test_nor_does_one_that_another_store_in_the_file_has_open(
     other.close()
     os.close(reading)
     os.close(writing)
+
+
+def test_a_log_that_another_store_makes_just_then_is_none_that_was_removed(
+    sqlite_store: SqliteStore, sqlite_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sqlite_store.ping()
+    sqlite_store.close()
+    other = SqliteStore(str(sqlite_path), table="other")
+    identities, made, end = connections._identities, threading.Event(), threading.Event()
+
+    def hold(cursor: sqlite3.Cursor) -> None:
+        made.set()
+        end.wait(30)
+
+    def overtaken(path: str) -> connections.Files:
+        found = identities(path)
+        monkeypatch.setattr(connections, "_identities", identities)
+        holding.start()
+        assert made.wait(30)
+        return found
+
+    holding = threading.Thread(target=other._connections.read, args=(hold,))
+    monkeypatch.setattr(connections, "_identities", overtaken)
+    take(sqlite_store)
+    end.set()
+    holding.join()
+    other.close()
 
 
 def test_nor_does_one_beside_the_file_that_a_link_leads_to(

@@ -197,7 +197,7 @@ class Connections:
         with self._lock:
             self._wait_for_forks()
             files = _identities(self.path)
-            if any(each.files[:1] == files[:1] for each in _KEPT):
+            if any(each.files[:1] in (files[:1], ()) for each in _KEPT):  # the latter: it was lost while it was opened
                 raise StoreUnreachable(
                     f"This process was forked while its parent was using the idempotency store {self.path}, and may "
                     "not open it: restart it."
@@ -205,7 +205,7 @@ class Connections:
             connection = self._unused(files)
             if connection is None:
                 # SQLite would give it the old index to the new log, also where another store has that.
-                if any(each._keeps_another_log(files) for each in _members(_POOLS)):
+                if any(each._keeps_another_log(self.path) for each in _members(_POOLS)):
                     raise StoreUnreachable(
                         f"The log of the idempotency store {self.path} was removed while this process was using it. "
                         "Remove or replace its files only while nothing uses them."
@@ -222,14 +222,16 @@ class Connections:
             connection.end()  # its file or its log was removed or replaced: no other process sees it
         return None
 
-    def _keeps_another_log(self, files: Files) -> bool:
-        """Close what is idle and has another log to the same file; return whether such a one is in use."""
-        for connection in self._idle.copy():
+    def _keeps_another_log(self, path: str) -> bool:
+        """Close what is idle and has another log to the file of a path; return whether such a one is in use."""
+        idle, in_use = self._idle.copy(), self._in_use()
+        files = _identities(path)  # afterwards: the log may have been made with one of these
+        for connection in idle:
             if connection.has_another_log(files):
                 with suppress(ValueError):  # its own store was faster
                     self._idle.remove(connection)
                     connection.end()
-        return any(each.has_another_log(files) for each in self._in_use())
+        return any(each.has_another_log(files) for each in in_use)
 
     def _open(self) -> Connection:
         connection = sqlite3.connect(
