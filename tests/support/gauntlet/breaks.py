@@ -103,7 +103,8 @@ BREAKS = [
     broken(
         8,
         "a child counts on its parents thread",
-        ("core/heartbeat.py", "if self._pid != os.getpid():  # our thread", "if False:  # our thread"),
+        ("core/heartbeat.py", "if self._pid != os.getpid():  # forked", "if False:  # forked"),
+        ("core/heartbeat.py", "os.register_at_fork(after_in_child=_begin_again)", "pass"),
     ),
     broken(
         9,
