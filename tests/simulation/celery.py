@@ -428,11 +428,12 @@ class Host:
         elif verb == "acquire":  # whatever the store has said
             self.holder_remains = INFINITE
 
-    def answered(self, verb: str, args: Any) -> None:
-        """A request of this host got its answer."""
+    def answered(self, verb: str, args: Any, took: float) -> None:
+        """A request of this host got its answer, after so many seconds in which its heartbeat has tried no other."""
         if verb == "renew" and self.renewals_failed:
             for lease in args[0]:
                 self.renewals_failed.pop(lease.owner, None)
+            self.renewals_failed = {owner: since + took for owner, since in self.renewals_failed.items()}
 
 
 class Breaker(breaker.Breaker):
@@ -501,7 +502,7 @@ class HostStore(ScriptedStore):
         if fate == "reply":
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
-        host.answered(verb, args)
+        host.answered(verb, args, world.now - since)
         host.ripe_for = {}
         if verb == "acquire" and world.now - since > LEASE_TTL / 2:  # a lease that was granted late
             simulation.ripen(host, "soft time limit")
