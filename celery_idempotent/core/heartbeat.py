@@ -110,8 +110,7 @@ class Heartbeat:
 @cache
 def _watch_forks() -> None:
     """Have each child begin again, before it has threads: two that did so at once would forget each other's leases."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=_begin_again)
+    getattr(os, "register_at_fork", dict)(after_in_child=_begin_again)  # on Windows nothing forks
 
 
 def _begin_again() -> None:

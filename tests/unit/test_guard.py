@@ -1095,6 +1095,18 @@ class TestStartAndFinish:
         assert bench.record.state is State.RELEASED
         assert bench.heartbeat.holdings() == []
 
+    def test_an_interruption_before_the_body_gives_the_lease_back(self, bench: Bench, before_body: BeforeBody) -> None:
+        """As of a request whose server ends."""
+        guard, delivery, held = self.held(bench)
+
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        before_body(interrupt)
+        sure(KeyboardInterrupt, lambda: guard.start(delivery, held))
+        assert (bench.record.state, bench.record.reason) == (State.RELEASED, "shutdown")
+        assert bench.heartbeat.holdings() == []
+
     def test_a_body_whose_lease_ran_out_before_it_does_not_begin(self, bench: Bench, before_body: BeforeBody) -> None:
         before_body(bench.overtake)
         guard, delivery = bench.guard(), bench.delivery()

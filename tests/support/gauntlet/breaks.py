@@ -104,7 +104,7 @@ BREAKS = [
         8,
         "a child counts on its parents thread",
         ("core/heartbeat.py", "if self._pid != os.getpid():  # forked", "if False:  # forked"),
-        ("core/heartbeat.py", "os.register_at_fork(after_in_child=_begin_again)", "pass"),
+        ("core/heartbeat.py", "(after_in_child=_begin_again)", "(after_in_child=list)"),
     ),
     broken(
         9,
