@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from time import monotonic
-from types import NoneType
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -267,8 +266,9 @@ class Connections:
     def _give_back(self, slot: Slot, pool: Pool[Slot], error: BaseException | None = None) -> None:
         if self._pid != os.getpid() or pool is not self._pool:  # it is our parent's
             return
-        if not isinstance(error, (psycopg.Error, NoneType)) and slot.connection is not None:
-            # Interrupted. What gives back the lease comes on another connection, and must not come first.
+        interrupted = error is not None and not isinstance(error, psycopg.Error)
+        if interrupted and slot.connection is not None:
+            # What gives back the lease comes on another connection, and must not come first.
             slot.connection.finish()
         answered = slot.is_clean or isinstance(error, HELD)
         if not slot.is_clean or slot.generation != self._generation:
