@@ -813,6 +813,20 @@ def test_one_daemon_thread_is_started_by_the_first_lease(beating: Heartbeat, sto
     assert [(thread.name, thread.daemon) for thread in started] == [("celery-idempotent-heartbeat", True)]
 
 
+def test_what_no_thread_can_renew_is_not_renewed_by_a_later_one(
+    beating: Heartbeat, store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message has gone back, with the reservation that it holds until it is done."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(StoreUnreachable, match="can't start new thread"):
+        beating.watch(HeldLease(store, take(store), module.monotonic()))
+    assert beating.holdings() == []
+
+
 def test_the_thread_renews_by_itself_and_is_woken_by_a_shorter_ttl(beating: Heartbeat, store: ScriptedStore) -> None:
     beating.watch(HeldLease(store, take(store, "long", ttl=3000.0), module.monotonic()))
     renewed = threading.Event()
