@@ -625,12 +625,12 @@ def test_a_body_whose_loop_comes_too_late_to_the_answer_of_that_look_does_not_be
             twin, _ = counted(scripted.inner, others)
             with ThreadPoolExecutor(1) as thread:
                 assert thread.submit(lambda: asyncio.run(twin("ORD-1"))).result() == "theirs"
-        scripted.up()
 
     async def main() -> Any:
         loop, call = asyncio.get_running_loop(), asyncio.create_task(charge("ORD-1"))
 
         def looked_up(*args: Any) -> Any:
+            scripted.up()  # not before: a renewal that came first would leave no doubt
             looks.append(look_up(*args))
             if len(looks) == 1:
                 loop.call_soon_threadsafe(stall, True)  # before it hears of this thread's answer
@@ -655,12 +655,12 @@ def test_a_body_does_not_begin_whose_loop_comes_too_late_to_each_answer(
     def stall() -> None:
         scripted.down()
         time.sleep(0.6)
-        scripted.up()
 
     async def main() -> Any:
         loop, call = asyncio.get_running_loop(), asyncio.create_task(charge("ORD-1"))
 
         def looked_up(*args: Any) -> Any:
+            scripted.up()  # not before: a renewal that came first would leave no doubt
             looks.append(args)
             found = look_up(*args)
             loop.call_soon_threadsafe(stall)  # before it hears of this thread's answer
