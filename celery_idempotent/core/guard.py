@@ -439,15 +439,9 @@ class Guard:
     # -- steps of acquire ----------------------------------------------------------------------------------------------
 
     def _request(self, delivery: Delivery) -> HeldLease | Refusal:
-        found = self._claim(delivery, delivery.claim)
-        if isinstance(found, Refusal) and self._is_free_by_now(delivery, found):
-            return self._claim(delivery, delivery.claim)
-        return found
-
-    def _claim(self, delivery: Delivery, claim: Claim) -> HeldLease | Refusal:
         since = monotonic()
         try:
-            found = self.breaker.call(self.store, self.store.acquire, claim)
+            found = self.breaker.call(self.store, self.store.acquire, delivery.claim)
             if isinstance(found, Refusal) and found.verdict is Verdict.KEY_REUSED and delivery.agrees(found.record):
                 found = self.breaker.call(self.store, self.store.acquire, delivery.claim)
             return self._hold(delivery, found, since) if isinstance(found, Lease) else found
@@ -517,34 +511,14 @@ class Guard:
             held_for=_other_task(delivery, record),
             remaining=record.remaining,
         )
-        if self._fails_for(delivery, record):
-            raise _being_done(record)
+        if self.policy.on_conflict == "raise" and _is_anothers(delivery, record):
+            conflict = _being_done(record)
+            if delivery.claim.attempt or delivery.claim.copy:
+                self.give_back(delivery, conflict)  # its task has ended: sent again under its id, it is no copy
+            raise conflict
         least = delivery.min_wait()
         limit = max(least, self.policy.wait_timeout if self.policy.on_conflict == "wait" else 0.0)
         return _Waiting(least, Backoff(WAIT_PAUSE, min(limit, patience.end - monotonic()), delivery.stopping))
-
-    def _fails_for(self, delivery: Delivery, record: Record) -> bool:
-        return self.policy.on_conflict == "raise" and _is_anothers(delivery, record)
-
-    def _is_free_by_now(self, delivery: Delivery, refusal: Refusal) -> bool:
-        """Have the record forget the attempt and the copy as which a task is to fail; return whether it has the lease.
-
-        As with any other ending of a task: what is sent again under its id is no copy of what has failed, also if the
-        broker delivers it twice before it has asked.
-        """
-        claim = delivery.claim
-        fails = refusal.verdict is Verdict.CONFLICT and self._fails_for(delivery, refusal.record)
-        if not (fails and (claim.retries or claim.copy)):
-            return False
-        try:
-            found = self._claim(delivery, replace(claim, retries=0, copy=0, token="", redelivered=False))
-        except StoreError as error:
-            self.give_back(delivery, error)
-            return False
-        if isinstance(found, HeldLease):
-            delivery.granted_late = True  # until it has asked as itself
-            return True
-        return False
 
     def _refuse(self, delivery: Delivery, refusal: Refusal) -> Decision:
         record = refusal.record

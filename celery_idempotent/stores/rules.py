@@ -32,6 +32,7 @@ MOST_DISPATCHED = 250
 
 _KEEPS_CRASHES = {Reason.SHUTDOWN, Reason.REVOKED}
 _KEEPS_MARK = {Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED}
+_COMES_AGAIN = {*_KEEPS_MARK, Reason.RETRY}
 
 
 @dataclass(slots=True)
@@ -252,6 +253,8 @@ def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
     if row is None or outdated(row, lease, now):
         return True
     if row.owner != lease.owner or row.state not in (State.IN_PROGRESS, State.RELEASED):
+        if release.reason not in _COMES_AGAIN:
+            _forget_waiting(row, lease.claim, now)
         return False
     if row.state is State.RELEASED:
         return True
@@ -268,6 +271,20 @@ def release(row: Row | None, lease: Lease, release: Release, now: int) -> bool:
     elif release.reason not in _KEEPS_MARK:
         row.attempts.pop(row.task_id, None)
     return True
+
+
+def _forget_waiting(row: Row, claim: Claim, now: int) -> None:
+    """Forget the marks of a task that has ended while it waited, unless a later copy or attempt of it goes on.
+
+    It may be sent again under its id. If that message is delivered twice before it has asked, it is a copy, which
+    would be superseded.
+    """
+    last = row.waiting.get(claim.task_id, (0, 0, ""))
+    if last[:2] < (claim.attempt, claim.copy) or last == (claim.attempt, claim.copy, claim.token):
+        row.waiting.pop(claim.task_id, None)
+    runs = row.lease_end > now and row.task_id == claim.task_id and row.state is State.IN_PROGRESS
+    if not runs and row.attempts.get(claim.task_id, 0) <= claim.attempt:
+        row.attempts.pop(claim.task_id, None)
 
 
 def mark_dispatched(row: Row | None, task_id: str) -> bool:

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from ..stores.base import Store
-from ..stores.records import RETRIES_LIMIT, Claim, Lease, Outcome, Reason, Refusal, State, Verdict, attempt_number
+from ..stores.records import (
+    RETRIES_LIMIT,
+    Claim,
+    Lease,
+    Outcome,
+    Reason,
+    Refusal,
+    Release,
+    State,
+    Verdict,
+    attempt_number,
+)
 from ._facts import (
     DONE,
     KEEP,
@@ -422,6 +433,56 @@ class CopyFacts(Ages):
         retry(store, take(store, retries=1))
         free(store, take(store, retries=2), reason)
         take(store, redelivered=True)
+
+    @pytest.mark.parametrize(
+        ("ended", "reason"),
+        [(copy(1, "x"), Reason.FAILED), (copy(2, "y"), Reason.REJECTED), ({"retries": 1}, Reason.REVOKED)],
+    )
+    def test_a_task_that_ends_while_it_waits_has_no_copies(
+        self, store: Store, ended: dict[str, Any], reason: Reason
+    ) -> None:
+        """Sent again under its id, and delivered twice before it has asked, it would be dropped for nothing."""
+        take(store)
+        assert verdict(store, task_id="b", **copy(1, "x")) is Verdict.CONFLICT
+        assert not store.release(Lease(claim(task_id="b", **ended), 0), Release(reason))
+        assert verdict(store, task_id="b", redelivered=True) is Verdict.CONFLICT
+
+    @pytest.mark.parametrize("reason", [Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED, Reason.RETRY])
+    def test_a_task_that_will_come_again_keeps_its_copies(self, store: Store, reason: Reason) -> None:
+        take(store)
+        assert verdict(store, task_id="b", **copy(1, "x")) is Verdict.CONFLICT
+        assert not store.release(Lease(claim(task_id="b", **copy(1, "x")), 0), Release(reason))
+        assert verdict(store, task_id="b", redelivered=True) is Verdict.SUPERSEDED
+
+    @pytest.mark.parametrize("ended", [{}, copy(1, "x"), copy(2, "z"), {"task_id": "c", **copy(3, "y")}])
+    def test_the_copies_of_a_task_are_forgotten_by_none_that_is_superseded_and_no_other(
+        self, store: Store, ended: dict[str, Any]
+    ) -> None:
+        take(store)
+        assert verdict(store, task_id="b", **copy(2, "y")) is Verdict.CONFLICT
+        assert not store.release(Lease(claim(**{"task_id": "b", **ended}), 0), Release(Reason.FAILED))
+        assert verdict(store, task_id="b", redelivered=True) is Verdict.SUPERSEDED
+
+    @pytest.mark.parametrize("attempt", [{"retries": 1}, {"nesting": 1}])
+    def test_an_attempt_that_ends_while_it_waits_is_forgotten(self, store: Store, attempt: dict[str, Any]) -> None:
+        """The last one of its task, which had run before; and what it was replaced by."""
+        following = claim(task_id="b", **attempt)
+        free(store, take(store, task_id="b"), Reason.RETRY, next_attempt=following.attempt)
+        take(store)
+        assert verdict(store, task_id="b", redelivered=True) is Verdict.SUPERSEDED
+        assert not store.release(Lease(claim(task_id="b"), 0), Release(Reason.FAILED))
+        assert verdict(store, task_id="b", redelivered=True) is Verdict.SUPERSEDED
+        assert not store.release(Lease(following, 0), Release(Reason.FAILED))
+        assert verdict(store, task_id="b", redelivered=True) is Verdict.CONFLICT
+
+    def test_an_attempt_that_runs_is_forgotten_by_no_copy_of_it_that_ends(self, store: Store) -> None:
+        retry(store, take(store))
+        take(store, retries=1)
+        assert not store.release(Lease(claim(retries=1, redelivered=True), 0), Release(Reason.FAILED))
+        assert verdict(store, redelivered=True) is Verdict.SUPERSEDED
+        self.age(store, KEY, LEASE + 1)
+        assert not store.release(Lease(claim(retries=1, redelivered=True), 0), Release(Reason.FAILED))
+        assert take(store, redelivered=True).taken_over
 
     @pytest.mark.parametrize("reason", [Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED])
     def test_an_attempt_that_will_be_delivered_again_keeps_its_place(self, store: Store, reason: Reason) -> None:

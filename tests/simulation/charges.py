@@ -514,7 +514,6 @@ class Charges(Law):
             task_id = bytes(key).decode().rpartition("task-meta-")[2]
             self.failed.add(task_id)
             if '"Conflict"' in str(value):
-                self.retried.pop(task_id, None)  # as with any other ending of it
                 self.fails(task_id, Conflict())
         elif '"REVOKED"' in str(value):
             self.revoked.add(bytes(key).decode().rpartition("task-meta-")[2])
@@ -604,8 +603,8 @@ class Charges(Law):
             host.holder_remains = INFINITE if isinstance(answer, Lease) else answer.record.remaining
             self.check_answer(args[0], before, answer)
             self.check_claim(args[0], before, answer)
-        elif verb == "release" and answer:
-            self.released(args[0], args[1])
+        elif verb == "release":
+            (self.released if answer else self.ended_waiting)(args[0], args[1])
         elif verb == "renew":
             self.found_lost.update(lease.owner for lease in answer)
         elif verb == "mark_shutdown" and answer:
@@ -731,8 +730,8 @@ class Charges(Law):
             self.had_lease.add(claim.task_id)
         if isinstance(answer, Lease) or answer.verdict in (Verdict.COMPLETED, Verdict.CRASH_LOOP):
             self.forget_copies(claim.task_id)
-            if not claim.is_copy:
-                self.retried.pop(claim.task_id, None)
+            if not claim.is_copy or (not isinstance(answer, Lease) and answer.verdict is Verdict.CRASH_LOOP):
+                self.retried.pop(claim.task_id, None)  # it has failed, or was published again
         elif answer.verdict is Verdict.SUPERSEDED:
             self.check_superseded(claim)
         elif answer.verdict is Verdict.CONFLICT:
@@ -830,6 +829,17 @@ class Charges(Law):
             (self.may_start_anew.add if self.robbed(run) else self.may_start_anew.discard)(run.task_id)
         elif reason not in (Reason.RETRY, Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
             self.retried.pop(lease.claim.task_id, None)  # also of what has failed before its body began
+
+    def ended_waiting(self, lease: Lease, release: Release) -> None:
+        """Take note that a task has ended without the lease: what comes after it under its id is no copy."""
+        claim = lease.claim
+        if release.reason in (Reason.RETRY, Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
+            return
+        for known in [known for known in self.waiting if known[0] == claim.task_id]:
+            if known[1:] <= (claim.attempt, claim.copy):
+                del self.waiting[known]
+        if self.retried.get(claim.task_id, 0) <= claim.attempt:
+            self.retried.pop(claim.task_id, None)
 
     def is_crash(self, run: Run) -> bool:
         """Return whether a run that has ended by itself counts as one whose worker has died."""

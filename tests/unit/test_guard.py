@@ -717,15 +717,6 @@ def test_what_on_conflict_raise_refuses_leaves_no_mark_for_which_its_task_would_
     assert again.verdict is Verdict.CONFLICT
 
 
-def test_what_on_conflict_raise_is_about_to_refuse_runs_if_the_holder_has_ended_meanwhile(bench: Bench) -> None:
-    bench.policy = Policy(on_conflict="raise")
-    lease = bench.elsewhere("b")
-    bench.store.after("acquire", lambda: bench.store.inner.release(lease, Release(Reason.FAILED)))
-    assert bench.deliver(claim=bench.claim("a", copy=1, token="x")) == Ran(42)
-    assert bench.runs[0].lease.claim.copy == 1
-    assert bench.told == ["Acquired", "Completed"]
-
-
 def test_on_conflict_raise_refuses_a_copy_also_where_the_store_is_away_meanwhile(bench: Bench) -> None:
     bench.policy = Policy(on_conflict="raise")
     bench.elsewhere("b")

@@ -80,7 +80,7 @@ class DynamoDBStore(Store):
 
     def _acquire(self, claim: Claim, kept: StoredRow | None, now: int) -> Lease | Refusal:
         row = if_not_expired(kept, now)
-        mark, last = (row.waiting.get(claim.task_id), row.attempts.get(claim.task_id)) if row else (None, None)
+        before = marks_of(row, claim)
         answer, granted = rules.acquire(claim.key, row, claim, now)
         if isinstance(answer, Lease):
             if row is None:  # none of the fences that were here may come again
@@ -91,7 +91,7 @@ class DynamoDBStore(Store):
         elif kept is not None and answer.verdict is Verdict.CRASH_LOOP:
             self._records.put(claim.key, replace(kept, row=granted), kept)
         elif kept is not None and answer.verdict is Verdict.CONFLICT:
-            write_marks(self._records, claim, kept, mark, last)
+            write_marks(self._records, claim, kept, before)
         return answer
 
     def renew(self, leases: Sequence[Lease]) -> Sequence[Lease]:
@@ -167,20 +167,24 @@ class DynamoDBStore(Store):
             item = self._table.read(lease.key)
             kept, now = self._records.kept(item), self._records.now()
             row = if_not_expired(kept, now)
-            if not rules.release(row, lease, release, now):
-                return False
+            before = marks_of(row, lease.claim)
+            free = rules.release(row, lease, release, now)
             if item is None or kept is None or row is None:
-                return True
-            update = changes(item, item_of(lease.key, kept))
-            if update.empty:
-                return True
+                return free
             try:
-                held(update, lease)
-                self._table.update(lease.key, update)
+                if free:
+                    self._free(lease, changes(item, item_of(lease.key, kept)))
+                else:
+                    write_marks(self._records, lease.claim, kept, before)
             except ConditionFailed:
                 continue
-            return True
+            return free
         raise self._records.contended(lease.key)
+
+    def _free(self, lease: Lease, update: Update) -> None:
+        if not update.empty:
+            held(update, lease)
+            self._table.update(lease.key, update)
 
     def mark_shutdown(self, lease: Lease) -> bool:
         update = Update()
@@ -398,28 +402,35 @@ def _renew(records: Records, lease: Lease) -> None:
             records.table.update(lease.key, update)
 
 
-def write_marks(
-    records: Records, claim: Claim, kept: StoredRow, before: tuple[int, int, str] | None, last: int | None
-) -> None:
+def marks_of(row: rules.Row | None, claim: Claim) -> dict[str, Item]:
+    """Return what an item has of the claim's task: which copy came last, and from which attempt on its copies count."""
+    marks: dict[str, Item] = {}
+    if row and claim.task_id in row.waiting:
+        marks["waiting"] = mark_of(row.waiting[claim.task_id])
+    if row and claim.task_id in row.attempts:
+        marks["attempts"] = number(row.attempts[claim.task_id])
+    return marks
+
+
+def write_marks(records: Records, claim: Claim, kept: StoredRow, before: dict[str, Item]) -> None:
     """Write down which copy of a waiting message came last, and since when this machine has seen the lease.
 
     And from which attempt on copies of it count, where that has changed. Each waiting task has a line of its own, and
     each machine: a crowd does not keep one another from writing.
     """
-    row, machine, update = kept.row, records.clock.machine, Update()
-    mark = row.waiting.get(claim.task_id)
-    if mark is not None and mark != before:
-        place = ("waiting", named(claim.task_id))
-        update.set(mark_of(mark), *place)
-        if before is None:
+    row, machine, update, after = kept.row, records.clock.machine, Update(), marks_of(kept.row, claim)
+    for name in ("waiting", "attempts"):
+        old, new, place = before.get(name), after.get(name), (name, named(claim.task_id))
+        if new == old:
+            continue
+        if new is None:
+            update.remove(*place)
+        else:
+            update.set(new, *place)
+        if old is None:
             update.absent(*place)
         else:
-            update.given(mark_of(before), *place)
-    attempt = row.attempts.get(claim.task_id)
-    if last is not None and attempt is not None and attempt != last:
-        place = ("attempts", named(claim.task_id))
-        update.set(number(attempt), *place)
-        update.given(number(last), *place)
+            update.given(old, *place)
     if row.state is State.IN_PROGRESS and machine not in kept.watch:
         update.set(number(records.clock.ticks()), "watch", machine)
     if not update.empty:

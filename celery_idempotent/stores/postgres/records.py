@@ -110,8 +110,20 @@ def outcome_args(lease: Lease, outcome: Outcome, ttl: float, home: str | None) -
 
 def release_args(lease: Lease, release: Release) -> tuple[Any, ...]:
     """Return a release as the arguments of release.sql."""
-    wait, keep = us(release.retry_in), us(lease.claim.keep_ttl)
-    return (stored(lease.key), lease.owner, lease.fence, release.reason.value, wait, release.next_attempt, keep)
+    claim = lease.claim
+    return (
+        stored(claim.key),
+        claim.owner,
+        lease.fence,
+        release.reason.value,
+        us(release.retry_in),
+        release.next_attempt,
+        us(claim.keep_ttl),
+        claim.task_id,
+        claim.attempt,
+        claim.copy,
+        claim.token,
+    )
 
 
 def record_of(row: Sequence[Any], now: int) -> Record:

@@ -9,7 +9,7 @@ from importlib import resources
 from .connections import Address
 
 #: Raised whenever one of the files changes. `apply_schema` runs all of them, so each leaves alone what is there.
-VERSION = 11
+VERSION = 12
 FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upkeep", "history")
 #: The functions carry in their names the version that changed them last, so that workers of two versions run side by
 #: side during an upgrade. Version 2 brought the history, without which a worker can do; version 3 bounds the marks of
@@ -20,12 +20,13 @@ FILES = ("table", "home", "grant", "acquire", "renew", "settle", "release", "upk
 #: version 9 restores leases that the server has lost also where it has an older record, and refuses a claim where a
 #: policy hides the record; version 10 counts the copies of what was published again beside a later attempt from there;
 #: version 11 reads what a purge has removed no second time beside an old transaction, and marks no claim for a
-#: continuation that will not come.
+#: continuation that will not come; version 12 forgets the marks of a task that has ended while it waited.
 FUNCTIONS = {
     **dict.fromkeys(("home", "forget"), 1),
     **dict.fromkeys(("grant", "announce"), 3),
-    **dict.fromkeys(("renew", "settle", "release"), 9),
+    **dict.fromkeys(("renew", "settle"), 9),
     **dict.fromkeys(("acquire", "purge"), 11),
+    "release": 12,
 }
 #: By its schema: an operator made in a schema which is searched would run with the rights of this connection.
 NOW = "(extract(epoch from clock_timestamp()) operator(pg_catalog.*) 1000000)::bigint"

@@ -112,7 +112,7 @@ class PostgresStore(Store):
         self._settle = render(f"select {{settle}}({marks(9)})")
         # In a copy of the schema without its rows: which database that is, the server cannot know.
         self._settle_within = render(f"select case when {{home}}() is null then 'elsewhere' else ({self._settle}) end")
-        self._release = render(f"select {{release}}({marks(7)})")
+        self._release = render(f"select {{release}}({marks(11)})")
         # What an open transaction settles right now is not waited for.
         self._mark_shutdown = render(
             "update {table} t set reason = 'shutdown' from (select key from {table} where key = %s and owner = %s "

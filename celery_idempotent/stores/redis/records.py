@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ...errors import RecordUnreadable
-from ..records import Claim, Lease, Record, State
+from ..records import Claim, Lease, Record, Release, State
 
 #: What acquire.lua answers of a record, in its order (and two marks behind these). The last is the asker's own mark.
 ANSWERED = (
@@ -29,7 +29,7 @@ def claim_args(claim: Claim) -> tuple[Any, ...]:
         claim.owner,
         packed(claim.task_id),
         claim.announcer,
-        f"{written}.{claim.copy:06d}",
+        mark_of(written, claim),
         claim.token,
         "1" if claim.is_copy else "0",
         claim.sender,
@@ -61,6 +61,27 @@ def lease_args(lease: Lease) -> tuple[Any, ...]:
 def renewal_args(lease: Lease) -> tuple[Any, ...]:
     """Return a lease as renew.lua wants it."""
     return (*lease_args(lease), int(lease.claim.revive))
+
+
+def release_args(lease: Lease, release: Release) -> tuple[Any, ...]:
+    """Return a release as release.lua wants it."""
+    claim = lease.claim
+    return (
+        claim.owner,
+        release.reason.value,
+        ms(release.retry_in),
+        padded(release.next_attempt),
+        ms(claim.keep_ttl),
+        lease.fence,
+        packed(claim.task_id),
+        mark_of(padded(claim.attempt), claim),
+        claim.token,
+    )
+
+
+def mark_of(attempt: str, claim: Claim) -> str:
+    """Return a claim's attempt, which is padded, and its copy as one text."""
+    return f"{attempt}.{claim.copy:06d}"
 
 
 def padded(attempt: int) -> str:

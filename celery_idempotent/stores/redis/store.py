@@ -64,8 +64,8 @@ from .records import (
     claim_args,
     lease_args,
     ms,
-    padded,
     record_of,
+    release_args,
     renewal_args,
     unreadable,
 )
@@ -252,15 +252,7 @@ class RedisStore(Store):
             )
 
     def release(self, lease: Lease, release: Release) -> bool:
-        args = (
-            lease.owner,
-            release.reason.value,
-            ms(release.retry_in),
-            padded(release.next_attempt),
-            ms(lease.claim.keep_ttl),
-            lease.fence,
-        )
-        return bool(self._call("release", (lease.key,), args))
+        return bool(self._call("release", (lease.key,), release_args(lease, release)))
 
     def mark_shutdown(self, lease: Lease) -> bool:
         return bool(self._call("mark_shutdown", (lease.key,), (lease.owner,)))

@@ -7,6 +7,10 @@ create or replace function {release}(
   c_wait bigint, -- until the retry is due
   c_next bigint, -- the attempt that it is
   c_keep bigint,
+  c_task text, -- what claimed it: the task, its attempt, and the copy
+  c_attempt bigint,
+  c_copy integer,
+  c_token text,
   out answer text
 )
 language plpgsql
@@ -17,10 +21,14 @@ as $$
 declare
   r {table};
   clock bigint;
+  known boolean;
+  last jsonb;
+  comes_again boolean := c_reason in ('crashed', 'shutdown', 'requeued', 'retry');
 begin
   perform {queue};
   select * into r from {table} t where t.key = c_key for update skip locked;
-  if not found then
+  known := found;
+  if not known then
     select * into r from {table} t where t.key = c_key;
     if r.state = 'in_progress' and (r.owner = c_owner or r.fence < c_fence) then
       answer := 'busy';
@@ -35,6 +43,27 @@ begin
     when r.owner <> c_owner or r.state not in ('in_progress', 'released') then 'lost'
     when r.state = 'released' then 'freed' -- the first reply was lost
   end;
+  -- A task that has ended while it waited leaves no marks, unless a later copy or attempt of it goes on. What an open
+  -- transaction settles has none once that commits.
+  if answer = 'lost' and not comes_again and (known or {unsettled}) then
+    last := r.waiting -> c_task;
+    update {table} t set
+      waiting = case
+        when ((last ->> 0)::bigint, (last ->> 1)::integer) < (c_attempt, c_copy)
+          or last = jsonb_build_array(c_attempt, c_copy, c_token)
+          then t.waiting - c_task
+        else t.waiting
+      end,
+      attempts = case
+        when (t.attempts ->> c_task)::bigint <= c_attempt
+          and not (t.state = 'in_progress' and t.task_id = c_task and t.lease_end > clock)
+          then t.attempts - c_task
+        else t.attempts
+      end
+    where t.key = c_key
+      and t.state in ('in_progress', 'released')
+      and (t.waiting ? c_task or t.attempts ? c_task);
+  end if;
   if answer is not null then
     return;
   end if;
@@ -54,7 +83,7 @@ begin
       when c_reason = 'retry' and (t.attempts ? t.task_id or {marks} < 1100) -- MOST_MARKS in rules.py
         then t.attempts || jsonb_build_object(t.task_id, c_next)
       when c_reason = 'retry' then t.attempts
-      when c_reason in ('crashed', 'shutdown', 'requeued') then t.attempts
+      when comes_again then t.attempts
       else t.attempts - t.task_id
     end
   where t.key = c_key;

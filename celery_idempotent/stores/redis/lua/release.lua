@@ -7,7 +7,27 @@ local retry_ms = ARGV[3]
 local next_attempt = ARGV[4]
 local keep_ms = ARGV[5]
 local fence = ARGV[6] -- 0 where it is not known
+local claimer = ARGV[7] -- the task that claimed it
+local mark = ARGV[8] -- the claim's attempt and copy in fixed width, which are ordered as text
+local token = ARGV[9]
 local MOST_MARKS = 1100 -- as in rules.py
+
+-- Forgets the marks of a task that has ended while it waited, unless a later copy or attempt of it
+-- goes on.
+local function forget_waiting(running)
+  local WAITING = 'waiting:' .. claimer
+  local ATTEMPT = 'attempt:' .. claimer
+  local marks = redis.call('HMGET', key, WAITING, ATTEMPT, 'task', 'lease_end')
+  local arrived = string.match(marks[1] or '', '^%S*')
+  if marks[1] and (arrived < mark or marks[1] == mark .. ' ' .. token) then
+    redis.call('HDEL', key, WAITING)
+  end
+  local clock = redis.call('TIME')
+  local runs = running and marks[3] == claimer and clock[1] * 1000000 + clock[2] < tonumber(marks[4] or 0)
+  if marks[2] and not runs and marks[2] <= string.sub(mark, 1, 12) then
+    redis.call('HDEL', key, ATTEMPT)
+  end
+end
 
 local found = redis.call('HMGET', key, 'state', 'owner', 'task')
 local state, last_owner, task = found[1], found[2], found[3] or ''
@@ -20,7 +40,11 @@ if state and last_owner ~= owner then
     return 1 -- free already
   end
 end
+local comes_again = reason == 'crashed' or reason == 'shutdown' or reason == 'requeued' or reason == 'retry'
 if last_owner ~= owner or (state ~= 'in_progress' and state ~= 'released') then
+  if not comes_again then
+    forget_waiting(state == 'in_progress')
+  end
   return 0
 end
 if state == 'released' then
@@ -58,7 +82,7 @@ if reason == 'retry' then
   redis.call('PEXPIRE', key, keep_ms + retry_ms)
   return 1
 end
-if reason ~= 'crashed' and reason ~= 'shutdown' and reason ~= 'requeued' then
+if not comes_again then
   redis.call('HDEL', key, ATTEMPT)
 end
 redis.call('PEXPIRE', key, keep_ms)
