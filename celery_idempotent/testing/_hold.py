@@ -187,6 +187,12 @@ class HoldingFacts(Ages):
         assert verdict(store, task_id="b", fingerprint="f") is Verdict.CONFLICT
         store.settle(lease, DONE, ttl=RESULT)
 
+    def test_a_lease_of_the_owner_that_had_one_before_is_restored_among_others(self, store: Store) -> None:
+        before, other = take(store), take(store, "another key")
+        free(store, before, Reason.FAILED)
+        assert store.renew([other, Lease(before.claim, before.fence + 1)]) == []
+        assert known(store).state is State.IN_PROGRESS
+
     @pytest.mark.parametrize("reason", [Reason.RETRY, Reason.FAILED, None])
     def test_an_outcome_whose_lease_the_store_lost_alone_is_settled_all_the_same(
         self, store: Store, reason: Reason | None

@@ -57,7 +57,7 @@ for place, key in ipairs(KEYS) do
     if crashes and now - (tonumber(last_fence) or now) > lease_ms * 1000 * RENEWALS / 3 then
       redis.call('HDEL', key, 'crashes')
     end
-  elseif alone or (state == 'released' and last_owner == owner) then
+  elseif alone or (state == 'released' and last_owner == owner and last_fence == fence) then
     lost[#lost + 1] = place - 1
   else
     left[#left + 1] = place - 1
