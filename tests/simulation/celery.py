@@ -338,6 +338,10 @@ class Broker:
         self.unacked[tag] = (text, self.world.now, worker)
         worker.receive(text, tag)
 
+    def is_unacked(self, serial: int) -> bool:
+        """Return whether a message was handed out, and would come again."""
+        return any(marshal.loads(text)["properties"]["serial"] == serial for text, _, _ in self.unacked.values())
+
     def ack(self, tag: int) -> None:
         if self.unacked.pop(tag, None):
             self.world.tell(f"    ack {tag}")

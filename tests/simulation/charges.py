@@ -173,6 +173,8 @@ class Charges(Law):
         self.met: dict[str, str] = {}
         #: the tasks that have failed since a publisher last sent them
         self.failed: set[str] = set()
+        #: whose failure was taken back, as they were about to be replaced, by a delivery whose message was acked
+        self.taken_back: set[str] = set()
         #: the tasks that the backend has as revoked
         self.revoked: set[str] = set()
         #: the tasks that the store has refused for that, each time
@@ -515,6 +517,8 @@ class Charges(Law):
             self.failed.add(task_id)
             if '"Conflict"' in str(value):
                 self.fails(task_id, Conflict())
+        elif '"PENDING"' in str(value) and not self.simulation.broker.is_unacked(getcurrent().host.request.serial):
+            self.taken_back.add(bytes(key).decode().rpartition("task-meta-")[2])
         elif '"REVOKED"' in str(value):
             self.revoked.add(bytes(key).decode().rpartition("task-meta-")[2])
 
@@ -914,6 +918,8 @@ class Charges(Law):
             meta = simulation.producer.backend.get_task_meta(task_id)
             if meta["status"] == states.RETRY and task_id in self.failed | self.revoked:
                 continue  # known: what is late to store RETRY stores it over the failure, or the end, of the retry
+            if meta["status"] == states.PENDING and task_id in self.failed & self.taken_back:
+                continue  # known: another delivery of its message had failed, and has acked it; then it was killed
             if task_id in self.lost or (task_id in self.sent_again and task_id in self.heirs_of(order)):
                 continue  # what it was replaced by has failed, and what was replaced is done
             self.check_answer_of(order, task_id, meta)
