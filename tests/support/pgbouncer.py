@@ -55,6 +55,7 @@ class Bouncer:
     """
 
     def __init__(self, url: str, *, size: int = 2) -> None:
+        binary = pgbouncer_binary()
         self._url = url
         server = urlsplit(url)
         self.port = free_port()
@@ -66,7 +67,7 @@ class Bouncer:
             ).replace("* = ", f"* = user={server.username or 'postgres'} ")
         )
         own(folder)
-        command = [pgbouncer_binary(), "-q", str(folder / "ini")]
+        command = [binary, "-q", str(folder / "ini")]
         self._process = processes.spawn(command, cwd="/", stderr=subprocess.DEVNULL, **as_whom())
         wait_until(self._answers, 30, lambda: f"pgbouncer to answer: {(folder / 'log').read_text()}")
 
