@@ -432,12 +432,16 @@ class Host:
         elif verb == "acquire":  # whatever the store has said
             self.holder_remains = INFINITE
 
-    def answered(self, verb: str, args: Any, took: float) -> None:
-        """A request of this host got its answer, after so many seconds in which its heartbeat has tried no other."""
-        if verb == "renew" and self.renewals_failed:
+    def waits(self, verb: str, seconds: float) -> None:
+        """A request of this host waits for so long for its answer, in which its heartbeat tries no other."""
+        if verb == "renew":
+            self.renewals_failed = {owner: since + seconds for owner, since in self.renewals_failed.items()}
+
+    def answered(self, verb: str, args: Any) -> None:
+        """A request of this host got its answer."""
+        if verb == "renew":
             for lease in args[0]:
                 self.renewals_failed.pop(lease.owner, None)
-            self.renewals_failed = {owner: since + took for owner, since in self.renewals_failed.items()}
 
 
 class Breaker(breaker.Breaker):
@@ -500,13 +504,15 @@ class HostStore(ScriptedStore):
             simulation.ripen(host, "child stopped")
         try:
             slow = fate == "slow reply"
-            world.sleep(world.choices.one_of("a slow reply takes", [0.5, 2.0, 4.0, 7.0]) if slow else 0.0)
+            seconds = world.choices.one_of("a slow reply takes", [0.5, 2.0, 4.0, 7.0]) if slow else 0.0
+            host.waits(verb, seconds)
+            world.sleep(seconds)
         finally:
             host.replies -= 1
         if fate == "reply":
             host.failed(verb, args, world.now)
             raise StoreUnreachable("the store's reply was lost")
-        host.answered(verb, args, world.now - since)
+        host.answered(verb, args)
         host.ripe_for = {}
         if verb == "acquire" and world.now - since > LEASE_TTL / 2:  # a lease that was granted late
             simulation.ripen(host, "soft time limit")
