@@ -354,7 +354,10 @@ class CeleryDelivery(Delivery):
         except StoreError:
             return  # the guard waits for the store, or does what else the policy has
         if record is None or record.task_id != self.claim.task_id:
-            raise Expired(f"expired at {self.request.expires}")
+            expired = Expired(f"expired at {self.request.expires}")
+            if record is not None and (self.claim.attempt or self.claim.copy):
+                guard.give_back(self, expired, Release(Reason.REVOKED))  # sent again under its id, it is no copy
+            raise expired
 
     def _leave_replaced(self) -> Decision | None:
         """Settle the operation that this message was published to continue, if its own is another.

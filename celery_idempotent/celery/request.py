@@ -237,9 +237,12 @@ class IdempotentRequest(Request):
             MissingKey: the message gives no key.
         """
         binding: TaskBinding = self.task._binding
-        identity = DeliveryState.of(self._context).identity
+        state, retries = DeliveryState.of(self._context), self._context.retries or 0
+        identity = state.identity
         named = binding.named(identity, self.id, self._args, self._kwargs, self._context.headers)
-        return binding.claim(named.operation, self._owner)
+        task_id = "" if named.arguments is None else self.id
+        message = {"task_id": task_id, "nesting": state.nesting, "copy": identity.copy, "token": identity.token}
+        return binding.claim(named.operation, self._owner, **message, retries=retries)
 
     @property
     def store(self) -> Store | None:

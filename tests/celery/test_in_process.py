@@ -53,7 +53,7 @@ from celery_idempotent.core import reservations
 from celery_idempotent.core.guard import Busy, Delivery, Guard, Ignored
 from celery_idempotent.core.lease import HeldLease
 from celery_idempotent.core.reservations import Reserved, Token, WaitingMessage
-from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Release, State
+from celery_idempotent.stores import Claim, Lease, Outcome, Reason, Record, Refusal, Release, State, Verdict
 from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import attempt_number, new_owner
 from tests.support.waiting import wait_until
@@ -623,9 +623,9 @@ def test_the_message_that_follows_a_start_which_was_not_noted_is_as_the_first_wa
     assert published == [((["a"],), {"tip": {"b": 1}}, options)] * 2
 
 
-def expired(task: Any, task_id: str, expires: str = "2001-01-01T00:00:00+00:00") -> CeleryDelivery:
+def expired(task: Any, task_id: str, expires: str = "2001-01-01T00:00:00+00:00", **more: Any) -> CeleryDelivery:
     """A delivery of a message whose expiry has passed."""
-    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": expires}
+    sent = {"id": task_id, "args": ["A"], "kwargs": {}, "delivery_info": {}, "expires": expires, **more}
     return CeleryDelivery(task, Context({**sent, "called_directly": False}), lambda order_id: "ran", ("A",), {})
 
 
@@ -671,6 +671,32 @@ def test_a_store_that_cannot_say_whether_an_expired_message_runs_is_asked_again(
     store.failing = frozenset()
     [record] = store.scan()
     assert (record.state, record.reason) == (State.RELEASED, "revoked")
+
+
+def waits_again(store: FailingStore, waiting: Claim) -> bool:
+    """Whether a message that is sent again under its id waits for its turn, and is not dropped for a later copy.
+
+    The broker has delivered it twice before it asks.
+    """
+    again = replace(waiting, owner=new_owner(), nesting=0, retries=0, copy=0, token="", redelivered=True)
+    found = store.acquire(again)
+    assert isinstance(found, Refusal)
+    return found.verdict is Verdict.CONFLICT
+
+
+@pytest.mark.parametrize("message", [{"copy": 1, "token": "x"}, {"nesting": 1}], ids=["a copy", "what replaced itself"])
+def test_a_message_that_expires_while_it_waits_leaves_no_marks_of_its_copies(
+    app: Celery, store: FailingStore, message: dict[str, Any]
+) -> None:
+    task = declare(app, raising(AssertionError("it ran")), idempotency={"key": "order_id"})
+    own = {"headers": {copies.META_HEADER: message}}
+    key, _ = task._binding.operation(None, "T2", ("A",), {}, None)
+    waiting = task._binding.claim(key, new_owner(), task_id="T2", **message)
+    assert isinstance(store.acquire(replace(waiting, owner=new_owner(), task_id="T1")), Lease)
+    assert isinstance(store.acquire(waiting), Refusal)
+    with pytest.raises(Expired):
+        expired(task, "T2", **own).answer()
+    assert waits_again(store, waiting)
 
 
 @pytest.fixture
@@ -2184,6 +2210,31 @@ def test_the_lease_of_a_child_that_hit_its_hard_limit_is_released_once_the_child
     wait_until(lambda: [record.state for record in store.scan()] == [State.RELEASED], message="the release")
     [record] = store.scan()
     assert record.reason == ("requeued" if overtaken else "failed")
+
+
+@pytest.mark.parametrize("message", [{"copy": 1, "token": "x"}, {"nesting": 1}], ids=["a copy", "what replaced itself"])
+def test_a_child_that_hits_its_hard_limit_while_it_waits_leaves_no_marks_of_its_copies(
+    app: Celery,
+    store: FailingStore,
+    received: Callable[[Any], request.IdempotentRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    message: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(request.shared, "enforces_limits", True)
+    task = declare(app, raising(AssertionError("it ran")), idempotency={"key": "order_id"})
+    task.apply_async(("A",), headers={copies.META_HEADER: message})
+    sent = received(task)
+    claim = replace(sent.claim(), task_id=sent.id, **message)
+    holder = store.acquire(replace(claim, owner=new_owner(), task_id="T1"))
+    assert isinstance(holder, Lease)
+    assert isinstance(store.acquire(claim), Refusal)
+    assert store.release(holder, Release(Reason.RETRY, 60.0, 1))  # for which it waits as well
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+        sent.worker_pid = child.pid
+        sent.on_timeout(soft=False, timeout=1.0)
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "celery-idempotent-release"])
+    assert waits_again(store, claim)
 
 
 @pytest.fixture
