@@ -350,12 +350,17 @@ class _Call:
 
     def _skew(self) -> float:
         """Return by how many seconds times of gathered messages may differ; it is less than a period."""
-        return 0.0 if self.countdown is None else min(SKEW, (self.wanted.throttle or 0.0) / 2)
+        return 0.0 if self.countdown is None else self._most_skew()
+
+    def _most_skew(self) -> float:
+        return min(SKEW, (self.wanted.throttle or 0.0) / 2)
 
     def _doubt(self, store: Store, own: WaitingMessage, record: Record, met: WaitingMessage) -> str:
         """Return why a message that waits does not do for this call; "" if it does."""
         # What a throttle gathers is due at the end of its period, by the clock of its publisher.
-        if _time(met.eta, self.app) > _time(own.eta, self.app) + self._skew():
+        # The end of a period may have gathered a call for now already, and wait for a worker.
+        now = time() + self._most_skew() if self.wanted.throttle else 0.0
+        if _time(met.eta, self.app) > _time(own.eta, self.app, now) + self._skew():
             return "due later"
         if self._expires_sooner(met, own):
             return SOONER

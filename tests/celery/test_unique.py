@@ -860,6 +860,18 @@ def test_a_throttled_call_is_not_skipped_for_what_is_due_long_after_the_period(a
     assert gathered.delay(7).id == at_its_end.id
 
 
+def test_a_throttled_call_is_skipped_for_what_was_due_at_the_end_of_the_period_and_waits_for_a_worker(
+    app: Celery, sent: list[Any]
+) -> None:
+    """Else both run, one right after the other."""
+    gathered, store = app.module.gathered, open_store(app.conf.idempotency_store)
+    gathered.apply_async((7,), unique={"throttle": 1})
+    reservations.release(store, token(sent), Reason.STARTED)
+    waiting = gathered.apply_async((7,), unique={"throttle": 1})
+    wait_until(lambda: until(sent[-1]["eta"]) < 0)
+    assert gathered.apply_async((7,), unique={"throttle": 1}).id == waiting.id
+
+
 def test_what_a_throttle_has_replaced_for_its_period_runs_and_is_not_replaced_again(
     app: Celery, heard: list[Event]
 ) -> None:

@@ -19,14 +19,16 @@ from .world import Process, Step
 
 DOCUMENTS = ("DOC-1", "DOC-2")
 PUBLISHERS = 2
+#: Of calls, in seconds: how long none comes after the last, how long the first waits at most, how often one runs.
+DEBOUNCE, MAX_WAIT, PERIOD = 4, 5, 6
 #: What calls may say.
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"key": "document"},
     {"key": "document", "until": "done"},
     {"key": "document", "on_duplicate": "raise"},
     {"key": "document", "on_duplicate": "replace"},
-    {"key": "document", "debounce": 4, "max_wait": 10},
-    {"key": "document", "throttle": 6},
+    {"key": "document", "debounce": DEBOUNCE, "max_wait": MAX_WAIT},
+    {"key": "document", "throttle": PERIOD},
 )
 
 
@@ -38,6 +40,9 @@ class Call:
     version: int
     options: dict[str, Any]
     countdown: float = 0.0
+    #: when it was made and when it had returned
+    made: float = 0.0
+    returned: float = 0.0
     #: how many bodies of the document had begun, and ended, when it was made
     begun: int = 0
     ended: int = 0
@@ -152,7 +157,7 @@ class Indexing(Law):
         call.begun, call.ended = len(self.begun[call.document]), len(self.done[call.document])
         self.made.append(call)
         self.moments += 1
-        call.since = self.moments
+        call.since, call.made = self.moments, self.world.now
         self.counts["calls"] += 1
         options = {"countdown": call.countdown} if call.countdown else {}
         name = f"call of version {call.version} of {call.document}"
@@ -170,6 +175,9 @@ class Indexing(Law):
         else:
             sent = self.simulation.broker.published_by(getcurrent()) > before
             call.outcome, call.task_id = ("published", found) if sent else ("skipped", "")
+        call.returned = self.world.now
+        if call.task_id and self.simulation.untroubled and not self.simulation.lossy:
+            self.check_due(call)
         if call.outcome == "skipped":
             self.check_skipped(call, found, due)
         elif confirmed:
@@ -187,6 +195,23 @@ class Indexing(Law):
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
         if self.bodies.get(getcurrent()) == task_id:
             self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
+
+    def check_due(self, call: Call) -> None:
+        """Check when a message is due that gathers calls, beside earlier ones to which nothing has happened either."""
+        took, due = call.returned - call.made + 0.1, self.due_of(call)
+        for other in self.made:
+            if not (other.task_id and other.document == call.document and 0 < other.until < call.since):
+                continue
+            waits = other.begun == len(self.begun[call.document]) and call.returned < other.made + MAX_WAIT
+            if waits and "debounce" in call.options and due > other.returned + MAX_WAIT + took:
+                self.fail(f"version {call.version} of {call.document} has one wait for more than {MAX_WAIT} s")
+            gathered = "throttle" in call.options and not (call.countdown or other.countdown)
+            if gathered and due < self.due_of(other) + PERIOD - took:
+                self.fail(f"version {call.version} of {call.document} is due within {PERIOD} s of another")
+
+    def due_of(self, call: Call) -> float:
+        """Return when the message of a call is due."""
+        return max(self.due[call.task_id], call.made)
 
     def check_published(self, call: Call) -> None:
         """Check that a call was not published beside a message that would do, and that its publisher has confirmed."""
