@@ -306,6 +306,13 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
                 "pauses = Backoff(STORE_PAUSE, 0.0, stopping)",
             ),
         ],
+        "a debounce waits for as long as calls come": [
+            (UNIQUE, "self.countdown = min(wanted.debounce, left)", "self.countdown = wanted.debounce")
+        ],
+        "a throttle gathers no calls": [(UNIQUE, "                self.countdown = remaining\n", "")],
+        "a throttle publishes beside what it has gathered": [
+            (UNIQUE, "now = time() + self._most_skew() if self.wanted.throttle else 0.0", "now = 0.0")
+        ],
         "a message that is due later will do": [(UNIQUE, 'return "due later"', 'return ""')],
         "a body is skipped for its own message": [(UNIQUE, 'return "own message"', 'return ""')],
         "a deferred message gives its slot back": [
@@ -584,6 +591,9 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "a job whose lease was lost is done": [
             (RQ_DELIVERY, "return self._stand_aside(Busy(jobs.FIRST_DELAY))", "return None")
+        ],
+        "a job begins before the retry of another": [
+            (RQ_DELIVERY, "return Release(Reason.RETRY, job.get_retry_interval())", "return Release(Reason.RETRY, 0.0)")
         ],
         "a retry that a body returns is a result": [
             (RQ_DELIVERY, "if isinstance(value, Retry):\n            raise", "if False:\n            raise")

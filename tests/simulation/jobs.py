@@ -33,7 +33,7 @@ from celery_idempotent.rq import IdempotentWorker, delivery, idempotent
 from celery_idempotent.rq import horse as of_horses
 from celery_idempotent.rq import job as jobs
 from celery_idempotent.rq import worker as of_workers
-from celery_idempotent.stores import Lease, State
+from celery_idempotent.stores import Claim, Lease, Reason, Release, State
 
 from . import celery as simulated
 from .celery import (
@@ -544,6 +544,10 @@ class Jobs(Requests):
         self.claimed: dict[str, bool] = {}
         #: whether a body that fails returns a retry
         self.returns = choices.one_of("returns a retry", [False, True])
+        #: by owner: after how many seconds its job is to be tried again
+        self.again_after: dict[str, float] = {}
+        #: by key: the owner that has released it last for a retry, the job, and when that is due
+        self.retry_due: dict[str, tuple[str, str, float]] = {}
         #: the jobs of which a horse was killed, or was out of time before its body
         self.killed_jobs: set[str] = set()
         #: the owners of leases that were to end, and of those whose renewal came after that
@@ -643,7 +647,12 @@ class Jobs(Requests):
             if choices.chance(f"{key}: fails", self.fails):
                 if self.returns:
                     run.ending, pauses = "retried", [0, 3] if self.has_scheduler else [0]
-                    return Retry(max=RETRIES_RETURNED, interval=choices.one_of(f"{key}: again after", pauses))
+                    pause = choices.one_of(f"{key}: again after", pauses)
+                    if (job.number_of_retries or 0) < RETRIES_RETURNED:
+                        self.again_after[run.held.lease.owner] = pause
+                    return Retry(max=RETRIES_RETURNED, interval=pause)
+                if job.should_retry:
+                    self.again_after[run.held.lease.owner] = job.get_retry_interval()
                 raise ValueError("no")
         except BaseException:
             run.ending = "failed"
@@ -677,10 +686,14 @@ class Jobs(Requests):
             self.ending.add(args[0].owner)
         elif verb == "renew":  # between two statements a thread may have its list of leases already
             self.renewed_late |= {lease.owner for lease in args[0]} & self.ending
+        if verb == "release":
+            return self.note_retry(*args, super().watch(verb, args, host, call))
         if verb != "acquire":
             return super().watch(verb, args, host, call)
         before = self.simulation.store.get(args[0].key)
         answer = super().watch(verb, args, host, call)
+        if isinstance(answer, Lease):
+            self.check_turn(args[0])
         self.claimed[args[0].key] = True
         if isinstance(host, Horse):
             host.owner = args[0].owner
@@ -690,6 +703,21 @@ class Jobs(Requests):
                 if horse.owner == before.owner and horse.is_renewed and self.world.now - horse.began < JOB_TIMEOUT:
                     self.fail(f"the lease of {horse.name} ran out, which its worker was to renew")
         return answer
+
+    def note_retry(self, lease: Lease, release: Release, answer: Any) -> Any:
+        """Note when what has released its lease is to be tried again; return the store's answer."""
+        owner = lease.owner
+        last, *_ = self.retry_due.get(lease.key, ("",))
+        if answer and release.reason is Reason.RETRY and owner != last and owner in self.again_after:
+            due = self.world.now + self.again_after[owner]
+            self.retry_due[lease.key] = (owner, lease.claim.task_id, due)
+        return answer
+
+    def check_turn(self, claim: Claim) -> None:
+        """Check that a job which gets a lease leaves none out that is to be tried again."""
+        _, job, due = self.retry_due.pop(claim.key, ("", "", 0.0))
+        if claim.task_id != job and self.world.now < due - 0.01:
+            self.fail(f"{claim.task_id} begins before the retry of {job} is due")
 
     def interrupted(self, process: Process) -> None:
         super().interrupted(process)
