@@ -128,6 +128,9 @@ class Store(ABC):
         The store compares ``lease.key`` and ``lease.owner`` alone, so that a process that does not know the fence, and
         gives 0, can release the lease of a process that died. A record with a lower fence is older than the lease:
         if its own lease is over, the key is free already, as where the record is missing.
+
+        If the owner did not hold it, and the reason is one for which its task has ended, the store forgets the attempt
+        and the copies of that task, unless a later one goes on: what is sent again under its id is no copy of it.
         """
 
     def mark_shutdown(self, lease: Lease) -> bool:
