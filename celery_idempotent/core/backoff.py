@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -73,12 +74,15 @@ def retry_if_interrupted(call: Callable[[], T]) -> T:
     A soft time limit is an exception that a signal raises wherever the process happens to be, and a greenlet is killed,
     or stopped at its time limit, by one that its hub raises where it waits. Within a store call it would leave unknown
     what the store did; every verb may be called again, so this does, and the operation ends as it was about to. A
-    process that is to end does so after that.
+    process that is to end does so after that. A body that called where Python's recursion was nearly at its limit may
+    need less of it than its end.
     """
     try:
         return call()
     except IdempotencyError:
         raise
+    except RecursionError:
+        return _on_a_stack_of_its_own(call)
     except (KeyboardInterrupt, SystemExit):
         with suppress(Exception):
             call()
@@ -86,3 +90,21 @@ def retry_if_interrupted(call: Callable[[], T]) -> T:
     except BaseException as interruption:  # noqa: BLE001 - see above
         logger.warning("Interrupted by %r while recording an ending; trying again", interruption)
         return call()
+
+
+def _on_a_stack_of_its_own(call: Callable[[], T]) -> T:
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            answers.append(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="celery-idempotent-ending", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return answers[0]

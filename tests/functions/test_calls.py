@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -81,6 +83,32 @@ def test_a_store_may_be_named_by_its_url(store_url: str) -> None:
     charge, runs = counted(store_url)
     assert [charge("ORD-1"), charge("ORD-1")] == [1, 1]
     assert runs == ["ORD-1"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_body_that_is_called_at_the_limit_of_recursion_is_recorded_as_any_other(
+    tmp_path: Path, *, fails: bool
+) -> None:
+    """Its end may need more of Python's stack than its beginning did."""
+    charge, runs = counted(f"sqlite:///{tmp_path}/store.db", ValueError("no") if fails else None, lease_ttl=0.5)
+    ends: tuple[type[Exception], ...] = (RecursionError, ValueError)
+
+    def call(order: str, depth: int = 0) -> None:
+        if depth:
+            call(order, depth - 1)
+        else:
+            charge(order)
+
+    with suppress(ValueError):
+        charge("ORD-0")
+    limit, used = sys.getrecursionlimit(), len(inspect.stack(0))
+    for left in range(10, 50):
+        with suppress(*ends):
+            call(f"ORD-{left}", limit - used - left)
+        began = runs.count(f"ORD-{left}")
+        with suppress(ValueError):
+            charge(f"ORD-{left}")  # at once: nothing of it is left in the store, or its result
+        assert runs.count(f"ORD-{left}") == (began + 1 if fails or not began else 1)
 
 
 def test_functions_that_name_the_same_url_share_its_store(redis_url: str) -> None:
