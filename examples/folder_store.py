@@ -126,7 +126,7 @@ class FolderStore(Store):
         with self.turn() as now:
             _, row = self.read(self.path(lease.key), now)
             ours = rules.release(row, lease, release, now)
-            if ours and row is not None:
+            if row is not None:  # also where it is another's: what it says of this task may have changed
                 self.write(lease.key, row)
             return ours
 

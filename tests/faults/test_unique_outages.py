@@ -225,7 +225,9 @@ def test_a_body_whose_start_the_store_cannot_note_misses_no_change(
     if on_store_error == "run":
         runs = 2 if skipped.id == first.id else 3
         journal.wait_for_count(runs, "end", 7, timeout=30)
-        assert [entry.fields["parts"] for entry in journal.entries("begin", 7)] == runs * [["a"]]
+        begun = [entry.fields["parts"] for entry in journal.entries("begin", 7)]
+        # A message that was published beside the first may begin before the store is back, and is followed by one, too.
+        assert begun == runs * [["a"]] or (skipped.id != first.id and begun == 4 * [["a"]])
     else:
         assert journal.count("begin", 7) == 1
     wait_until(lambda: app.module.emptied.apply_async((7, ["a"]), countdown=600).id != first.id)
