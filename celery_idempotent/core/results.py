@@ -164,6 +164,11 @@ class Codec:
         except StoreError:
             raise
         except Exception as exc:
+            if MemoryError in (type(exc), type(exc.__cause__)):  # the latter of kombu's DecodeError
+                raise RecordUnreadable(
+                    f"Expected the memory to read a payload of {len(raw)} bytes, got {shown(exc)}: give this process "
+                    "more memory. The record is whole: do not forget its key"
+                ) from exc
             raise RecordUnreadable(
                 f"Expected a payload of this version, got {raw.partition(b':')[0][:40]!r}: ({shown(exc)}). "
                 "Upgrade this worker if others run a newer version, install what reads it, bring back the class it "

@@ -7,6 +7,7 @@ import pickle
 import sys
 from datetime import datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -255,6 +256,26 @@ def test_a_result_whose_class_was_renamed_is_unreadable_and_the_error_asks_for_t
     payload = b"pickle:ccelery_idempotent.units\nReceipt\n."
     with pytest.raises(RecordUnreadable, match=r"'Receipt'.*bring back the class .*then runs again"):
         codec(accept=["pickle"]).decode(payload)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on a process's memory")
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_a_payload_for_which_there_is_no_memory_is_no_damaged_one(serializer: str) -> None:
+    """Else its reader would be asked to forget the key, and the operation would run twice."""
+    import resource
+
+    value = "x" * 40_000_000
+    reader = codec(serializer=serializer, accept=[serializer], result_max_bytes=2**26, compress_above=2**26)
+    payload = reader.encode_value(value)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 10_000_000, hard))
+    try:
+        with pytest.raises(RecordUnreadable, match=r"the memory to read a payload of 400\d+ bytes.*not forget its key"):
+            reader.decode(payload)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert value_of(payload, reader) == value
 
 
 def test_an_error_shows_the_head_of_a_payload_and_no_content() -> None:
