@@ -467,8 +467,9 @@ class IdempotentTask(BaseTask):
         if state is None:
             return super().replace(sig)
         self._check_lease("Replacing")
-        continued = _mark_parts(self, request, state, sig)
-        if continued and not request.is_eager and is_shared(self.backend):
+        last = _mark_parts(self, request, state, sig)
+        continued = last is not None and last.task == self.name
+        if last is not None and not request.is_eager and is_shared(self.backend):
             self._forget_failure(request.id)
         try:
             return super().replace(sig)
@@ -561,8 +562,8 @@ def _loose_lease() -> HeldLease | None:
     return None if found is None or found.open or get_current_worker_task() is not None else found
 
 
-def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: Any) -> bool:
-    """Write on the tasks of a replacing signature what they are to the operation; return whether one goes on with it.
+def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: Any) -> Any:
+    """Write on the tasks of a replacing signature what they are to the operation; return the one that ends it, or None.
 
     The last of them gets the id of the replaced task. If it is the same task, it is the operation. The others precede
     it: those that name the same operation must not wait for it.
@@ -587,7 +588,7 @@ def _mark_parts(task: IdempotentTask, request: Any, state: DeliveryState, sig: A
             scope = task._binding.policy.scope
             tenant = {scope: (request.headers or {}).get(scope)} if isinstance(scope, str) else {}
             _with_headers(part, {**tenant, **(part.options.get("headers") or {}), **state.identity.headers(**goes_on)})
-    return last is not None and last.task == task.name
+    return last
 
 
 def _with_headers(signature: Any, headers: Mapping[str, Any]) -> Any:

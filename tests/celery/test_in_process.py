@@ -289,14 +289,19 @@ def test_a_failure_of_before_it_was_replaced_does_not_free_an_operation(
             task.apply(("A",))
 
 
+@pytest.mark.parametrize("last", ["charge", "mail"])
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_task_that_is_replaced_by_itself_is_no_longer_what_an_earlier_run_of_its_id_was(
-    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], ignored: bool
+def test_a_task_that_is_replaced_is_no_longer_what_an_earlier_run_of_its_id_was(
+    app: Celery, store: FailingStore, deliver: Callable[[Any], Any], ignored: bool, last: str
 ) -> None:
-    """Not every store has fences that are times, by which a failure of after it was replaced is known."""
+    """Not every store has fences that are times, by which a failure of after it was replaced is known.
+
+    And a duplicate that met its record would have that failure, and not what replaced the task.
+    """
+    mail = app.task(returning, name="mail", bind=True, shared=False)
 
     def charge(self: Any, order_id: str) -> str:
-        raise self.replace(chain(self.si("B"), self.si("A")))
+        raise self.replace(chain(self.si("B"), self.si("A") if last == "charge" else mail.si("A")))
 
     task = declare(app, charge)
     app.backend.mark_as_failure("replaced", ValueError("no A"))
