@@ -286,7 +286,7 @@ class PublishRepeated(Event):
     Arguments:
         reason: Why that one does not do: ``unconfirmed``, ``due later``, ``expires sooner``, ``own message``,
             ``open transaction``, ``store``, ``late``, ``result backend``, ``unreadable``, ``max_wait is over``,
-            ``period is over``, or the state that the result backend has of it.
+            ``period is over``, ``gathers calls``, or the state that the result backend has of it.
         waiting: Its task id, where it is known.
         error: The store's, where it did not answer.
     """

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic, time
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from celery import states
@@ -62,7 +62,7 @@ from .message import (
 _warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 #: Why a call was published: it could not wait any longer to know whether a message waits; one of the two expires first.
-LATE, SOONER = "late", "expires sooner"
+SOONER = "expires sooner"
 #: Seconds by which the clocks of two machines may differ.
 SKEW = 5.0
 #: Options of messages that are parts of a canvas.
@@ -223,8 +223,8 @@ class _Call:
             return self._send(send, token, sure=False)
         if found == "begun":
             return send(**self.ids, **self.options)
-        if found is None:
-            self._emit(PublishRepeated, token, self.id, reason=LATE)
+        if isinstance(found, str):
+            self._emit(PublishRepeated, token, self.id, reason=found)
             return self._send(send, token, sure=False)
         if isinstance(found, Record):
             return self._skip(found, token)
@@ -288,8 +288,8 @@ class _Call:
         expires = self.all.get("expires")
         return expires if isinstance(expires, (int, float)) else None
 
-    def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | Literal["begun"] | None:
-        """Take the slot for this call; or return the record of the message that stands for it, "begun", or None."""
+    def _reserve(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | str:
+        """Take the slot for this call; or return the record of the message that stands for it, "begun", or why not."""
         is_sent = token.owner in confirmations  # read first: it leaves them once the record shows it
         own = store.get(token.slot) if self.derived else None
         if own is not None and own.owner == token.owner and own.state is State.IN_PROGRESS:
@@ -310,7 +310,7 @@ class _Call:
             return False  # which stands for the same operation, as do the calls that are skipped for it
         return store.get(binding.default_key(self.id)) is not None
 
-    def _take(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | None:
+    def _take(self, token: Token, note: WaitingMessage, store: Store) -> Reserved | Record | str:
         if token.throttle and not note.eta:
             remaining = reservations.throttle(store, token, note.holder)
             if remaining:
@@ -359,8 +359,12 @@ class _Call:
         """Return why a message that waits does not do for this call; "" if it does."""
         # What a throttle gathers is due at the end of its period, by the clock of its publisher.
         # The end of a period may have gathered a call for now already, and wait for a worker.
-        now = time() + self._most_skew() if self.wanted.throttle else 0.0
-        if _time(met.eta, self.app) > _time(own.eta, self.app, now) + self._skew():
+        throttle = self.wanted.throttle or 0.0
+        now = time() + self._most_skew() if throttle else 0.0
+        later = _time(met.eta, self.app) - _time(own.eta, self.app, now) - self._skew()
+        # Another process called just after this one had begun the period: what it gathers is due at the end of that.
+        gathers = throttle and not own.eta and later < throttle
+        if later > 0 and not gathers:
             return "due later"
         if self._expires_sooner(met, own):
             return SOONER
@@ -368,7 +372,7 @@ class _Call:
             return "own message"  # which would end its own chain
         if self.in_transaction:
             return "open transaction"  # before whose commit the message may start
-        return self._ended(store, met)
+        return self._ended(store, met) or (reservations.GATHERS if later > 0 else "")
 
     def _ended(self, store: Store, met: WaitingMessage) -> str:
         """Return what the result backend knows of a message that has begun, or ended."""

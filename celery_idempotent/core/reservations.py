@@ -51,6 +51,10 @@ THREADS = 8
 MOST = 2**63
 #: Why a call was published beside a reservation that its publisher has not confirmed.
 IS_UNCONFIRMED = "unconfirmed"
+#: Why one has no reservation: it begins a period of a throttle, and another message gathers the calls that follow.
+GATHERS = "gathers calls"
+#: Likewise: there was no time left to try again.
+LATE = "late"
 #: Why a message takes the place of another one that would do.
 REPLACED = "replaced"
 #: Why one takes the place of another that has waited for as long as a debounce may have it wait, and runs as well.
@@ -210,10 +214,10 @@ def reserve(
     follow: Follow | None = None,
     *,
     look: bool = False,
-) -> Reserved | Record | None:
+) -> Reserved | Record | str:
     """Take a slot for a call that is about to be published, or return the record of the message that stands for it.
 
-    Returns None if neither was possible in time.
+    Returns `GATHERS` where it is to be published beside that, and `LATE` if neither was possible in time.
 
     Arguments:
         store: The store.
@@ -254,8 +258,8 @@ def reserve(
             known = known._replace(begun=begun, latest=latest)
         elif met is not None and certain:
             reason = doubt(record, met)
-            if not reason:
-                return record
+            if reason in ("", GATHERS):
+                return reason or record
         else:
             reason = IS_UNCONFIRMED
             if monotonic() < began + LOOK:
@@ -265,7 +269,7 @@ def reserve(
         # A call that is published although a message waits takes its place: else one that is due in an hour would
         # switch uniqueness off until then.
         instead = record
-    return None
+    return LATE
 
 
 def _after(

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -870,6 +871,27 @@ def test_a_throttled_call_is_skipped_for_what_was_due_at_the_end_of_the_period_a
     waiting = gathered.apply_async((7,), unique={"throttle": 1})
     wait_until(lambda: until(sent[-1]["eta"]) < 0)
     assert gathered.apply_async((7,), unique={"throttle": 1}).id == waiting.id
+
+
+def test_a_call_that_begins_a_period_leaves_the_message_that_gathers_its_calls_in_its_place(
+    app: Celery, heard: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else calls of two processes at once had one message run at the end of the period, and later calls another."""
+    gathered, begin, meanwhile = app.module.gathered, reservations.throttle, []
+
+    def begin_and_pause(*args: Any, **options: Any) -> float:
+        left = begin(*args, **options)
+        if not meanwhile:
+            meanwhile.append(None)
+            with ThreadPoolExecutor(1) as pool:
+                meanwhile[0] = pool.submit(gathered.apply_async, (7,), unique={"throttle": 600}).result()
+        return left
+
+    monkeypatch.setattr(reservations, "throttle", begin_and_pause)
+    first = gathered.apply_async((7,), unique={"throttle": 600})
+    assert [event.reason for event in heard] == ["gathers calls"]
+    assert first.id != meanwhile[0].id
+    assert gathered.apply_async((7,), unique={"throttle": 600}).id == meanwhile[0].id
 
 
 def test_what_a_throttle_has_replaced_for_its_period_runs_and_is_not_replaced_again(

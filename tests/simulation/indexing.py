@@ -203,6 +203,8 @@ class Indexing(Law):
             if not (other.task_id and other.document == call.document and 0 < other.until < call.since):
                 continue
             waits = other.begun == len(self.begun[call.document]) and call.returned < other.made + MAX_WAIT
+            # An earlier call has it due sooner; it has waited for as long as it may, and runs beside the next.
+            waits = waits and not self.due_of(other) < min(call.returned, other.made + DEBOUNCE - 0.1)
             if waits and "debounce" in call.options and due > other.returned + MAX_WAIT + took:
                 self.fail(f"version {call.version} of {call.document} has one wait for more than {MAX_WAIT} s")
             gathered = "throttle" in call.options and not (call.countdown or other.countdown)

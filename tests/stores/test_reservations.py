@@ -332,8 +332,8 @@ def test_a_record_says_since_when_messages_have_replaced_one_another(any_store: 
 
 
 def test_a_publisher_that_has_no_time_left_gets_no_slot(any_store: Store) -> None:
-    token = Token(SLOT, new_owner())
-    assert reservations.reserve(any_store, token, WaitingMessage("late"), lambda *_: "", monotonic()) is None
+    token, note = Token(SLOT, new_owner()), WaitingMessage("late")
+    assert reservations.reserve(any_store, token, note, lambda *_: "", monotonic()) == reservations.LATE
     assert any_store.get(SLOT) is None
 
 
