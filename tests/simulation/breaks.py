@@ -311,15 +311,18 @@ BREAKS: dict[str, tuple[Edit, ...]] = {
         ],
         "a throttle gathers no calls": [(UNIQUE, "                self.countdown = remaining\n", "")],
         "a throttle publishes beside what it has gathered": [
-            (UNIQUE, "now = time() + self._most_skew() if self.wanted.throttle else 0.0", "now = 0.0")
+            (UNIQUE, "now = time() + self._most_skew() if throttle else 0.0", "now = 0.0")
         ],
         "a message that is due later will do": [(UNIQUE, 'return "due later"', 'return ""')],
+        "a call takes the place of what gathers the rest of its period": [
+            (UNIQUE, "gathers = throttle and not own.eta and later < throttle", "gathers = False")
+        ],
         "a body is skipped for its own message": [(UNIQUE, 'return "own message"', 'return ""')],
         "a deferred message gives its slot back": [
             (DELIVERY, "if going_on or not isinstance(error", "if not isinstance(error")
         ],
         "a call takes nothing over": [
-            (RESERVED, "        instead = record\n    return None", "        instead = None\n    return None")
+            (RESERVED, "        instead = record\n    return LATE", "        instead = None\n    return LATE")
         ],
         "what is newest is dropped in doubt": [
             (RESERVED, "return met.before_id if met.before > token.fence else None", "return met.task_id")

@@ -110,8 +110,11 @@ class Indexing(Law):
         self.moments = 0
         #: by message: when it is due
         self.due: dict[str, float] = {}
-        #: by process: the message whose body it runs
+        #: by process: the message whose body it runs, and which retry that is
         self.bodies: dict[Any, str] = {}
+        self.attempts: dict[Any, int] = {}
+        #: by message: the last of its retries that was published
+        self.retried: dict[str, int] = {}
         #: messages in whose deliveries a time limit rang
         self.cut_off: set[str] = set()
         self.versions: Counter[str] = Counter()
@@ -126,6 +129,7 @@ class Indexing(Law):
         headers = message["headers"]
         if process.host in self.publishers:  # which has yet to confirm it
             self.simulation.ripen(process.host, "child stopped", factor=WHILE)
+        self.retried[headers["id"]] = max(headers["retries"], self.retried.get(headers["id"], 0))
         if headers["retries"] or headers["idempotency"].get("copy"):
             return
         eta = datetime.fromisoformat(headers["eta"]) if headers.get("eta") else EPOCH
@@ -193,7 +197,8 @@ class Indexing(Law):
             self.fail(f"version {call.version} of {call.document} was skipped for a message that nobody has published")
         if "throttle" not in call.options and self.due[task_id] > due + 0.1:
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
-        if self.bodies.get(getcurrent()) == task_id:
+        own = self.bodies.get(getcurrent()) == task_id and self.attempts[getcurrent()] >= self.retried[task_id]
+        if own:  # and not the retry of a body that has lost its lease since
             self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
 
     def check_due(self, call: Call) -> None:
@@ -230,7 +235,7 @@ class Indexing(Law):
         """The task: it reads the document as soon as it begins."""
         world, choices = self.world, self.choices
         self.begun[document].append(version)
-        self.bodies[getcurrent()] = task.request.id
+        self.bodies[getcurrent()], self.attempts[getcurrent()] = task.request.id, task.request.retries
         self.counts["runs"] += 1
         world.sleep(choices.one_of(f"index {document}", self.long), f"{document} is indexed for version {version}")
         if choices.chance(f"{document}: raises", self.raises):

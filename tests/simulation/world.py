@@ -290,6 +290,7 @@ class World:
         if process in self.processes:
             self.processes.remove(process)
         if process:
+            process.parent = getcurrent()  # else others take steps before the rest of a child is killed
             process.throw(GreenletExit)
 
     def interrupt(self, process: Process, error: BaseException) -> None:
