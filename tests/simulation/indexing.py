@@ -212,7 +212,10 @@ class Indexing(Law):
             waits = waits and not self.due_of(other) < min(call.returned, other.made + DEBOUNCE - 0.1)
             if waits and "debounce" in call.options and due > other.returned + MAX_WAIT + took:
                 self.fail(f"version {call.version} of {call.document} has one wait for more than {MAX_WAIT} s")
-            gathered = "throttle" in call.options and not (call.countdown or other.countdown)
+            # One with a time of its own runs then, and begins a period for those that are called after that.
+            gathered = "throttle" in call.options and not any(
+                each.countdown for each in self.made if each.document == call.document
+            )
             if gathered and due < self.due_of(other) + PERIOD - took:
                 self.fail(f"version {call.version} of {call.document} is due within {PERIOD} s of another")
 
