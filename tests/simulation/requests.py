@@ -320,7 +320,7 @@ class Requests(Law):
         # A view may begin in another thread, before which its process may have been stopped.
         if held.key in self.settled and (self.site is None or self.trusted(run)):
             self.fail(f"run {run.number} of {key} begins, which was settled")
-        if self.in_a_row[key] >= self.most_deaths:
+        if self.in_a_row[key] >= self.most_deaths and self.trusted(run):
             self.fail(f"{key} has killed its server {self.in_a_row[key]} times in a row, and is run again")
         self.runs.append(run)
         if isinstance(host, Server):
