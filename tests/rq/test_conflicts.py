@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -154,6 +155,23 @@ def test_it_is_put_off_in_the_queue_that_it_came_from(desk: Desk) -> None:
         job = desk.run(shop.charge, "ORD-1", result_ttl=7, ttl=3600, meta={"mine": 1}, description="a charge")
         assert desk.scheduled(job)
     assert (job.origin, job.result_ttl, job.meta["mine"], job.description) == ("other", 7, 1, "a charge")
+
+
+@pytest.mark.skipif(find_spec("rq.rate_limit") is None, reason="RQ has rate limits since 3.0")
+def test_while_it_is_put_off_others_of_its_rate_limit_run(desk: Desk) -> None:
+    from rq.rate_limit import RateLimit, RateLimitRegistry
+
+    one, release = RateLimit("gateway", concurrency=1), desk.hold(CHARGE)
+    with desk.scheduler() as scheduler:
+        waiting, other = (desk.queue.enqueue(shop.charge, order, rate_limit=one) for order in ("ORD-1", "ORD-2"))
+        desk.burst()
+        assert (desk.status(waiting), desk.status(other)) == ("scheduled", "finished")
+        release()
+        desk.bring_back(scheduler)
+        desk.burst()
+    assert [desk.again(job).return_value() for job in (waiting, other)] == ["ORD-1 charged 1", "ORD-2 charged 1"]
+    limit = RateLimitRegistry.from_job(desk.again(other))
+    assert (limit.get_allowed_job_ids(), desk.connection.zcard(limit.rate_limited_key)) == ([], 0)
 
 
 def test_an_async_job_is_put_off_too(desk: Desk) -> None:
