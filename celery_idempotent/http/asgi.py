@@ -24,7 +24,7 @@ from .delivery import Fact, HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending, pass_by
 from .options import INSIDE, UNGUARDED, HttpOptions, Options, check_application, takes
 from .problems import Problem
-from .request import Request
+from .request import REST, Request
 from .response import PATIENCE, Response, poll_at
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ class _Exchange:
         #: what the application is given: with less in it where the server could send something by itself
         self.scope_within = scope
         self.request = _request(scope)
+        #: whether the body was left for the application to read, which has not read all of it
+        self.is_unread = False
         #: where the view takes the lease
         self.pending: Pending | None = None
         #: what the application has sent and the client has not
@@ -221,18 +223,17 @@ class _Exchange:
     def _given_back(self, body: bytes | None, receive: Receive) -> Receive:
         """Return what hands the body on, read before or not, and then what comes once the response is out."""
         left: list[Message] = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
-        more = body is None
+        self.is_unread = body is None
 
         async def again() -> Message:
-            nonlocal more
             if left:
                 await asyncio.sleep(0)  # who but looks whether its client has gone is cancelled here, and takes nothing
             if left:
                 return left.pop()
-            if not more:
+            if not self.is_unread:
                 await self.listening.wait()  # before, frameworks would cancel the work of a client that has gone
             message = await receive()
-            more = more and bool(message.get("more_body", False))
+            self.is_unread = self.is_unread and bool(message.get("more_body", False))
             self.gone = self.gone or message["type"] == "http.disconnect"
             return message
 
@@ -391,8 +392,18 @@ class _Exchange:
 
     async def answer(self, response: Response) -> None:
         """Send a response that is not the application's."""
+        await self._read_rest()
         await self._send({"type": "http.response.start", "status": response.status, "headers": response.sent()})
         await self._send({"type": "http.response.body", "body": response.body})
+
+    async def _read_rest(self) -> None:
+        """Read what is left of a body that no application reads, as `read_rest` of WSGI does."""
+        if not self.request.is_coming or (self.running is not None and not self.running.done()):
+            return
+        until = monotonic() + REST
+        with suppress(asyncio.TimeoutError):
+            while self.is_unread:
+                await asyncio.wait_for(self.receive(), until - monotonic())
 
     async def _leave(self) -> None:
         """Wait for what the application does after its response; what it raises then is its server's to report."""

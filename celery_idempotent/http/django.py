@@ -29,7 +29,7 @@ from .options import INSIDE, UNGUARDED, Options
 from .problems import Problem
 from .request import Request
 from .response import PATIENCE, Response, cookies_of, poll_at
-from .wsgi import request_of, whole
+from .wsgi import read_rest, request_of, whole
 
 __all__ = ["IdempotencyMiddleware", "accepted"]
 
@@ -170,17 +170,23 @@ class IdempotencyMiddleware:
         if failure is None and pending.delivery is not None and pending.slot.lease is not None:
             return self._conclude(pending.delivery, pending.slot.lease, response)
         answer = pending.finish(own, failure)
-        return response if answer is own else _as_django(answer)
+        return response if answer is own else self._instead(answer, request)
 
     def _carry_out(self, delivery: HttpDelivery, request: Any) -> Any:
         try:
             held = self.binding.guard.begin(delivery)
             if not isinstance(held, HeldLease):
-                return _as_django(delivery.answer(held))
+                return self._instead(delivery.answer(held), request)
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
-            return _as_django(delivery.answer_error(error))
+            return self._instead(delivery.answer_error(error), request)
         response = self._call_view(delivery, held, request)
         return self._conclude(delivery, held, response)
+
+    def _instead(self, answer: Response, request: Any) -> Any:
+        """Return what is to be sent in place of a view's response."""
+        if not (self.binding.reads_body or hasattr(request, "scope")):  # of ASGI, whose bodies are read by now
+            read_rest(request.META, getattr(request, "_stream", None))
+        return _as_django(answer)
 
     def _conclude(self, delivery: HttpDelivery, held: HeldLease, response: Any) -> Any:
         """Record the response of a view, and return what is to be sent."""

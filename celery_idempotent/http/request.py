@@ -20,6 +20,8 @@ LONGEST_KEY = 255
 DIGITS = 20
 #: JSON that is nested more deeply is compared by its bytes.
 DEEP = 100
+#: Seconds for which the rest of a body is read that no application reads, and bytes of it at once.
+REST, PART = 5.0, 65536
 
 _BARE = re.compile(r"[!#-+\--~][!-+\--~]*")
 # RFC 8941: a string, and parameters, which are ignored. It reads each blank in one way only: in two, a header of a
@@ -60,6 +62,11 @@ class Request:
         """The bytes of its body, where they were announced."""
         text = self.value("content-length")
         return int(text) if text.isdecimal() and text.isascii() and len(text) <= DIGITS else None
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether its body comes unasked, also where its answer is known before that."""
+        return self.value("expect").strip().lower() != "100-continue"
 
 
 def read_key(header: str, values: list[bytes]) -> str | None:

@@ -22,7 +22,7 @@ from .delivery import HttpBinding, HttpDelivery
 from .inside import ENTRY, Pending, pass_by
 from .options import INSIDE, UNGUARDED, HttpOptions, Options, check_application
 from .problems import Problem
-from .request import Request
+from .request import PART, REST, Request
 from .response import PATIENCE, Response, poll_at
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ class IdempotencyMiddleware:
         except Exception as error:  # noqa: BLE001 - raised again if it is the application's
             answer = delivery.answer_error(error)
         if isinstance(answer, Response):
+            if not self.binding.reads_body:
+                read_rest(environ, environ["wsgi.input"])
             return _send(answer, start_response)
         held = answer
         exchange = _Exchange(self.app, delivery, held, environ, start_response)
@@ -293,6 +295,8 @@ class _Exchange:
             if self.started and self._is_own(answer):
                 self.start_response(*self.started)
                 return _Closing([answer.body], self._close)
+            if not self.binding.reads_body:
+                read_rest(self.environ, self.environ["wsgi.input"])
             return _Closing(_send(answer, self.start_response), self._close)
         except BaseException:
             self._close()
@@ -417,6 +421,25 @@ class _Whole(io.RawIOBase):
         buffer[: len(part)] = part
         self._left -= len(part)
         return len(part)
+
+
+def read_rest(environ: Environ, stream: Any) -> None:
+    """Read what is left of a body that no application reads, before its request is answered.
+
+    Servers close the connection of a client that still sends. nginx, which sends on, then answers 502 to a repetition
+    whose response is known, and so it does to the next one.
+
+    Arguments:
+        environ: As WSGI has it.
+        stream: The body, as its server or framework gives it; None where it has none.
+    """
+    request = request_of(environ, environ)
+    if stream is None or not request.is_coming or not (request.length or environ.get("wsgi.input_terminated")):
+        return
+    until = monotonic() + REST
+    with suppress(OSError, ValueError):  # the client has gone; the application has closed it
+        while monotonic() < until and stream.read(PART):
+            pass
 
 
 def _send(response: Response, start_response: StartResponse) -> list[bytes]:

@@ -28,7 +28,7 @@ from celery_idempotent.errors import (
     SettleNotCommitted,
     StoreUnreachable,
 )
-from celery_idempotent.http import IdempotencyMiddleware, problems, wsgi
+from celery_idempotent.http import IdempotencyMiddleware, asgi, problems, wsgi
 from celery_idempotent.stores import Claim, Lease, Outcome, State
 from celery_idempotent.stores.memory import MemoryStore
 from tests.support.http.inproc import request_asgi, request_wsgi
@@ -603,6 +603,12 @@ assert upload(b"who").status_code == 500
 assert upload(b"who", early=True).status_code == 400
 assert upload(b"whole").content == upload(b"whole", early=True).content == b"whole"
 
+settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "fingerprint": "headers"}
+unread = IdempotencyMiddleware(lambda request: HttpResponse(status=201))
+first, again = (RequestFactory().post("/", b"whole", "text/plain", HTTP_IDEMPOTENCY_KEY="unread") for _ in range(2))
+assert unread(first).status_code == unread(again).status_code == 201
+assert (first.read(), again.read()) == (b"whole", b"")  # that of a replay is read before it is sent
+
 def form(name, **options):
     settings.IDEMPOTENCY_HTTP = {"scope": None, "store": "memory://", "name": name, **options}
     request = RequestFactory().post("/", {"a": "1"}, HTTP_IDEMPOTENCY_KEY="form")
@@ -619,6 +625,38 @@ assert form("not compared", fingerprint="headers").content == b"1"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("expect", [b"", b"100-continue"], ids=["comes", "is waited for"])
+@pytest.mark.parametrize("rest", [5.0, 0.05], ids=["ends", "does not end"])
+def test_a_body_is_read_before_a_replay_that_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, expect: bytes, rest: float
+) -> None:
+    """nginx answers 502 where a server closes its connection before that has sent all."""
+    monkeypatch.setattr(asgi, "REST", rest)
+    middleware, steps = guarded(PlainTextResponse("done", 201), fingerprint="headers"), list[str]()
+
+    async def post() -> None:
+        left = 3
+
+        async def receive() -> Any:
+            nonlocal left
+            if not left:
+                await asyncio.Event().wait()
+            left -= 1
+            steps.append("part")
+            return {"type": "http.request", "body": b"part", "more_body": left > 0 or rest < 1}
+
+        async def send(message: Any) -> None:
+            steps.append(message["type"].rpartition(".")[2])
+
+        headers = [(b"idempotency-key", b"k"), (b"expect", expect)]
+        await middleware({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive, send)
+
+    asyncio.run(post())
+    assert steps == ["start", "body"]  # it is the application's to read
+    asyncio.run(post())
+    assert steps[2:] == ["part"] * (0 if expect else 3) + ["start", "body"]
 
 
 class CutOff(io.BytesIO):

@@ -128,6 +128,9 @@ def test_an_upload_of_50_mb_is_taken_where_bodies_are_not_compared(
         connection.send(head(key, "/uploads/a"))
         assert connection.read().summary == "201 replayed"
     assert web.call(key, b"x", path="/uploads/a", tag=key).kind == "key-reused"  # the length is compared
+    # A proxy sends it all, and has no answer where the server closes its connection before that.
+    assert web.call(key, b"x" * SIZE, path="/uploads/a", tag=key).summary == "201 replayed"
+    assert web.call(key, b"x" * (SIZE - 1), path="/uploads/a", tag=key).kind == "key-reused"
     assert web.count(key, "lease") == 1
 
 
