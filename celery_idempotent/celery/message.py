@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -147,6 +148,54 @@ def own_header(headers: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return what this library wrote into the headers of a message; {} where it wrote nothing."""
     found = (headers or {}).get(META_HEADER)
     return found if isinstance(found, dict) else {}
+
+
+class Publishing:
+    """Publishes a task's messages with this library's headers, whatever its base classes do with theirs.
+
+    A base may give each message headers of its own, in place of those that it is handed, or hand on only the options
+    that it knows.
+
+    Arguments:
+        name: Of the task.
+        send: Publishes, with the options that it is given.
+    """
+
+    #: whether the last message went out as it was meant to: with these headers, and under its id
+    whole = True
+
+    def __init__(self, name: str, send: Callable[..., Any]) -> None:
+        self.name, self.send = name, send
+        self.task_id: str | None = None
+        self.own: dict[str, Any] = {}
+
+    def __call__(self, **options: Any) -> Any:
+        """Publish a message."""
+        headers, key = options.get("headers") or {}, given_key(options)
+        self.own = {META_HEADER: headers[META_HEADER]} if META_HEADER in headers else {}
+        if key is not None:
+            self.own[KEY_HEADER] = key
+        if not self.own:
+            return self.send(**options)
+        self.task_id, self.whole = options.get("task_id"), False
+        before = _publishing.set(self)
+        try:
+            return self.send(**options)
+        finally:
+            _publishing.reset(before)
+
+
+#: What publishes a message here, whose headers are to go with it.
+_publishing: ContextVar[Publishing | None] = ContextVar("publishing", default=None)
+
+
+def complete(name: object, headers: dict[str, Any]) -> None:
+    """Give the message that is about to go out those of its headers that got lost on the way."""
+    own = _publishing.get()
+    if own is not None and name == own.name and own.task_id in (None, headers.get("id")):
+        for header, value in own.own.items():
+            headers.setdefault(header, value)
+        own.whole = True
 
 
 def new_token() -> str:
@@ -314,6 +363,8 @@ class DeliveryState:
     delivered = False
     #: what the body raised when it published its retry, or what replaces it
     left_by: Retry | Ignore | None = None
+    #: the headers of the retry that it publishes
+    retry_headers: Mapping[str, Any] | None = None
     #: whether the body was run
     begun = False
     #: whether the body has begun, so that further calls are plain calls

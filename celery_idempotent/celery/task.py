@@ -83,6 +83,8 @@ def connect() -> None:
 
 def move_key_into_headers(sender: Any = None, headers: Any = None, properties: Any = None, **_: Any) -> None:
     """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options."""
+    if headers:
+        message.complete(sender, headers)
     stamps = (headers or {}).get("stamped_headers")
     wrong = mistaken_key({**(properties or {}), "stamped_headers": stamps}, guarded=False)
     if wrong:  # Celery logs what a receiver raises, and publishes all the same
@@ -322,9 +324,10 @@ class IdempotentTask(BaseTask):
             declarations.refuse_key_argument(self, kwargs)
         if isinstance(task_id, UUID):  # as which it would arrive, where the broker takes it at all
             task_id = str(task_id)
+        _complete_retry(self, task_id, given)
         _warn_of_own_operation(self, args, kwargs, task_id, given)
         wanted = given.pop("unique", None)
-        send = functools.partial(super().apply_async, args, kwargs, shadow=shadow)
+        send = message.Publishing(self.name, functools.partial(super().apply_async, args, kwargs, shadow=shadow))
         producer = producer or given.pop("publisher", None)  # Celery's old name of it
         ids = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error}
 
@@ -410,7 +413,9 @@ class IdempotentTask(BaseTask):
         if is_retry and changed:  # it is the same operation, whatever key its arguments give
             own["retried"] = state.named or None
         signature.set(headers=message.without_deaths(signature.options.get("headers")))
-        return _with_headers(signature, state.identity.headers(**own))
+        headers = state.identity.headers(**own)
+        state.retry_headers = headers if is_retry else None
+        return _with_headers(signature, headers)
 
     subtask_from_request = signature_from_request
 
@@ -498,6 +503,17 @@ class IdempotentTask(BaseTask):
             except StoreError as error:
                 # The message names its publisher: if the lease was lost after all, the store does not let it overtake.
                 logger.warning("%s without knowing whether the lease still holds: %s", what, error)
+
+
+def _complete_retry(task: IdempotentTask, task_id: Any, options: dict[str, Any]) -> None:
+    """Give a retry its headers back where a base class that comes before this one has put others in their place."""
+    requests = task.request_stack
+    state = _state_of(requests.top) if requests is not None else None
+    if state is None or state.retry_headers is None or META_HEADER in (options.get("headers") or {}):
+        return
+    request = requests.top
+    if task_id == request.id and options.get("retries") == (request.retries or 0) + 1:
+        options["headers"] = {**(options.get("headers") or {}), **state.retry_headers}
 
 
 def _warn_of_own_operation(task: IdempotentTask, args: Any, kwargs: Any, task_id: str | None, options: Any) -> None:

@@ -545,13 +545,29 @@ def _send_confirmed(
         result = send(**{**ids, **options, **sending})
     if result is None:
         _refuse_to_publish_later(task)
-    if sure and certain:
+    if not getattr(send, "whole", True):
+        _give_back_unsent(task, token, str(ids["task_id"]))
+    elif sure and certain:
         wait = _seconds_until(options, app)
         if token.newest:  # a message that it replaces may be due now, and runs unless this one is confirmed
             _try(store, lambda store: reservations.confirm(store, token, wait))
         else:
             confirmations.add(store, token, wait)
     return result
+
+
+def _give_back_unsent(task: Any, token: Token, task_id: str) -> None:
+    """Give back what a message was to free, which went out under another id, or was not published here."""
+    known = _warned.setdefault(task._get_app(), set())
+    if task.name not in known:
+        known.add(task.name)
+        logger.error(
+            "Every call of %s is published, since none goes out under its task id, as %s was to. Check that what "
+            "overrides apply_async() among its bases hands on all options, also task_id and headers.",
+            task.name,
+            task_id,
+        )
+    Reservation(token, task._binding.guard.store).end()
 
 
 def _refuse_to_publish_later(task: Any) -> None:

@@ -235,6 +235,51 @@ def test_a_class_that_publishes_after_the_commit_is_refused_behind_ours_and_does
     assert messages(broker_url) == 1
 
 
+@pytest.mark.parametrize("name", ["traced_behind", "traced_before"])
+def test_a_base_that_puts_other_headers_in_place_of_ours_leaves_nothing_reserved(
+    app: Celery, start_worker: StartWorker, journal: Journal, name: str
+) -> None:
+    """A message without its token frees nothing, and calls would be skipped for an hour."""
+    task = app.tasks[name]
+    first = task.delay(7)
+    assert task.delay(7).id == first.id
+    start_worker(UNIQUE)
+    wait_until(lambda: journal.count("tried", 7) == 2)
+    wait_until(lambda: task.apply_async((7,), countdown=600).id != first.id)
+    assert [(each.fields["request"], each.fields["retries"]) for each in journal.entries("tried")] == [
+        ("r-1", 0),
+        ("r-1", 1),
+    ]
+
+
+def test_a_key_passes_a_base_that_hands_on_only_what_it_knows(app: Celery, broker_url: str) -> None:
+    app.tasks["traced_behind"].apply_async((7,), idempotency_key="req-1")
+    with open_client(broker_url) as client:
+        (written,) = client.lrange("celery", 0, -1)
+    assert json.loads(written)["headers"]["idempotency_key"] == "req-1"
+
+
+def test_no_call_is_skipped_for_a_message_that_goes_out_under_another_id(
+    app: Celery, broker_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unnamed(Task):
+        abstract = True
+
+        def apply_async(self, args: Any = None, kwargs: Any = None, **_: Any) -> Any:
+            return super().apply_async(args, kwargs)
+
+    class Behind(IdempotentTask, Unnamed):
+        abstract = True
+
+    @app.task(base=Behind, unique=True, shared=False, name="unnamed")
+    def unnamed() -> None: ...
+
+    unnamed.delay()
+    unnamed.delay()
+    assert messages(broker_url) == 2
+    assert "Every call of unnamed is published, since" in caplog.text
+
+
 def test_without_djangos_autocommit_a_transaction_may_be_open(app: Celery, tmp_path: Path, broker_url: str) -> None:
     from django.db import connections, transaction
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from celery import Celery, chain
+from celery import Celery, Task, chain
 from celery.exceptions import Ignore, Reject
 from pydantic import BaseModel
 
@@ -320,3 +320,41 @@ def checked(document: int, how: str) -> Any:
 def checked_until_done(document: int, how: str) -> Any:
     """Until its operation has ended."""
     return work(document)
+
+
+class Traced(Task):
+    """Gives each message headers of its own, in place of those that it is handed, and only options that it knows."""
+
+    abstract = True
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, task_id: Any = None, **options: Any) -> Any:
+        known = {name: options[name] for name in ("retries", "countdown", "eta") if name in options}
+        return super().apply_async(args, kwargs, task_id, headers={"request_id": "r-1"}, **known)
+
+
+class TracedBehind(IdempotentTask, Traced):
+    """Has it after the library's class."""
+
+    abstract = True
+
+
+class TracedBefore(Traced, IdempotentTask):
+    """Has it before the library's class."""
+
+    abstract = True
+
+
+def trace(self: Any, document: int) -> None:
+    """Retry once."""
+    Journal.from_env().write("tried", document, request=self.request.request_id, retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(countdown=0.1)
+
+
+UNTIL_DONE = {"key": "document", "until": "done"}
+traced_behind = app.task(base=TracedBehind, bind=True, name="traced_behind", unique=UNTIL_DONE, ignore_result=True)(
+    trace
+)
+traced_before = app.task(base=TracedBefore, bind=True, name="traced_before", unique=UNTIL_DONE, ignore_result=True)(
+    trace
+)
