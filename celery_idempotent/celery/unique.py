@@ -368,7 +368,7 @@ class _Call:
             return "due later"
         if self._expires_sooner(met, own):
             return SOONER
-        if record.owner in self.own:
+        if not self.own.isdisjoint((record.owner, met.task_id)):
             return "own message"  # which would end its own chain
         if self.in_transaction:
             return "open transaction"  # before whose commit the message may start
@@ -782,15 +782,17 @@ def _forget_own(token: Token, wait: float = 0.0) -> None:
 
 
 def _own_tokens() -> set[str]:
-    """Return the owners of the reservations of the bodies that call here, one within another.
+    """Return the owners of the reservations of the bodies that call here, one within another, and their task ids.
 
-    A thread that a body has started knows of none: for one, they are all that this process renews.
+    Another message of such an id, as a retry of an earlier delivery, may be dropped once it comes. A thread that a body
+    has started knows of none: for one, they are all that this process renews.
     """
     requests = [request for task in _task_stack.stack for request in task.request_stack.stack]
     if all(request.called_directly or request.is_eager for request in requests):
         return {holding.lease.owner for holding in heartbeat.holdings()}
     held = [getattr(request.__dict__.get(STATE_ATTRIBUTE), "reservation", None) for request in requests]
-    return {own.token.owner for own in held if own is not None and not own.over}
+    ids = {request.id for request in requests if request.id and not request.called_directly}
+    return ids | {own.token.owner for own in held if own is not None and not own.over}
 
 
 def _current_state() -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
+from celery._state import _task_stack
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError
 from celery.signals import before_task_publish
 from kombu import Connection
@@ -617,6 +618,20 @@ def test_a_task_that_has_itself_scheduled_by_what_it_calls_goes_on(
     start_worker(UNIQUE, concurrency=1)
     app.module.chained_apart.delay("a", 5, how)
     journal.wait_for_count(5, "round", "a")
+
+
+def test_a_body_is_not_skipped_for_another_message_of_its_id(app: Celery) -> None:
+    """As for the retry of another delivery, which is dropped once a later attempt has run."""
+    index = app.module.index
+    waiting = index.delay(7)
+    assert index.delay(7).id == waiting.id
+    _task_stack.push(index)
+    index.push_request(id=waiting.id, called_directly=False)
+    try:
+        assert index.delay(7).id != waiting.id
+    finally:
+        index.pop_request()
+        _task_stack.pop()
 
 
 # -- replace, debounce, throttle ---------------------------------------------------------------------------------------

@@ -110,11 +110,8 @@ class Indexing(Law):
         self.moments = 0
         #: by message: when it is due
         self.due: dict[str, float] = {}
-        #: by process: the message whose body it runs, and which retry that is
+        #: by process: the message whose body it runs
         self.bodies: dict[Any, str] = {}
-        self.attempts: dict[Any, int] = {}
-        #: by message: the last of its retries that was published
-        self.retried: dict[str, int] = {}
         #: messages in whose deliveries a time limit rang
         self.cut_off: set[str] = set()
         self.versions: Counter[str] = Counter()
@@ -129,7 +126,6 @@ class Indexing(Law):
         headers = message["headers"]
         if process.host in self.publishers:  # which has yet to confirm it
             self.simulation.ripen(process.host, "child stopped", factor=WHILE)
-        self.retried[headers["id"]] = max(headers["retries"], self.retried.get(headers["id"], 0))
         if headers["retries"] or headers["idempotency"].get("copy"):
             return
         eta = datetime.fromisoformat(headers["eta"]) if headers.get("eta") else EPOCH
@@ -197,8 +193,7 @@ class Indexing(Law):
             self.fail(f"version {call.version} of {call.document} was skipped for a message that nobody has published")
         if "throttle" not in call.options and self.due[task_id] > due + 0.1:
             self.fail(f"version {call.version} of {call.document} was skipped for a message that is due later")
-        own = self.bodies.get(getcurrent()) == task_id and self.attempts[getcurrent()] >= self.retried[task_id]
-        if own:  # and not the retry of a body that has lost its lease since
+        if self.bodies.get(getcurrent()) == task_id:
             self.fail(f"version {call.version} of {call.document} was skipped for the message whose body calls")
 
     def check_due(self, call: Call) -> None:
@@ -209,7 +204,7 @@ class Indexing(Law):
                 continue
             waits = other.begun == len(self.begun[call.document]) and call.returned < other.made + MAX_WAIT
             # An earlier call has it due sooner; it has waited for as long as it may, and runs beside the next.
-            waits = waits and not self.due_of(other) < min(call.returned, other.made + DEBOUNCE - 0.1)
+            waits = waits and not self.due_of(other) <= min(call.returned, other.made + DEBOUNCE - 0.1)
             if waits and "debounce" in call.options and due > other.returned + MAX_WAIT + took:
                 self.fail(f"version {call.version} of {call.document} has one wait for more than {MAX_WAIT} s")
             # One with a time of its own runs then, and begins a period for those that are called after that.
@@ -238,7 +233,7 @@ class Indexing(Law):
         """The task: it reads the document as soon as it begins."""
         world, choices = self.world, self.choices
         self.begun[document].append(version)
-        self.bodies[getcurrent()], self.attempts[getcurrent()] = task.request.id, task.request.retries
+        self.bodies[getcurrent()] = task.request.id
         self.counts["runs"] += 1
         world.sleep(choices.one_of(f"index {document}", self.long), f"{document} is indexed for version {version}")
         if choices.chance(f"{document}: raises", self.raises):
