@@ -18,7 +18,6 @@ from celery_idempotent.errors import Conflict
 from celery_idempotent.errors import LeaseLost as LeaseLostError
 from celery_idempotent.events import Event, LeaseLost, ReleaseFailed, SettleFailed
 from celery_idempotent.stores import Claim, Lease, Reason, Record, Release, State, Verdict
-from celery_idempotent.stores.memory import MemoryStore
 from celery_idempotent.stores.records import RETRIES_LIMIT, attempt_number
 
 from .celery import (
@@ -205,8 +204,6 @@ class Charges(Law):
         #: the tasks that were replaced by themselves, and those that were lost as `check_superseded` has it
         self.nested: set[str] = set()
         self.lost: set[str] = set()
-        #: what a replica of the store has that has fallen behind, and what was known of its records then
-        self.behind: tuple[MemoryStore, list[dict[str, Any]]] | None = None
 
     def _calls(self) -> list[tuple[float, str, str]]:
         """Return the calls: orders, each under several ids, or under one by a publisher that tries again."""
@@ -237,32 +234,10 @@ class Charges(Law):
         if not self.fences:
             return []
         steps: list[Step] = [("the store loses its data", 0.05, self._lose_data, None)]
-        if self.behind is None:
-            steps.append(("a replica of the store falls behind", 0.1, self._fall_behind, None))
-        else:
-            steps.append(("that replica takes its place", 0.5, self._fail_over, self.behind))
         for order in self.fences:
             steps.append((f"an operator forgets {order}", 0.05, self._forget, order))
             steps.append((f"an operator releases {order}", 0.05, self._release, order))
         return steps
-
-    def _fall_behind(self, _: None) -> None:
-        self.world.tell("a replica of the store falls behind")
-        known = (self.settled, self.known, self.kept_until, self.retried)
-        self.behind = self.simulation.store.copy(), [dict(each) for each in known]
-
-    def _fail_over(self, behind: tuple[MemoryStore, list[dict[str, Any]]]) -> None:
-        """The store has again what it had a while ago."""
-        self.behind, (store, (settled, known, kept_until, retried)) = None, behind
-        self._lose_data(None)
-        self.world.tell("but for what its replica has")
-        self.world.now += 0.001  # no fence is given out twice
-        self.simulation.store._rows.update(store._rows)
-        self.freed_up_to.update({name_of(key): self.fences[name_of(key)] for key in store._rows})
-        self.settled.update(settled)
-        self.known.update(known)
-        self.kept_until.update(kept_until)
-        self.retried.update(retried)
 
     def _lose_data(self, _: None) -> None:
         self.world.tell("the store loses its data")
