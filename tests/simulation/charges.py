@@ -833,7 +833,9 @@ class Charges(Law):
             self.retried[run.task_id] = release.next_attempt
             self.had_lease.discard(run.task_id)
             (self.may_start_anew.add if self.robbed(run) else self.may_start_anew.discard)(run.task_id)
-        elif reason not in (Reason.RETRY, Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED):
+        elif reason not in (Reason.RETRY, Reason.CRASHED, Reason.SHUTDOWN, Reason.REQUEUED) and (
+            noted or record.reason != Reason.RETRY  # else its child has replaced it, and was killed then
+        ):
             self.retried.pop(lease.claim.task_id, None)  # also of what has failed before its body began
 
     def ended_waiting(self, lease: Lease, release: Release) -> None:
