@@ -65,8 +65,8 @@ BREAKS = [
         "a retry does not say who published it",
         (
             "celery/task.py",
-            'options.get("retries") == (request.retries or 0) + 1',
-            "False",
+            'is_retry = options.get("retries") == (request.retries or 0) + 1',
+            "is_retry = False",
         ),
     ),
     broken(4, "whoever asks settles", (SETTLE, " and last_owner == owner", "")),
