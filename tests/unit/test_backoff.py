@@ -151,3 +151,13 @@ def test_a_second_interruption_comes_out() -> None:
     with pytest.raises(Interruption, match="second"):
         retry_if_interrupted(call)
     assert len(done) == 2
+
+
+def test_what_the_call_answers_on_a_stack_of_its_own_comes_out() -> None:
+    """As a lease that is gone: without it, the run would be taken for one that was settled."""
+    answer = LeaseLost("gone")
+    call, done = failing(RecursionError("too deep"), answer)
+    with pytest.raises(LeaseLost) as caught:
+        retry_if_interrupted(call)
+    assert caught.value is answer
+    assert len(done) == 2
