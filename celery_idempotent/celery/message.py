@@ -189,7 +189,7 @@ class Publishing:
 _publishing: ContextVar[Publishing | None] = ContextVar("publishing", default=None)
 
 
-def complete(name: object, headers: dict[str, Any]) -> None:
+def restore_headers(name: object, headers: dict[str, Any]) -> None:
     """Give the message that is about to go out those of its headers that got lost on the way."""
     own = _publishing.get()
     if own is not None and name == own.name and own.task_id in (None, headers.get("id")):

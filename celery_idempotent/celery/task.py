@@ -82,9 +82,12 @@ def connect() -> None:
 
 
 def move_key_into_headers(sender: Any = None, headers: Any = None, properties: Any = None, **_: Any) -> None:
-    """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options."""
+    """Let ``apply_async(idempotency_key=...)`` travel with the message; Celery makes properties of unknown options.
+
+    And what a base class of the task has left out of the headers.
+    """
     if headers:
-        message.complete(sender, headers)
+        message.restore_headers(sender, headers)
     stamps = (headers or {}).get("stamped_headers")
     wrong = mistaken_key({**(properties or {}), "stamped_headers": stamps}, guarded=False)
     if wrong:  # Celery logs what a receiver raises, and publishes all the same
@@ -324,7 +327,7 @@ class IdempotentTask(BaseTask):
             declarations.refuse_key_argument(self, kwargs)
         if isinstance(task_id, UUID):  # as which it would arrive, where the broker takes it at all
             task_id = str(task_id)
-        _complete_retry(self, task_id, given)
+        _restore_retry_headers(self, task_id, given)
         _warn_of_own_operation(self, args, kwargs, task_id, given)
         wanted = given.pop("unique", None)
         send = message.Publishing(self.name, functools.partial(super().apply_async, args, kwargs, shadow=shadow))
@@ -505,7 +508,7 @@ class IdempotentTask(BaseTask):
                 logger.warning("%s without knowing whether the lease still holds: %s", what, error)
 
 
-def _complete_retry(task: IdempotentTask, task_id: Any, options: dict[str, Any]) -> None:
+def _restore_retry_headers(task: IdempotentTask, task_id: Any, options: dict[str, Any]) -> None:
     """Give a retry its headers back where a base class that comes before this one has put others in their place."""
     requests = task.request_stack
     state = _state_of(requests.top) if requests is not None else None

@@ -151,9 +151,11 @@ class Canvases(Law):
     def check_order(self, order: Order) -> None:
         members = [f"{order.name}-{number}" for number in range(order.parts if order.shape == "chord" else 0)]
         backend = self.simulation.producer.backend
-        retries = [member for member in members if backend.get_task_meta(member)["status"] == states.RETRY]
-        if retries or not self.given_back_as_retries.isdisjoint(members):
-            return  # Celery looks for a success, and stores its RETRY after that: the chord fails for it
+        # Celery looks for a success, and stores its RETRY after that: the chord fails for it.
+        if any(backend.get_task_meta(member)["status"] == states.RETRY for member in members):
+            return
+        if not self.given_back_as_retries.isdisjoint(members) and order.result.failed():  # before that was mended
+            return
         if len(order.published) != 1:
             self.fail(f"{order.name} ({order.shape}) is to be shipped under {len(order.published)} ids")
         parts = [f"part {number}" for number in range(order.parts)]

@@ -209,7 +209,7 @@ class Indexing(Law):
                 self.fail(f"version {call.version} of {call.document} has one wait for more than {MAX_WAIT} s")
             # One with a time of its own runs then, and begins a period for those that are called after that.
             gathered = "throttle" in call.options and not any(
-                each.countdown for each in self.made if each.document == call.document
+                each.countdown and each.outcome != "skipped" for each in self.made if each.document == call.document
             )
             if gathered and due < self.due_of(other) + PERIOD - took:
                 self.fail(f"version {call.version} of {call.document} is due within {PERIOD} s of another")
